@@ -1,0 +1,318 @@
+"""Every type that crosses a border between fxmem's stages: frozen, plain data, readable from JSON without torch.
+
+Time is counted in *ticks*. One tick is one event of the allocator's log: a storage comes or a storage goes.
+A storage is alive over the half-open range `[birth, death)`; what is there before the step begins has
+`birth == 0`, what is still there when the step's function returns has `death == Profile.ticks`. An op covers
+the ticks `[begin, end)` at which it allocates; what it no longer needs goes at later ticks, because an op
+allocates its outputs, runs, and only then can its inputs be freed.
+
+Bytes are ints and mean *requested* bytes (what the program asked of the allocator) unless the name says
+otherwise. `None` means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Assumption",
+    "Bytes",
+    "InputTensor",
+    "Kind",
+    "Node",
+    "Op",
+    "Peak",
+    "Phase",
+    "PhaseBytes",
+    "PhaseSpan",
+    "Profile",
+    "Record",
+    "Report",
+    "SourceLine",
+    "Step",
+    "Storage",
+    "Target",
+    "TensorInfo",
+    "Timeline",
+    "Unknown",
+]
+
+SCHEMA_VERSION = "1"
+
+Bytes = Annotated[int, Field(ge=0)]
+"""A number of bytes."""
+
+Tick = Annotated[int, Field(ge=0)]
+"""A position in the order of allocations and frees."""
+
+
+class Record(BaseModel):
+    """Base of all records: frozen, and refusing fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Kind(StrEnum):
+    """What a storage is for. One storage has one kind for its whole life: the first that applies, in this order."""
+
+    PARAMETER = "parameter"
+    """Owned by an `nn.Parameter` of the model."""
+    BUFFER = "buffer"
+    """Owned by a registered buffer, or by another tensor the model object keeps between steps."""
+    INPUT = "input"
+    """Owned by an argument of the step."""
+    OPTIMIZER_STATE = "optimizer_state"
+    """Owned by the optimizer between steps (momenta, step counters kept on the device)."""
+    GRADIENT = "gradient"
+    """A parameter's `.grad` when backward ends."""
+    OUTPUT = "output"
+    """Reachable from the model's output or the loss when forward ends."""
+    SAVED = "saved"
+    """Saved by autograd for backward (activations, masks, statistics)."""
+    TEMPORARY = "temporary"
+    """Everything else: intermediate results, gradients of activations, optimizer scratch tensors."""
+    WORKSPACE = "workspace"
+    """Memory no tensor owns: taken by a kernel or a library for its own use."""
+
+
+class Phase(StrEnum):
+    """Part of the step. An inference step is all forward."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class SourceLine(Record):
+    """A line of the user's own code."""
+
+    file: str
+    """Path as Python reported it."""
+    line: int
+    """1-based."""
+    function: str = ""
+    code: str = ""
+    """The line's text, stripped; empty when the file cannot be read."""
+
+
+class TensorInfo(Record):
+    """One tensor among a node's outputs."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """torch's name without the module, e.g. `float32`."""
+    storage: int | None = None
+    """Index into `Profile.storages`; None for a tensor on another device than the target."""
+
+
+class InputTensor(Record):
+    """One tensor handed to the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class PhaseBytes(Record):
+    """A quantity of a node told apart by phase."""
+
+    forward: Bytes
+    backward: Bytes | None
+    """None when the node has no backward."""
+
+    @property
+    def max(self) -> int:
+        """The larger of the two."""
+        return max(self.forward, self.backward or 0)
+
+
+class Node(Record):
+    """One node of the traced graph, annotated.
+
+    `op` is torch.fx's (`placeholder`, `get_attr`, `call_module`, `call_function`, `call_method`, `output`); two further
+    rows stand for what a step does outside the model: `loss` and `optimizer`.
+    """
+
+    name: str
+    op: Literal["placeholder", "get_attr", "call_module", "call_function", "call_method", "output", "loss", "optimizer"]
+    target: str
+    module: str = ""
+    """Path of the innermost module whose code made the call; empty for the model itself. For `call_module`, the module called."""
+    module_type: str = ""
+    """Class name of that module."""
+    source: SourceLine | None = None
+    inputs: tuple[int, ...] = ()
+    """Indices of the nodes whose results it reads, in argument order, each once."""
+    outputs: tuple[TensorInfo, ...] = ()
+    view_of: int | None = None
+    """Index of the node that owns the storage of its first output, when this node brought none (a view or an in-place result)."""
+    params_bytes: Bytes = 0
+    """Parameters and buffers the node reads, each storage once per model: its first reader owns it."""
+    output_bytes: Bytes = 0
+    """New storage its outputs bring; 0 for a view or an in-place result."""
+    saved_bytes: Bytes = 0
+    """New-to-the-saved-set storage it keeps for backward until forward ends; parameters, buffers and step inputs excluded."""
+    saved: tuple[int, ...] = ()
+    """Storages it keeps for backward, whether or not an earlier node already kept them; the same exclusions."""
+    scratch_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
+    """Peak of what lives only inside the node, workspace included."""
+    forward_flops: int | None = None
+    """Floating-point operations, one multiply-add = 2; None where an op has no formula."""
+    backward_flops: int | None = None
+    """The same for its backward, recomputation of checkpointed regions included."""
+    live_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
+    """Largest number of bytes alive while it runs, everything counted."""
+
+
+class Op(Record):
+    """One call of an ATen or custom operator, in the order they ran."""
+
+    name: str
+    """Qualified overload, e.g. `aten.convolution.default`."""
+    node: int
+    """Index of the node it ran for; backward ops belong to the node whose gradient they compute."""
+    phase: Phase
+    begin: Tick
+    end: Tick
+    """`[begin, end)` are the ticks at which it allocated."""
+    flops: int | None = 0
+    """None when it computes and has no formula."""
+
+
+class Storage(Record):
+    """One block of memory that tensors share, over its life."""
+
+    nbytes: Bytes
+    kind: Kind
+    birth: Tick
+    death: Tick
+    """Alive over `[birth, death)`."""
+    op: int | None = None
+    """Index of the op that allocated it; None for what was there before the step."""
+    node: int | None = None
+    """Index of the node that op ran for; for a parameter or buffer, its first reader."""
+    name: str = ""
+    """Qualified name of the parameter, buffer, input, gradient or optimizer state; empty otherwise."""
+    shape: tuple[int, ...] = ()
+    """Shape of the first tensor seen over it."""
+    dtype: str = ""
+
+
+class PhaseSpan(Record):
+    """The ticks and ops of one phase, half-open."""
+
+    phase: Phase
+    begin: Tick
+    end: Tick
+    first_op: int
+    last_op: int
+    """One past the last."""
+
+
+class Assumption(Record):
+    """Something taken for granted that moves a number, and why."""
+
+    topic: str
+    """A short stable key: `step`, `attention`, `optimizer`, `workspace`, …"""
+    text: str
+
+
+class Unknown(Record):
+    """Something that could not be counted."""
+
+    topic: str
+    """`flops`, `hooks`, …"""
+    what: str
+    """The operator or place."""
+    count: int = 1
+    """How often it occurs."""
+
+
+class Target(Record):
+    """The machine the prediction is for."""
+
+    name: str
+    """Key of the catalogue, e.g. `h100`."""
+    device: Literal["cuda", "cpu"]
+    full_name: str = ""
+    memory_bytes: Bytes | None = None
+    """What the device reports as total memory; None for the CPU."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability (major, minor); None for the CPU."""
+
+
+class Step(Record):
+    """The step that was modelled."""
+
+    mode: Literal["train", "infer"]
+    optimizer: str | None
+    """Class name; None at inference or when the caller steps elsewhere."""
+    loss: str | None
+    """How the scalar came about."""
+    precision: Literal["bf16", "fp16"] | None
+    """Autocast dtype; None means none."""
+
+
+class Profile(Record):
+    """One training or inference step as it would run on the target: who allocates what, when, and for how long."""
+
+    schema_version: str = SCHEMA_VERSION
+    fxmem_version: str
+    torch_version: str
+    model: str
+    inputs: tuple[InputTensor, ...]
+    step: Step
+    target: Target
+    ticks: Tick
+    """Length of the log; valid ticks are `range(ticks)`."""
+    phases: tuple[PhaseSpan, ...]
+    nodes: tuple[Node, ...]
+    ops: tuple[Op, ...]
+    storages: tuple[Storage, ...]
+    saved_bytes: Bytes
+    """Bytes saved for backward when forward ends; equals the sum over nodes."""
+    assumptions: tuple[Assumption, ...] = ()
+    unknowns: tuple[Unknown, ...] = ()
+
+
+class Peak(Record):
+    """The moment of the step with the most bytes alive (the first, if several tie)."""
+
+    requested_bytes: Bytes
+    """Bytes the program asked for and has not given back."""
+    allocated_bytes: Bytes | None = None
+    """The same in the allocator's blocks; what `torch.cuda.max_memory_allocated()` reports. None: not modelled for this target."""
+    reserved_bytes: Bytes | None = None
+    """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
+    process_bytes: Bytes | None = None
+    """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
+    phase: Phase
+    tick: Tick
+    op: int | None = None
+    """Index of the op that is running; None before the first."""
+    node: str | None = None
+    """Name of the node that op runs for."""
+    by_kind: dict[Kind, Bytes]
+    """Splits `requested_bytes`; kinds with nothing alive are left out."""
+
+
+class Report(Profile):
+    """What `fxmem analyze --json` writes and every other verb reads: the profile and its peak."""
+
+    peak: Peak
+
+
+class Timeline(Record):
+    """Bytes alive at every tick of a profile."""
+
+    live_bytes: tuple[int, ...]
+    """Total, by tick."""
+    by_kind: dict[Kind, tuple[int, ...]]
+    """The same split; the kinds sum to the total at each tick."""
+    peak: Peak
+    alive: tuple[int, ...]
+    """Storages alive at the peak, largest first (indices into `Profile.storages`)."""
