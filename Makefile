@@ -1,0 +1,95 @@
+# `make help` lists the targets. All that is needed beforehand is Python 3.11 or newer, with its venv module.
+
+PYTHON ?= python3
+# Processes that run tests side by side.
+JOBS ?= 2
+# `pinned`: the versions of constraints.txt. `latest`: the same, but the newest torch and torchvision, in an environment of its own.
+TORCH ?= pinned
+
+PINNED_TORCH := 2.11.0
+
+ifeq ($(TORCH),pinned)
+VENV := .venv
+else ifeq ($(TORCH),latest)
+VENV := .venv-latest
+else
+$(error TORCH is `pinned` or `latest`, not `$(TORCH)`)
+endif
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench constraints clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 makes the environment with that Python; TORCH=latest takes the newest torch instead of $(PINNED_TORCH)"
+
+venv: $(READY) ## make the environment, .venv (made anew when pyproject.toml or constraints.txt change)
+
+demo: $(READY) ## analyse ResNet-50, and a Llama on an H100, neither of which needs a GPU
+	$(BIN)/fxmem analyze torchvision:resnet50 --input 32x3x224x224
+	$(BIN)/fxmem analyze hf:LlamaForCausalLM --set num_hidden_layers=2 --input input_ids:1x2048:int64 --input labels:1x2048:int64 --target h100
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(READY) ## linter, formatter, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict fxmem
+	$(BIN)/lint-imports --no-logo --no-cache
+
+check: lint test schemas-check examples ## all that must pass before a change is taken
+
+schemas: $(READY) ## write schemas/ from the records
+	$(BIN)/python -c 'import pathlib, fxmem.schemas; fxmem.schemas.write(pathlib.Path("schemas"))'
+
+schemas-check: $(READY) ## fail when schemas/ is not what the records say
+	rm -rf $(VENV)/schemas
+	$(BIN)/python -c 'import pathlib, fxmem.schemas; fxmem.schemas.write(pathlib.Path("$(VENV)/schemas"))'
+	diff -r schemas $(VENV)/schemas
+
+examples: $(READY) ## run every script in examples/
+	@set -e; for script in examples/*.py; do \
+		if [ -e "$$script" ]; then echo "$$script"; $(BIN)/python "$$script"; fi; \
+	done
+
+zoo: $(READY) ## analyse every architecture of the model collections
+	$(BIN)/python benchmarks/zoo.py
+
+bench: $(READY) ## time the analysis
+	$(BIN)/python benchmarks/speed.py
+
+constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
+	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \
+		--universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command 'make constraints' --quiet
+
+clean: ## remove the environments and what the tools left behind
+	rm -rf .venv .venv-latest build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+
+define new-environment
+@$(PYTHON) -c 'import sys; sys.exit("fxmem needs Python 3.11 or newer, not %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+@echo 'making $(@D); torch brings its CUDA libraries, so the first time takes a while'
+$(PYTHON) -m venv --clear $(@D)
+$(@D)/bin/python -m pip install --quiet --no-deps --constraint constraints.txt uv
+endef
+
+# uv is several times faster, but does not read pip's configuration: behind a mirror that only pip knows, pip does it.
+install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@D)/bin/python -m pip install --quiet $(1)
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(new-environment)
+	$(call install,--require-hashes --requirement constraints.txt)
+	$(call install,--no-deps --no-build-isolation --editable .)
+	touch $@
+
+# The packages that torch pins to its own release are left free; hashes go, because what is free has none.
+.venv-latest/.ready: pyproject.toml constraints.txt
+	$(new-environment)
+	sed -n 's/^\([a-z0-9][^\\]*[^\\ ]\).*/\1/p' constraints.txt | grep -vE '^(torch|torchvision|triton|setuptools|cuda-[a-z]+|nvidia-[a-z0-9-]+)==' > $(@D)/constraints.txt
+	$(call install,--constraint $(@D)/constraints.txt --editable '.[dev]')
+	touch $@

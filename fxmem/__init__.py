@@ -1,0 +1,35 @@
+"""fxmem predicts the memory of a PyTorch training step from the model alone, with no GPU.
+
+Importing the package imports neither torch nor anything else: a public name brings its module along when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fxmem.analysis import Analysis, analyze
+    from fxmem.validation import validate
+
+__all__ = ["Analysis", "__version__", "analyze", "validate"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Analysis": "fxmem.analysis",
+    "analyze": "fxmem.analysis",
+    "validate": "fxmem.validation",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # so that the next use does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,61 @@
+"""Quantities and untrusted names, written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable"]
+
+
+def format_bytes(n: int | None) -> str:
+    """Bytes in the unit in which they stay below 1000, at most nine characters: `768 B`, `9.77 MiB`, `97.7 GiB`.
+
+    None is `unknown`.
+    """
+    if n is None:
+        return "unknown"
+    if abs(n) < 1024:
+        return f"{n} B"
+    value, unit = _scaled(n, 1024, ("KiB", "MiB", "GiB", "TiB"))
+    return f"{value:.{2 if abs(value) < 9.995 else 1}f} {unit}"
+
+
+def format_flops(n: int | None) -> str:
+    """Floating-point operations in powers of 1000: `512`, `1.2 K`, `3.0 G`. One multiply-add is 2. None is `unknown`."""
+    if n is None:
+        return "unknown"
+    if abs(n) < 1000:
+        return str(n)
+    value, unit = _scaled(n, 1000, ("K", "M", "G", "T", "P", "E"))
+    return f"{value:.1f} {unit}"
+
+
+def exact_bytes(n: int) -> str:
+    """The rounded figure and the exact one: `9.77 MiB (10,240,000 bytes)`."""
+    return f"{format_bytes(n)} ({n:,} bytes)"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share with one decimal; what would round to zero but is not is `<0.1 %`."""
+    share = 100 * part / whole if whole else 0.0
+    return "<0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """`32x3x224x224`, the form the command line reads; `scalar` for no dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def printable(text: str) -> str:
+    """The text with everything a terminal would obey, rather than show, spelled out as in a Python literal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _scaled(n: int, base: int, units: Sequence[str]) -> tuple[float, str]:
+    value = float(n)
+    for unit in units:
+        value /= base
+        # One decimal of 999.95 is 1000.0, a character too many.
+        if abs(value) < 999.95:
+            return value, unit
+    return value, units[-1]

@@ -1,0 +1,179 @@
+"""`fxmem.analyze`: a model in, an `Analysis` out."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+
+from fxmem import liveness, profiling, reporting, targets
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.files import write_text
+from fxmem.records import Peak, Profile, Report, Target, Timeline
+from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.usercode import failure
+
+__all__ = ["Analysis", "analyze"]
+
+
+class Analysis:
+    """What one step of a model takes, and why.
+
+    Everything but `graph_module` is plain data. Shows itself as a table in a terminal and in a notebook.
+    """
+
+    def __init__(self, profile: Profile, model: torch.nn.Module, traced: profiling.Traced) -> None:
+        self._model = model
+        self._traced = traced
+        self.profile: Profile = profile
+        """The step: nodes, ops and storages."""
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment, by kind."""
+        return liveness.timeline(self.profile)
+
+    @property
+    def peak(self) -> Peak:
+        """The moment with the most bytes alive."""
+        return self.timeline.peak
+
+    @functools.cached_property
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The traced graph over the model's own parameters; it runs on inputs of the traced shapes.
+
+        Numbers the program derived from shapes are constants in it, and it computes on the device the model was
+        given on. Raises AnalysisError if the program used values a graph cannot hold.
+        """
+        if self._traced.opaque:
+            raise AnalysisError(f"expected a program whose every argument a graph can hold; it passes {', '.join(self._traced.opaque)}. The profile is complete; only graph_module is not to be had.")
+        return _graph_module(self._model, self._traced)
+
+    def report(self) -> Report:
+        """The profile and its peak, as `fxmem analyze --json` writes them."""
+        return Report.model_construct(**dict(self.profile), peak=self.peak)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
+        """The report as JSON; also written to `path` if given (whole or not at all)."""
+        text = self.report().model_dump_json(indent=indent)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+    def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+        """The report as a table for people, no line wider than `width` characters."""
+        return reporting.table(self.profile, self.timeline, width=width, depth=depth, color=color)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        peak = self.peak
+        return f"<fxmem.Analysis of {self.profile.model} for {self.profile.target.name}: peak {peak.requested_bytes:,} bytes in {peak.phase.value}>"
+
+    def _repr_html_(self) -> str:
+        return reporting.html(self.profile, self.timeline)
+
+
+def analyze(
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    inputs: Any,
+    *,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    target: str | Target = "h100",
+    progress: Callable[[str], None] | None = None,
+) -> Analysis:
+    """Predict the memory of one training or inference step, with no GPU and no weights.
+
+    Args:
+        model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
+            it was. Its `training` flags are kept where the root's agrees with `mode`.
+        inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides, dtypes and
+            `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
+        mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
+        loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
+        optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
+            `params -> Optimizer`, or None to leave it out.
+        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+        target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
+        progress: told in a few words what is being done.
+
+    Raises:
+        UsageError: an argument that cannot be understood.
+        AnalysisError: the model raised, or needs values that only real data has.
+        EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
+    """
+    if mode not in ("train", "infer"):
+        raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
+    if precision not in (None, "bf16", "fp16"):
+        raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
+    card = targets.target(target) if isinstance(target, str) else target
+    tell = progress or (lambda _: None)
+    built = _build(model, tell)
+    args, kwargs = _arguments(inputs)
+    training = {m: m.training for m in built.modules()}
+    set_training(built, mode)
+    try:
+        traced = profiling.profile(
+            built, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, name=type(built).__name__, progress=tell
+        )
+    finally:
+        for module, flag in training.items():
+            module.training = flag
+    return Analysis(traced.profile, built, traced)
+
+
+def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> torch.nn.Module:
+    if isinstance(model, torch.nn.Module):
+        return model
+    if not callable(model):
+        raise UsageError(f"expected an nn.Module or a function that builds one, got {type(model).__name__}")
+    tell("building the model on meta")
+    try:
+        with torch.device("meta"):
+            built = model()
+    except Exception as error:
+        raise failure(error, f"the factory {getattr(model, '__qualname__', type(model).__name__)} under torch.device('meta')") from error
+    if not isinstance(built, torch.nn.Module):
+        raise UsageError(f"expected the factory to return an nn.Module, got {type(built).__name__}")
+    return built
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
+
+
+def _graph_module(model: torch.nn.Module, traced: profiling.Traced) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(traced.graph, {}))
+    first = next(iter([*model.parameters(), *model.buffers()]), None)
+    home = first.device if first is not None else torch.device("cpu")
+
+    def at_home(value: Any) -> Any:
+        return home if isinstance(value, torch.device) and value.type == traced.profile.target.device else value
+
+    held: dict[str, Any] = {}
+    for node in graph.nodes:
+        node.args = torch.fx.node.map_aggregate(node.args, at_home)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, at_home)
+        if node.op in ("call_module", "get_attr"):
+            constant = traced.constants.get(node.target)
+            held[node.target] = operator.attrgetter(node.target)(model) if constant is None else constant
+    module = torch.fx.GraphModule(held, graph, class_name=type(model).__name__)
+    module.training = model.training
+    return module

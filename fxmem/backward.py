@@ -1,0 +1,382 @@
+"""An autograd engine in Python, for gradients that exist only as FakeTensors.
+
+Definition. Given the `grad_fn` graph the C++ autograd recorded, `Engine.run_backward` calls its nodes in the order,
+and keeps and drops gradients and saved tensors at the moments, of torch/csrc/autograd/engine.cpp, so that the
+allocations and frees it causes are those of a real backward.
+
+Why not the C++ engine: it refuses CUDA tensors on a machine with no GPU, and it never adds gradients of tensor
+subclasses in place, which over-counts residual networks.
+
+The rules, with their source in torch/csrc/autograd:
+- Order (engine.cpp, `CompareNodeTaskTime`): among the nodes whose gradients are complete, the one made last in
+  forward goes first; `AccumulateGrad` before all.
+- A returned gradient is summed to its input's shape and cast to its dtype while the node's own inputs are still
+  alive (`validate_outputs` within `call_function`); after that the inputs die, then what the node saved.
+- The second gradient for an input is added in place when the first is dense and seen by nobody else
+  (input_buffer.cpp, `accumulate`), into a new tensor otherwise.
+- `AccumulateGrad` takes the gradient itself when `.grad` is None, nobody else sees it and its strides obey the
+  parameter's layout; copies it otherwise; adds in place to an existing `.grad` (functions/accumulate_grad.h).
+- The engine, not the node, runs hooks: tensor pre-hooks, node pre- and post-hooks, post-accumulate-grad hooks,
+  and the callbacks queued for the end.
+
+Not seen: hooks a program puts on C++ nodes it fetched itself (`y.grad_fn.register_hook`); they are kept in C++ and
+Python cannot list them. Sparse gradients are accumulated out of place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fxmem import _torch
+
+__all__ = ["Engine", "Observer"]
+
+
+class Observer(Protocol):
+    """Who is told what autograd does."""
+
+    def on_save(self, value: Any, handle: weakref.ref[Saved]) -> None:
+        """A node in the making keeps `value` (a tensor, or whatever the program's own pack hook made of it); it is gone when `handle` is dead or empty."""
+
+    def on_backward_node(self, sequence_number: int) -> None:
+        """The node with this number is about to run; numbers are those of `_torch.next_sequence_number` at its making."""
+
+
+class Saved:
+    """What stands in for one saved tensor in the autograd graph; empty once its node has run."""
+
+    __slots__ = ("__weakref__", "hooks", "value")
+
+    def __init__(self, value: Any, hooks: _torch.Hooks) -> None:
+        self.value: Any = value
+        self.hooks: _torch.Hooks | None = hooks
+
+    def release(self) -> None:
+        """What C++ does to a saved variable whose node has run."""
+        self.value = self.hooks = None
+
+
+class Engine:
+    """One per analysis. Use `routed()` around everything that may call backward."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
+        self._unpacked: list[list[Saved]] = []
+        self._tasks: list[int] = []
+        self._next_task = 1 << 40  # far from the C++ engine's own small numbers
+        self._callbacks: list[Callable[[], None]] = []
+        self._tensor_hooks: dict[tuple[int, int], Any] = {}
+        self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
+        self._node_hooks: dict[int, dict[str, list[Callable[..., Any]]]] = {}
+        self._is_tensor_argument: dict[int, list[bool]] = {}
+        self._raw_none: set[int] = set()
+
+    # --- what autograd records -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def routed(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
+        """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an `autograd.Function`."""
+        with (
+            _torch.saved_tensors_seen_by(self._pack, self._unpack),
+            _torch.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
+            _torch.function_calls_seen_by(self._noting_arguments(call), self._note_node_hook, self._note_raw_none),
+        ):
+            yield
+
+    def note_tensor_hook(self, tensor: torch.Tensor) -> None:
+        """Tell the engine that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
+        if tensor.grad_fn is not None:
+            key = _torch.sequence_number(tensor.grad_fn), _torch.output_number(tensor)
+            self._tensor_hooks[key] = tensor._backward_hooks
+
+    def note_retain_grad(self, tensor: torch.Tensor) -> None:
+        """Tell the engine that `tensor.retain_grad` was called."""
+        if tensor.grad_fn is not None:
+            key = _torch.sequence_number(tensor.grad_fn), _torch.output_number(tensor)
+            self._retains_grad[key] = weakref.ref(tensor)
+
+    def _pack(self, hooks: _torch.Hooks, tensor: torch.Tensor) -> Saved:
+        handle = Saved(hooks.pack(tensor), hooks)
+        reference = weakref.ref(handle)
+        # A node takes its number when it is made, just before it saves.
+        self._saved_by.setdefault(_torch.next_sequence_number() - 1, []).append(reference)
+        self._observer.on_save(handle.value, reference)
+        return handle
+
+    def _unpack(self, handle: Saved) -> Any:
+        if self._unpacked:
+            self._unpacked[-1].append(handle)
+        if handle.hooks is None:
+            raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
+        return handle.hooks.unpack(handle.value)
+
+    def _noting_arguments(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+            self._is_tensor_argument[_torch.next_sequence_number()] = [isinstance(a, torch.Tensor) for a in args]
+            return call(cls, args, apply)
+
+        return noting
+
+    def _note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
+        self._node_hooks.setdefault(_torch.sequence_number(node), {}).setdefault(kind, []).append(hook)
+
+    def _note_raw_none(self, ctx: Any) -> None:
+        self._raw_none.add(_torch.sequence_number(ctx))
+
+    def _queue_callback(self, callback: Callable[[], None]) -> bool:
+        if not self._tasks:
+            return False
+        self._callbacks.append(callback)
+        return True
+
+    # --- the walk ------------------------------------------------------------------------------------------------------
+
+    def run_backward(
+        self,
+        roots: Sequence[Any],
+        gradients: Sequence[torch.Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any] = (),
+        allow_unreachable: bool = True,
+        accumulate_grad: bool = True,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Same contract as `torch._C._EngineBase.run_backward`: accumulate into leaves, or return the gradients of `inputs`."""
+        edges = [_edge(t) for t in roots]
+        captures = {_edge(t): i for i, t in enumerate(inputs)}
+        dependencies, wanted = _plan([node for node, _ in edges], {node for node, _ in captures})
+        if captures and not accumulate_grad and not allow_unreachable:
+            for (node, _), position in captures.items():
+                if node not in wanted:
+                    raise RuntimeError(f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph.")
+        running = None if wanted is None else {n for n in wanted if _torch.is_accumulate_grad(n) or any(f in wanted for f, _ in n.next_functions)}
+        captured: list[torch.Tensor | None] = [None] * len(inputs)
+        pending: dict[Any, list[torch.Tensor | None]] = {}
+        for (node, index), gradient in zip(edges, gradients, strict=True):
+            self._add(pending, node, index, gradient)
+        ready: list[tuple[int, int, Any]] = []
+        pushed = 0
+        for node in dict.fromkeys(node for node, _ in edges):
+            if not dependencies.get(node):
+                heapq.heappush(ready, (-_torch.sequence_number(node), pushed, node))
+                pushed += 1
+        self._tasks.append(self._next_task)
+        self._next_task += 1
+        try:
+            with torch.set_grad_enabled(create_graph):
+                while ready:
+                    node = heapq.heappop(ready)[2]
+                    received = pending.pop(node)
+                    for index in range(len(received)):
+                        received[index] = self._tensor_pre_hooks(node, index, received[index])
+                    for (where, index), position in captures.items():
+                        if where is node and not (accumulate_grad and _torch.is_accumulate_grad(node)):
+                            captured[position] = received[index]
+                    if running is not None and node not in running:
+                        continue
+                    results = self._evaluate(node, received, retain_graph, create_graph, accumulate_grad)
+                    del received
+                    for position, (consumer, index) in enumerate(node.next_functions):
+                        if consumer is None or (wanted is not None and consumer not in wanted):
+                            continue
+                        gradient = results[position] if results else None
+                        if results:
+                            results[position] = None
+                        self._add(pending, consumer, index, gradient)
+                        gradient = None
+                        dependencies[consumer] -= 1
+                        if not dependencies[consumer]:
+                            heapq.heappush(ready, (-_torch.sequence_number(consumer), pushed, consumer))
+                            pushed += 1
+                callbacks, self._callbacks = self._callbacks, []
+                for callback in callbacks:
+                    callback()
+        finally:
+            self._tasks.pop()
+        return tuple(captured)
+
+    def _evaluate(self, node: Any, received: list[torch.Tensor | None], retain_graph: bool, create_graph: bool, accumulate: bool) -> list[torch.Tensor | None]:
+        """Run one node with its hooks; gradients for its `next_functions`, validated."""
+        if _torch.is_accumulate_grad(node):
+            if accumulate and received[0] is not None:
+                self._accumulate_leaf(node.variable, received, create_graph)
+            return []
+        number = _torch.sequence_number(node)
+        self._observer.on_backward_node(number)
+        hooks = self._node_hooks.get(number, {})
+        for hook in hooks.get("register_prehook", ()):
+            replaced = hook(tuple(received))
+            if replaced is not None:
+                received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
+        self._unpacked.append([])
+        try:
+            results = self._call(node, number, received)
+            for hook in hooks.get("register_hook", ()):
+                replaced = hook(tuple(results), tuple(received))
+                if replaced is not None:
+                    results = list(replaced) if isinstance(replaced, tuple) else [replaced]
+            _validate(node, results)
+            received.clear()
+        finally:
+            unpacked = self._unpacked.pop()
+        if not retain_graph:
+            for handle in unpacked:
+                handle.release()
+            for reference in self._saved_by.pop(number, ()):
+                kept = reference()
+                if kept is not None:
+                    kept.release()
+        return results
+
+    def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        if not isinstance(node, torch.autograd.function.BackwardCFunction):
+            outputs = node(*received)
+            return list(outputs) if isinstance(outputs, tuple) else [outputs]
+        if number not in self._raw_none:
+            for index, (gradient, wants) in enumerate(zip(received, _torch.input_metadata(node), strict=False)):
+                if gradient is None:
+                    received[index] = torch.zeros(tuple(wants.shape), dtype=wants.dtype, device=wants.device)
+        outputs = node.apply(*received)
+        results = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        if len(results) != len(node.next_functions):
+            # The graph has an edge per tensor argument only; backward returns one gradient per argument of forward.
+            results = [g for g, is_tensor in zip(results, self._is_tensor_argument.get(number, ()), strict=False) if is_tensor]
+        return results
+
+    def _tensor_pre_hooks(self, node: Any, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None:
+            return None
+        if _torch.is_accumulate_grad(node):
+            hooks = node.variable._backward_hooks
+        else:
+            key = _torch.sequence_number(node), index
+            hooks = self._tensor_hooks.get(key)
+            retaining = self._retains_grad.get(key)
+            tensor = retaining() if retaining is not None else None
+            if tensor is not None:
+                tensor.grad = gradient
+        for hook in list((hooks or {}).values()):
+            replaced = hook(gradient)
+            if replaced is not None:
+                gradient = replaced
+        return gradient
+
+    def _accumulate_leaf(self, variable: torch.Tensor, received: list[Any], create_graph: bool) -> None:
+        sparse = received[0].is_sparse
+        if variable.grad is not None:
+            if create_graph or sparse or variable.grad.is_sparse:
+                variable.grad = variable.grad + received[0]
+            else:
+                variable.grad.add_(received[0])
+        elif sparse or (not create_graph and _obeys_layout(received[0], variable) and _torch.is_sole_owner(received, 0, storage=False)):
+            variable.grad = received[0].detach()
+        elif create_graph:
+            variable.grad = received[0].clone()
+        else:
+            strides = variable.stride() if _is_dense(variable) else _contiguous_strides(variable.shape)
+            variable.grad = torch.empty_strided(variable.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(received[0])
+        for hook in list((getattr(variable, "_post_accumulate_grad_hooks", None) or {}).values()):
+            hook(variable)
+
+    def _add(self, pending: dict[Any, list[Any]], node: Any, index: int, gradient: torch.Tensor | None) -> None:
+        slots = pending.get(node)
+        if slots is None:
+            slots = pending[node] = [None] * max(1, len(_torch.input_metadata(node)))
+        if gradient is None:
+            return
+        if slots[index] is None:
+            slots[index] = gradient
+        elif _is_reusable(slots, index) and not gradient.is_sparse:
+            slots[index].add_(gradient)
+        else:
+            slots[index] = slots[index] + gradient
+
+
+def _is_reusable(slots: list[Any], index: int) -> bool:
+    return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and _torch.is_sole_owner(slots, index, storage=True)
+
+
+def _edge(tensor: Any) -> tuple[Any, int]:
+    edge = tensor if isinstance(tensor, torch.autograd.graph.GradientEdge) else torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _plan(roots: list[Any], captured: set[Any]) -> tuple[dict[Any, int], set[Any] | None]:
+    """How many gradients each node waits for; and, when only some inputs are asked for, the nodes that lead to them."""
+    dependencies: dict[Any, int] = {}
+    consumers: dict[Any, list[Any]] = {}
+    seen, stack = set(roots), list(roots)
+    while stack:
+        node = stack.pop()
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            dependencies[following] = dependencies.get(following, 0) + 1
+            consumers.setdefault(following, []).append(node)
+            if following not in seen:
+                seen.add(following)
+                stack.append(following)
+    if not captured:
+        return dependencies, None
+    wanted, stack = set(captured & seen), list(captured & seen)
+    while stack:
+        for node in consumers.get(stack.pop(), ()):
+            if node not in wanted:
+                wanted.add(node)
+                stack.append(node)
+    dependencies = {}
+    for node in wanted:
+        for following, _ in node.next_functions:
+            if following in wanted:
+                dependencies[following] = dependencies.get(following, 0) + 1
+    return dependencies, wanted
+
+
+def _validate(node: Any, results: list[torch.Tensor | None]) -> None:
+    """Sum and cast each gradient to what its consumer takes (engine.cpp, `validate_outputs`)."""
+    for position, (consumer, index) in enumerate(node.next_functions):
+        gradient = results[position] if position < len(results) else None
+        if consumer is None or gradient is None:
+            continue
+        wants = _torch.input_metadata(consumer)[index]
+        shape = tuple(wants.shape)
+        if tuple(gradient.shape) != shape:
+            gradient = gradient.sum_to_size(shape)
+        if gradient.dtype != wants.dtype:
+            gradient = gradient.to(wants.dtype)
+        results[position] = gradient
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(int(size), 1))
+    return tuple(reversed(strides)) if len(shape) else ()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Non-overlapping and dense: its elements fill one stretch of memory, in some order of the dimensions."""
+    if tensor.layout is not torch.strided:
+        return False
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """The gradient layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if not _is_dense(variable):
+        return gradient.is_contiguous()
+    return all(n == 1 or a == b for n, a, b in zip(variable.shape, gradient.stride(), variable.stride(), strict=True))

@@ -1,0 +1,120 @@
+"""A stand-in for a model and its inputs, made of FakeTensors on the target's device.
+
+The model is copied, not borrowed: `copy.deepcopy` with every tensor replaced by a fake one of the same shape, strides and
+dtype. So the original keeps its weights, gradients, flags, hooks and whatever its forward writes to `self`, and
+nothing of its size is allocated. Tensors that are one stay one, and tensors that share a storage share one.
+
+Registered parameters and buffers go to the target's device, as `model.to(device)` would take them; other tensors the
+model holds stay on the CPU if that is where they are, as they would (on meta, they go to the target's device).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fxmem import _torch, values
+from fxmem.errors import AnalysisError
+
+__all__ = ["fake_inputs", "fake_model"]
+
+
+def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch.device) -> torch.nn.Module:
+    """A copy of `model` whose tensors are fake and, where registered, on `device`.
+
+    Raises AnalysisError for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    with mode:
+        for tensors in _by_storage(model):
+            for original, fake in zip(tensors, _fakes(tensors, device), strict=True):
+                memo[id(original)] = fake
+        try:
+            with _CopyFakes(memo, device):
+                return copy.deepcopy(model, memo)
+        except Exception as error:
+            raise AnalysisError(
+                f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised {type(error).__name__}: {error}. "
+                "Pass a factory (a function that builds the model) instead of the model."
+            ) from error
+
+
+def fake_inputs(value: Any, mode: _torch.FakeTensorMode, device: torch.device) -> Any:
+    """The same nested arguments with every tensor replaced by a fake one on `device`."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fakes([tensor], device)[0]
+        return made[id(tensor)]
+
+    with mode:
+        return _torch.tree_map_only(torch.Tensor, fake, value)
+
+
+def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    groups: dict[int, dict[int, torch.Tensor]] = {}
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                key = tensor.untyped_storage()._cdata if _is_plain(tensor) else id(tensor)
+                groups.setdefault(key, {})[id(tensor)] = tensor
+    for group in groups.values():
+        yield list(group.values())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Fakes for tensors that share one storage."""
+    first = tensors[0]
+    if not _is_plain(first):
+        raise AnalysisError(
+            f"expected dense, initialised tensors; got a {first.layout if first.layout is not torch.strided else 'lazy'} parameter of type {type(first).__name__}. "
+            "Run lazy modules once before the analysis; sparse parameters are not supported."
+        )
+    whole = len(tensors) == 1 and first.storage_offset() == 0
+    if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():
+        return [_like(first, torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device))]
+    base = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
+    return [_like(t, base.view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())) for t in tensors]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    if isinstance(original, torch.nn.Parameter):
+        fake = torch.nn.Parameter(fake, requires_grad=original.requires_grad)
+    elif original.requires_grad:
+        fake.requires_grad_()
+    values.give(fake, original)
+    vars(fake).update({k: v for k, v in vars(original).items() if not isinstance(v, torch.Tensor)})
+    return fake
+
+
+class _CopyFakes(TorchFunctionMode):
+    """Answers `Tensor.__deepcopy__`, for tensors a model keeps elsewhere than among its parameters and buffers."""
+
+    def __init__(self, memo: dict[int, Any], device: torch.device) -> None:
+        super().__init__()
+        self._memo = memo
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor = args[0]
+        if id(tensor) not in self._memo:
+            self._memo[id(tensor)] = _fakes([tensor], self._device if tensor.is_meta else tensor.device)[0]
+        return self._memo[id(tensor)]

@@ -1,0 +1,313 @@
+"""Notes every allocation and free of a program run on FakeTensors, op by op.
+
+`Recorder` is a `TorchDispatchMode` above the fake one: each ATen call returns fake tensors, whose storages stand for the
+memory a real run would take. A storage is known by the moment it was first seen (addresses are reused, and fake
+storages have none), held weakly, and its end is the moment Python and C++ let go of it, which is when a real one
+would go back to the allocator.
+
+What is not seen: storage that changes its size in place (`resize_`), and what a kernel takes and gives back inside one
+call.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem import _torch, values
+from fxmem.records import Kind, Op, Phase, PhaseSpan
+
+__all__ = ["LOSS", "OPTIMIZER", "Recorder"]
+
+LOSS = -1
+"""Stands for the node of what runs between the model's forward and its backward."""
+OPTIMIZER = -2
+"""Stands for the node of the optimizer's step."""
+
+_SILENT = frozenset({"prim.device.default", "aten.detach.default", "aten.sym_size.int", "aten.sym_numel.default", "aten.sym_stride.int", "aten.is_same_size.default"})
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference to a storage that remembers which one it was."""
+
+    __slots__ = ("address", "index")
+    address: int
+    index: int
+
+
+class Recorder(_torch.TorchDispatchMode):
+    """One program's log.
+
+    Args:
+        device: whose memory is counted; tensors elsewhere are not.
+        fakes: the mode the program runs in.
+        flops: `(op, args, kwargs, result) -> int | None`, None where the op computes and has no formula.
+        inspect: called with each op's index and the call itself, for those who want to know more about it.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        fakes: _torch.FakeTensorMode,
+        flops: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None],
+        inspect: Callable[[int, Any, tuple[Any, ...], dict[str, Any], Any], None] = lambda *_: None,
+    ) -> None:
+        super().__init__()
+        self._device = device
+        self._device_type = device.type
+        self._fakes = fakes
+        self._flops = flops
+        self._inspect = inspect
+        self._watched: dict[int, _Watch] = {}
+        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._keys: dict[Any, tuple[str, bool]] = {}
+        self._setup = True
+        self._open = True
+        self.nbytes: list[int] = []
+        self.birth: list[int] = []
+        self.death: list[int | None] = []
+        self.op_of: list[int | None] = []
+        self.node_of: list[int | None] = []
+        self.shape: list[tuple[int, ...]] = []
+        self.dtype: list[str] = []
+        self.kind: list[Kind | None] = []
+        self.name: list[str] = []
+        self.begin()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Without this each call would go through, and import, torch._dynamo; FakeTensorMode says the same of itself."""
+        return False
+
+    def begin(self) -> None:
+        """Start the log anew: whatever is alive now was there before the step."""
+        self.tick = 1
+        self.ops: list[Op] = []
+        self.phases: list[PhaseSpan] = []
+        self._phase = Phase.FORWARD
+        self._phase_tick, self._phase_op = 1, 0
+        self._node = LOSS
+        self._sequence: list[int] = [0]
+        self._sequence_node: list[int] = [LOSS]
+        self.saved_by_node: dict[int, dict[int, None]] = {}
+        self.saved_at_end: dict[int, int] = {}
+        self._live_saved = []
+        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
+        self.first_read: dict[int, int] = {}
+        for index, death in enumerate(self.death):
+            if death is None:
+                self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
+                if self.kind[index] not in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE):
+                    self.kind[index] = Kind.BUFFER
+            else:
+                self.birth[index] = self.death[index] = 0
+
+    # --- storages ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def setup(self) -> Iterator[None]:
+        """What is allocated inside and stays was there before the step; what goes again never happened."""
+        before, self._setup = self._setup, True
+        try:
+            yield
+        finally:
+            self._setup = before
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """The step itself."""
+        self._setup = False
+        try:
+            yield
+        finally:
+            self._setup = True
+
+    def close(self) -> None:
+        """No further event is noted."""
+        self._open = False
+
+    def index_of(self, tensor: torch.Tensor) -> int | None:
+        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes."""
+        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        watch = self._watched.get(address)
+        if watch is not None:
+            return watch.index
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return None
+        index = len(self.nbytes)
+        watch = _Watch(storage, self._gone)
+        watch.address, watch.index = address, index
+        self._watched[address] = watch
+        self.nbytes.append(nbytes)
+        if self._setup:
+            self.birth.append(0)
+            self.op_of.append(None)
+            self.node_of.append(None)
+        else:
+            self.birth.append(self.tick)
+            self.tick += 1
+            self.op_of.append(len(self.ops))
+            self.node_of.append(self._node)
+        self.death.append(None)
+        self.shape.append(tuple(tensor.shape))
+        self.dtype.append(str(tensor.dtype)[6:])
+        self.kind.append(None)
+        self.name.append("")
+        return index
+
+    def _gone(self, watch: weakref.ref[Any]) -> None:
+        assert isinstance(watch, _Watch)
+        if self._watched.get(watch.address) is watch:
+            del self._watched[watch.address]
+        if not self._open:
+            return
+        if self._setup:
+            self.death[watch.index] = self.birth[watch.index] if self.birth[watch.index] == 0 else self.tick
+        else:
+            self.death[watch.index] = self.tick
+            self.tick += 1
+
+    def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        """Say what a storage is for; the first to say so names it."""
+        index = self.index_of(tensor)
+        if index is not None and self.kind[index] is None:
+            self.kind[index], self.name[index] = kind, name
+            self.shape[index], self.dtype[index] = tuple(tensor.shape), str(tensor.dtype)[6:]
+
+    def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
+        """Give the storage a name and a kind unless it was there before the step."""
+        index = self.index_of(tensor)
+        if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
+            self.kind[index], self.name[index] = kind, name
+
+    def outputs_are(self, node: int) -> None:
+        """What this node returned is the model's output."""
+        for _, _, index in self.results.get(node, ()):
+            if index is not None and self.birth[index] > 0:
+                self.kind[index] = Kind.OUTPUT
+
+    def alive(self) -> list[int]:
+        """Storages alive now."""
+        return sorted(watch.index for watch in self._watched.values())
+
+    # --- ops -----------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        begin = self.tick
+        try:
+            result = func(*args, **kwargs)
+            values.follow(func, args, kwargs, result)
+        except _torch.DATA_DEPENDENT:
+            known, result = values.recover(func, args, kwargs, self._fakes, self._device)
+            if not known:
+                raise
+        if self._setup:
+            self._note_tensors(result)
+            return result
+        self._note_tensors(result)
+        key = self._keys.get(func)
+        if key is None:
+            name = str(func)
+            key = self._keys[func] = name, name in _SILENT or bool(getattr(func, "is_view", False))
+        name, silent = key
+        if silent and self.tick == begin:
+            return result
+        index = len(self.ops)
+        self.ops.append(
+            Op.model_construct(name=name, node=self._node, phase=self._phase, begin=begin, end=self.tick, flops=self._flops(func, args, kwargs, result))
+        )
+        self._inspect(index, func, args, kwargs, result)
+        return result
+
+    def _note_tensors(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self.index_of(result)
+        elif isinstance(result, (tuple, list)):
+            for value in result:
+                self._note_tensors(value)
+
+    def set_phase(self, phase: Phase) -> None:
+        """The phase in force ends, another begins."""
+        self.end_phase()
+        self._phase = phase
+
+    def end_phase(self) -> None:
+        """Close the phase in force at this tick."""
+        self.phases.append(PhaseSpan(phase=self._phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)))
+        self._phase_tick, self._phase_op = self.tick, len(self.ops)
+
+    # --- who it is for (tracing's CallObserver, backward's Observer) -----------------------------------------------------
+
+    def op_count(self) -> int:
+        """How many ops have run."""
+        return len(self.ops)
+
+    def current_call(self) -> int:
+        """The node things are noted for."""
+        return self._node
+
+    def resume_call(self, node: int) -> None:
+        """Note things for this node again."""
+        self._node = node
+
+    def on_call(self, node: int) -> None:
+        """Everything from here on is for this node."""
+        self._node = node
+        number = _torch.next_sequence_number()
+        if self._sequence[-1] == number:
+            self._sequence_node[-1] = node
+        else:
+            self._sequence.append(number)
+            self._sequence_node.append(node)
+
+    def on_result(self, node: int, first_op: int, result: Any) -> None:
+        """The node returned; put right what ran under the number announced for it."""
+        announced = self._node
+        if announced != node and first_op < len(self.ops):
+            for index in range(first_op, len(self.ops)):
+                self.ops[index] = self.ops[index].model_copy(update={"node": node})
+            for storage in range(len(self.birth) - 1, -1, -1):
+                if self.birth[storage] < self.ops[first_op].begin:
+                    break
+                self.node_of[storage] = node
+            moved = self.saved_by_node.pop(announced, None)
+            if moved is not None:
+                self.saved_by_node[node] = moved
+                self._live_saved = [(r, node if n == announced else n, s) for r, n, s in self._live_saved]
+            self._sequence_node[-1] = node
+            self._node = node
+        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in _torch.tree_iter(result) if isinstance(t, torch.Tensor)])
+
+    def on_backward_node(self, sequence_number: int) -> None:
+        """The gradient of what was made under this number is computed next."""
+        self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+
+    def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
+        """A node keeps these tensors for backward."""
+        for tensor in [value] if isinstance(value, torch.Tensor) else [t for t in _torch.tree_iter(value) if isinstance(t, torch.Tensor)]:
+            index = self.index_of(tensor)
+            if index is None or self.birth[index] == 0:
+                continue
+            self.saved_by_node.setdefault(self._node, {})[index] = None
+            if self.kind[index] is None:
+                self.kind[index] = Kind.SAVED
+            if self._phase is Phase.FORWARD:
+                self._live_saved.append((handle, self._node, index))
+
+    def end_of_forward(self) -> None:
+        """Settle which node owns each saved storage: the first to save it whose hold is still there."""
+        for reference, node, index in self._live_saved:
+            handle = reference()
+            if handle is not None and handle.value is not None:
+                self.saved_at_end.setdefault(index, node)
+        self._live_saved = []

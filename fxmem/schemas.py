@@ -1,0 +1,68 @@
+"""The JSON Schemas of what fxmem writes and reads, generated from the records (JSON Schema 2020-12).
+
+A schema describes what is *accepted*: a field that has a default may be absent, a field nobody knows is refused. `$id` is a name
+and no address: `urn:fxmem:schema:NAME:VERSION`. `schema_version` is the version of the format, the same as in the documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from fxmem.errors import UsageError
+from fxmem.records import SCHEMA_VERSION, Record, Report, Target, Timeline
+from fxmem.validation_records import Measurement, Verdict
+
+__all__ = ["RECORDS", "text", "write"]
+
+RECORDS: Mapping[str, type[Record]] = MappingProxyType(
+    {
+        "measurement": Measurement,
+        "report": Report,
+        "target": Target,
+        "timeline": Timeline,
+        "verdict": Verdict,
+    }
+)
+"""Name of a schema to the record it describes."""
+
+
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator without a title on every field: it only repeats the field's name."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+def text(name: str) -> str:
+    """The schema called `name` as JSON, ending in a newline.
+
+    Raises:
+        UsageError: no schema has that name.
+    """
+    if name not in RECORDS:
+        raise UsageError(f"schema: expected one of {', '.join(RECORDS)}; got {name!r}")
+    record = RECORDS[name]
+    version = record.model_fields["schema_version"].default if "schema_version" in record.model_fields else SCHEMA_VERSION
+    schema = {
+        "$schema": _Generator.schema_dialect,
+        "$id": f"urn:fxmem:schema:{name}:{version}",
+        "schema_version": version,
+        **record.model_json_schema(schema_generator=_Generator),
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def write(directory: Path) -> tuple[Path, ...]:
+    """Write every schema to `directory`, created if missing, as `NAME.schema.json`; return the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in RECORDS:
+        path = directory / f"{name}.schema.json"
+        path.write_text(text(name), encoding="utf-8")
+        paths.append(path)
+    return tuple(paths)

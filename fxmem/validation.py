@@ -1,0 +1,152 @@
+"""Hold a prediction against a real run of the same step.
+
+The model handed in is not touched: the run is on a copy. A model on meta has no values; its parameters get small random
+ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to be
+right, so such a model is refused in favour of a function that builds it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fxmem._torch import FakeTensor, tree_leaves, tree_map_only
+from fxmem.analysis import analyze
+from fxmem.errors import FxmemError, UsageError
+from fxmem.measuring import measure_cpu
+from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.usercode import failure, one_line, process_unchanged
+from fxmem.validation_records import Verdict
+from fxmem.verdicts import verdict
+
+__all__ = ["real_arguments", "real_model", "validate"]
+
+_PARAMETER_STD = 0.02
+
+
+def validate(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Any,
+    *,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    device: Literal["cpu"] = "cpu",
+    tolerance: float = 0.03,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Predict a step, run it for real, and say how far apart they are.
+
+    Args:
+        model: real, on meta, or a function without arguments that builds it.
+        inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
+        mode, loss, optimizer, precision: as in `fxmem.analyze`.
+        device: where to run.
+        tolerance: largest absolute error allowed, as a fraction of the measured peak.
+        progress: told in a few words what happens next.
+
+    Raises:
+        UsageError: the model or the inputs cannot be made real; no such device.
+        AnalysisError: the model raised.
+    """
+    if device != "cpu":
+        raise UsageError(f"expected device='cpu' (where a step can be measured), got {device!r}")
+    say = progress or (lambda _: None)
+    analysis = analyze(model, inputs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=device, progress=progress)
+    say("running the step on the CPU")
+    with process_unchanged():
+        torch.manual_seed(0)
+        real = real_model(model)
+        set_training(real, mode)
+        args, kwargs = real_arguments(inputs)
+        measurement = measure_cpu(real, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision)
+    return verdict(analysis.profile, analysis.peak, measurement, tolerance)
+
+
+def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """A copy of `model` on the CPU with real values, or what the factory builds.
+
+    Tensors that are one stay one.
+
+    Raises:
+        UsageError: it cannot be copied; it is on meta and holds an index or a mask; the factory returned no module.
+        AnalysisError: the factory raised.
+    """
+    if not isinstance(model, nn.Module):
+        return _built(model)
+    held = [*model.named_parameters(), *model.named_buffers()]
+    memo: dict[int, Any] = {id(tensor): _real_state(name, tensor) for name, tensor in held if _is_valueless(tensor) or tensor.device.type != "cpu"}
+    kind = type(model).__name__
+    try:
+        made = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise UsageError(f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead") from error
+    for module in made.modules():
+        for leaf in tree_leaves(list(vars(module).values())):
+            if isinstance(leaf, torch.Tensor) and _is_valueless(leaf):
+                raise UsageError(f"{kind} holds a tensor without values that is no parameter or buffer; pass a function that builds it instead")
+    return made
+
+
+def _built(factory: Callable[[], nn.Module]) -> nn.Module:
+    if not callable(factory):
+        raise UsageError(f"expected a torch.nn.Module or a function that builds one, got {type(factory).__name__}")
+    try:
+        made = factory()
+    except FxmemError:
+        raise
+    except Exception as error:
+        raise failure(error, "building the model") from error
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"expected the factory to return a torch.nn.Module, got {type(made).__name__}")
+    return real_model(made) if any(tensor.device.type != "cpu" for tensor in [*made.parameters(), *made.buffers()]) else made
+
+
+def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter or buffer on the CPU: a copy, or made-up values for one on meta."""
+    parameter = isinstance(tensor, nn.Parameter)
+    if not _is_valueless(tensor):
+        values = tensor.detach().cpu()
+    else:
+        values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if parameter and values.is_floating_point():
+            values.normal_(std=_PARAMETER_STD)
+        elif values.is_floating_point() or values.dim() == 0:
+            values.fill_(1)
+        else:
+            raise UsageError(f"{name} is on meta and holds {values.dtype}, which the model may index with; pass a function that builds the model instead")
+    return nn.Parameter(values, requires_grad=tensor.requires_grad) if parameter else values
+
+
+def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments on the CPU: copies, and made-up values for tensors that have none.
+
+    Made-up values are standard normal where floating-point, 0 where integer (an index that is always in range) and True
+    where boolean.
+
+    Raises:
+        UsageError: `inputs` is no tensor, tuple, list or dict.
+    """
+    if not isinstance(inputs, torch.Tensor | tuple | list | Mapping):
+        raise UsageError(f"expected inputs to be a tensor, a tuple of positional or a dict of keyword arguments, got {type(inputs).__name__}")
+    args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs) if isinstance(inputs, tuple | list) else ()
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    return tree_map_only(torch.Tensor, _real_input, args), tree_map_only(torch.Tensor, _real_input, kwargs)
+
+
+def _real_input(tensor: torch.Tensor) -> torch.Tensor:
+    if not _is_valueless(tensor):
+        return torch.empty_like(tensor, device="cpu").copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+    values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if tensor.is_floating_point() or tensor.is_complex():
+        return values.normal_().requires_grad_(tensor.requires_grad)
+    return values.fill_(tensor.dtype is torch.bool)
+
+
+def _is_valueless(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)

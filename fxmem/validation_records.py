@@ -1,0 +1,154 @@
+"""What a real run measured, and what that says about a prediction: frozen records, as in `records`.
+
+Bytes mean *requested* bytes unless the name says otherwise; unknown is None.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fxmem.records import Bytes, Kind, Peak, Phase, Record, Step
+
+__all__ = ["VALIDATION_SCHEMA_VERSION", "Comparison", "Machine", "MeasuredOp", "Measurement", "Quantity", "Share", "Verdict"]
+
+VALIDATION_SCHEMA_VERSION = "1"
+
+PositiveBytes = Annotated[int, Field(gt=0)]
+
+
+class Machine(Record):
+    """Where a step was measured, with everything that is known to move its memory."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    """The card, or for the CPU its architecture and the instruction set torch's kernels use."""
+    torch_version: str
+    cuda_version: str | None = None
+    cudnn_version: str | None = None
+    onednn: bool | None = None
+    """Whether the CPU's convolutions and half-precision products may run in oneDNN; None on a card."""
+    threads: int | None = None
+    """Threads inside one operator; some CPU kernels take scratch memory per thread. None on a card."""
+
+
+class MeasuredOp(Record):
+    """The scratch memory of one operator at one set of input shapes in one phase, over all its calls.
+
+    Scratch is what an operator's kernel allocates and frees inside one call: no tensor outside the call ever owns it.
+    """
+
+    name: str
+    """Qualified overload as in `Op.name`, e.g. `aten.convolution.default`."""
+    kernel: str
+    """The innermost operator that encloses the scratch, e.g. `aten.mkldnn_convolution.default`; `name` itself if there is none."""
+    phase: Phase
+    input_shapes: tuple[tuple[int, ...] | None, ...]
+    """Of the arguments in order; None for what is no tensor."""
+    calls: int
+    """Calls that took scratch."""
+    allocations: int
+    """Scratch blocks taken, over all calls."""
+    scratch_bytes: Bytes
+    """The most scratch alive at once, of all calls."""
+    at_peak_bytes: Bytes = 0
+    """Scratch of it alive at the measured peak; at most one row has any."""
+
+
+class Measurement(Record):
+    """One real step in its steady state: the bytes its program asked of the allocator and gave back."""
+
+    schema_version: str = VALIDATION_SCHEMA_VERSION
+    model: str
+    """Class name of the model."""
+    step: Step
+    machine: Machine
+    resident_bytes: Bytes
+    """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once."""
+    resident_by_kind: dict[Kind, Bytes]
+    """Splits `resident_bytes`; kinds with nothing are left out."""
+    retained_bytes: int
+    """Alive when the step's function has returned, less `resident_bytes`. 0 in a steady state; the gradients if there is no optimizer."""
+    peak_bytes: PositiveBytes
+    """The most bytes alive at once."""
+    peak_phase: Phase
+    """Phase of the first moment with `peak_bytes` alive."""
+    peak_op: str
+    """Operator running at that moment; empty between two operators."""
+    peak_by_phase: dict[Phase, Bytes]
+    """The same for each phase on its own."""
+    set_aside: tuple[str, ...] = ()
+    """Operators whose scratch `peak_without_kernel_scratch_bytes` leaves out."""
+    peak_without_kernel_scratch_bytes: PositiveBytes
+    """The peak of the same log less the scratch of the operators in `set_aside`. It may fall at another moment than `peak_bytes`."""
+    peak_without_scratch_bytes: PositiveBytes
+    """The peak of the same log less the scratch of every operator."""
+    scratch: tuple[MeasuredOp, ...] = ()
+    """Every operator that took scratch, the largest first. Empty where it cannot be observed."""
+    allocated_bytes: Bytes | None = None
+    """Peak of the allocator's blocks; `torch.cuda.max_memory_allocated()`. None: this device has none."""
+    reserved_bytes: Bytes | None = None
+    """Peak of the caching allocator; `torch.cuda.max_memory_reserved()`. None: this device has none."""
+    process_bytes: Bytes | None = None
+    """Reserved plus the CUDA context. None: this device has none, or it was not measured."""
+    events: tuple[int, ...] = ()
+    """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest running sum is `peak_bytes`."""
+
+
+class Quantity(StrEnum):
+    """What is compared."""
+
+    REQUESTED = "requested"
+    """`Peak.requested_bytes` with `Measurement.peak_bytes`."""
+    REQUESTED_WITHOUT_KERNEL_SCRATCH = "requested_without_kernel_scratch"
+    """`Peak.requested_bytes` with `Measurement.peak_without_kernel_scratch_bytes`."""
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    PROCESS = "process"
+
+
+class Comparison(Record):
+    """One predicted number beside the measured one."""
+
+    quantity: Quantity
+    predicted_bytes: Bytes
+    measured_bytes: PositiveBytes
+    error: float
+    """`predicted / measured - 1`; negative where the prediction is too small."""
+
+
+class Share(Record):
+    """Some of the kinds at the peak, predicted and measured.
+
+    A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the rest
+    only together.
+    """
+
+    kinds: tuple[Kind, ...]
+    predicted_bytes: Bytes
+    measured_bytes: int
+    """Of the figure that is judged; the rest is what the figure leaves after the resident kinds."""
+
+
+class Verdict(Record):
+    """A prediction held against a measurement."""
+
+    schema_version: str = VALIDATION_SCHEMA_VERSION
+    target: str
+    """Name of the target the prediction is for."""
+    predicted: Peak
+    measurement: Measurement
+    comparisons: tuple[Comparison, ...]
+    """Every quantity that both sides know."""
+    judged: Quantity
+    """The one that is held to the tolerance."""
+    reason: str
+    """Why that one."""
+    tolerance: float = Field(ge=0)
+    """Largest absolute error allowed, as a fraction."""
+    within: bool
+    """Whether the judged error is within the tolerance."""
+    shares: tuple[Share, ...]
+    """The judged figure split by kinds."""

@@ -1,0 +1,146 @@
+"""Values of the integer tensors a program makes out of nothing, so that its decisions about them come out as in a real run.
+
+A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
+look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
+dearer way. Such values do not depend on data, so they can simply be computed: each integer or boolean tensor that comes
+from constants, or from inputs whose values were given, carries its real value along.
+
+Values are kept for up to `LIMIT` elements, on the CPU; whatever is made from floating-point or unknown tensors is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fxmem import _torch
+
+__all__ = ["LIMIT", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
+
+LIMIT = 1 << 20
+"""Elements."""
+
+_ATTRIBUTE = "_fxmem_value"
+_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "eye", "tril_indices", "triu_indices", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+_factory_calls: dict[Any, bool] = {}
+
+
+def give(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
+    if _is_trackable(value) and value.device.type == "cpu" and not isinstance(value, _torch.FakeTensor):
+        setattr(fake, _ATTRIBUTE, value.detach().clone())
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether a tensor's values are there to be read."""
+    return _value(tensor) is not None
+
+
+def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
+    if not isinstance(result, torch.Tensor):
+        if isinstance(result, (tuple, list)) and any(_is_trackable(t) for t in result if isinstance(t, torch.Tensor)):
+            value = _compute(func, args, kwargs)
+            for fake, real in zip(result, value if isinstance(value, (tuple, list)) else (), strict=False):
+                if isinstance(real, torch.Tensor) and _is_trackable(real):
+                    setattr(fake, _ATTRIBUTE, real)
+        return
+    if not _is_trackable(result):
+        return
+    value = _compute(func, args, kwargs)
+    if value is None:
+        if func._schema.is_mutable:
+            _forget(result)
+    elif isinstance(value, torch.Tensor) and value.shape == result.shape:
+        setattr(result, _ATTRIBUTE, value)
+
+
+def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, device: torch.device) -> tuple[bool, Any]:
+    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape."""
+    value = _compute(func, args, kwargs)
+    if value is None:
+        return False, None
+    if not isinstance(value, torch.Tensor):
+        return True, value
+    with mode:
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    setattr(fake, _ATTRIBUTE, value)
+    return True, fake
+
+
+@contextlib.contextmanager
+def libraries_ask_for_values() -> Iterator[None]:
+    """Let libraries that treat every FakeTensor as "no values, being traced" treat those with values as ordinary tensors.
+
+    transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        yield
+        return
+    with _torch.patched(module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)):
+        yield
+
+
+def _is_trackable(tensor: torch.Tensor) -> bool:
+    dtype = tensor.dtype
+    return not dtype.is_floating_point and not dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= LIMIT
+
+
+def _value(tensor: Any) -> torch.Tensor | None:
+    if not isinstance(tensor, _torch.FakeTensor):
+        return None
+    value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
+    return value if value is not None else tensor.constant
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    value = _value(tensor)
+    if value is not None:
+        # Views of it share the value's storage and must not be believed either; an empty storage says so.
+        value.untyped_storage().resize_(0)
+        delattr(tensor, _ATTRIBUTE)
+
+
+def _is_factory(func: Any) -> bool:
+    known = _factory_calls.get(func)
+    if known is None:
+        known = _factory_calls[func] = getattr(func, "_opname", "") in _FACTORIES and getattr(func, "namespace", "") == "aten"
+    return known
+
+
+def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op on real values, or None when one of them is not known."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    tensors = [t for t in _torch.tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    factory = _is_factory(func)
+    if not factory:
+        if not tensors:
+            return None
+        for tensor in tensors:
+            value = _value(tensor)
+            if value is None or (value.numel() and not value.untyped_storage().nbytes()):
+                return None
+    real: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        value = _value(tensor)
+        real[id(tensor)] = value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    def swap(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return real[id(x)]
+        return torch.device("cpu") if isinstance(x, torch.device) else x
+
+    with _torch.no_modes():
+        arguments, options = _torch.tree_map(swap, (args, kwargs))
+        if factory and tensors:
+            options = {**options, "device": torch.device("cpu")}
+        try:
+            return func(*arguments, **options)
+        except Exception:  # an op without a CPU kernel: unknown, and the fake run goes on
+            return None

@@ -1,0 +1,184 @@
+"""A prediction beside a measurement: the differences, which of them counts, and the same as text.
+
+Pure functions of records. Which difference counts: on a card, the allocator's blocks, because that is what the card
+reports. On the CPU, the requested bytes; and where the prediction holds no workspace, as fxmem's for the CPU does not,
+those of the measurement without the scratch of the kernels it sets aside. The full figure stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxmem._units import exact_bytes, format_bytes, format_shape, printable
+from fxmem.errors import UsageError
+from fxmem.records import Kind, Peak, Profile
+from fxmem.validation_records import Comparison, MeasuredOp, Measurement, Quantity, Share, Verdict
+
+__all__ = ["report", "verdict"]
+
+_KNOWN_BEFORE_THE_STEP = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE)
+_SCRATCH_SHOWN = 5
+
+
+def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance: float) -> Verdict:
+    """Hold a profile's peak against what was measured.
+
+    Args:
+        prediction: the profile that `peak` is of.
+        tolerance: largest absolute error of the judged quantity, as a fraction.
+
+    Raises:
+        UsageError: the two are not of the same device or step, or the tolerance is negative.
+    """
+    if tolerance < 0:
+        raise UsageError(f"expected a tolerance of 0 or more (0.03 is 3 %), got {tolerance}")
+    _check_same(prediction, measurement)
+    comparisons = _comparisons(peak, measurement)
+    judged, reason = _judged(prediction, measurement, {comparison.quantity for comparison in comparisons})
+    error = next(comparison.error for comparison in comparisons if comparison.quantity is judged)
+    return Verdict(
+        target=prediction.target.name,
+        predicted=peak,
+        measurement=measurement,
+        comparisons=comparisons,
+        judged=judged,
+        reason=reason,
+        tolerance=tolerance,
+        within=abs(error) <= tolerance,
+        shares=_shares(peak, measurement, judged),
+    )
+
+
+def _check_same(prediction: Profile, measurement: Measurement) -> None:
+    mine, theirs = prediction.step, measurement.step
+    pairs = {
+        "device": (prediction.target.device, measurement.machine.device),
+        "mode": (mine.mode, theirs.mode),
+        "optimizer": (mine.optimizer, theirs.optimizer),
+        "precision": (mine.precision, theirs.precision),
+    }
+    for what, (predicted, measured) in pairs.items():
+        if predicted != measured:
+            raise UsageError(f"expected a prediction and a measurement of the same step, but {what} is {predicted} in one and {measured} in the other")
+
+
+def _comparisons(peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
+    pairs = (
+        (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
+        (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, peak.requested_bytes, measurement.peak_without_kernel_scratch_bytes if measurement.set_aside else None),
+        (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
+        (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
+        (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
+    )
+    return tuple(
+        Comparison(quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1)
+        for quantity, predicted, measured in pairs
+        if predicted is not None and measured is not None
+    )
+
+
+def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity]) -> tuple[Quantity, str]:
+    if Quantity.ALLOCATED in known:
+        return Quantity.ALLOCATED, "it is what the card reports"
+    if Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH not in known:
+        return Quantity.REQUESTED, "it is all that both sides know"
+    if any(storage.kind is Kind.WORKSPACE for storage in prediction.storages):
+        return Quantity.REQUESTED, "the prediction counts workspaces"
+    return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace for this device"
+
+
+def _shares(peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Share, ...]:
+    scratchless = judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
+    whole = measurement.peak_without_kernel_scratch_bytes if scratchless else measurement.peak_bytes
+    shares = [
+        Share(kinds=(kind,), predicted_bytes=peak.by_kind.get(kind, 0), measured_bytes=measurement.resident_by_kind.get(kind, 0))
+        for kind in _KNOWN_BEFORE_THE_STEP
+    ]
+    rest = tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
+    predicted = sum(peak.by_kind.get(kind, 0) for kind in rest)
+    shares.append(Share(kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)))
+    return tuple(shares)
+
+
+# --- as text ------------------------------------------------------------------------------------------------------------------
+
+_LABELS = {
+    Quantity.REQUESTED: "requested",
+    Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, scratch set aside",
+    Quantity.ALLOCATED: "allocated",
+    Quantity.RESERVED: "reserved",
+    Quantity.PROCESS: "process",
+}
+
+
+def report(verdict: Verdict) -> str:
+    """The verdict as plain text of at most 80 columns, model and card names apart, without a newline at the end."""
+    measured = verdict.measurement
+    lines = [
+        f"{printable(measured.model)}, one {_step(measured)}, predicted for {verdict.target}",
+        f"measured on {_machine(measured)}",
+        "",
+        f"{'':<32}{'predicted':>12}{'measured':>12}{'difference':>12}{'error':>11}",
+        *(_row(_LABELS[c.quantity], c.predicted_bytes, c.measured_bytes, c.quantity is verdict.judged) for c in verdict.comparisons),
+        "",
+        *(_row(_kinds(share), share.predicted_bytes, share.measured_bytes) for share in verdict.shares if share.predicted_bytes or share.measured_bytes),
+        "",
+        f"peak in {measured.peak_phase} ({measured.peak_op or 'between two operators'}), predicted in {verdict.predicted.phase}",
+        *_scratch(measured),
+    ]
+    if measured.retained_bytes:
+        lines.append(f"left alive when the step returned: {exact_bytes(measured.retained_bytes)}")
+    error = next(comparison.error for comparison in verdict.comparisons if comparison.quantity is verdict.judged)
+    sign = "<=" if verdict.within else ">"
+    lines += [
+        f"judged: {_LABELS[verdict.judged]}, because {verdict.reason}",
+        f"{'within' if verdict.within else 'NOT within'} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}",
+    ]
+    return "\n".join(lines)
+
+
+def _row(label: str, predicted: int, measured: int, judged: bool = False) -> str:
+    error = f"{predicted / measured - 1:+.4%}" if measured > 0 else ""
+    mark = "*" if judged else " "
+    return f"{mark} {label:<30}{format_bytes(predicted):>12}{format_bytes(measured):>12}{format_bytes(predicted - measured):>12}{error:>11}"
+
+
+def _kinds(share: Share) -> str:
+    return share.kinds[0].replace("_", " ") if len(share.kinds) == 1 else "made during the step"
+
+
+def _step(measurement: Measurement) -> str:
+    step = measurement.step
+    settings = [f"autocast {step.precision}"] if step.precision else []
+    if step.mode == "train":
+        settings.append(f"with {step.optimizer}" if step.optimizer else "without an optimizer")
+    return " ".join(["training step" if step.mode == "train" else "inference step", *settings])
+
+
+def _machine(measurement: Measurement) -> str:
+    machine = measurement.machine
+    versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
+    parts = [printable(machine.name), f"torch {machine.torch_version}", *(f"{name} {version}" for name, version in versions.items() if version)]
+    if machine.onednn is not None:
+        parts.append("oneDNN" if machine.onednn else "no oneDNN")
+    if machine.threads is not None:
+        parts.append(f"{machine.threads} thread{'s' * (machine.threads != 1)}")
+    return ", ".join(parts)
+
+
+def _scratch(measurement: Measurement) -> list[str]:
+    """What the kernels took for themselves: at the peak, and the largest of all."""
+    aside, everything = measurement.peak_without_kernel_scratch_bytes, measurement.peak_without_scratch_bytes
+    at_peak = sum(op.at_peak_bytes for op in measurement.scratch)
+    lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}"]
+    if measurement.set_aside:
+        raised, others = format_bytes(measurement.peak_bytes - aside), format_bytes(aside - everything)
+        lines.append(f"  scratch raises the peak by {raised} in the kernels set aside, by {others} in all others")
+    by_size: Sequence[MeasuredOp] = sorted(measurement.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
+    shown = [op for op in by_size if op.scratch_bytes * 1000 >= measurement.peak_bytes][:_SCRATCH_SHOWN]
+    for op in shown:
+        shapes = ", ".join(format_shape(shape) for shape in op.input_shapes if shape is not None)
+        where = "at the peak" if op.at_peak_bytes else f"in {op.phase}"
+        aside_mark = ", set aside" if op.name in measurement.set_aside else ""
+        lines.append(f"  {format_bytes(op.scratch_bytes)} {op.kernel} ({shapes}) {where}{aside_mark}, {op.calls} call{'s' * (op.calls != 1)}")
+    return lines

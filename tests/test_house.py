@@ -1,0 +1,213 @@
+"""What holds for the repository as a whole: who imports whom, what is declared and pinned, what must stand nowhere."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fxmem
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SOURCES = sorted((ROOT / "fxmem").rglob("*.py"))
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python afresh in the repository's root."""
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level packages outside the standard library that `statement` imports, in a fresh process."""
+    done = python("-c", f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps(sorted(set(sys.modules) - before)))")
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in json.loads(done.stdout)} - sys.stdlib_module_names
+
+
+# --- imports ------------------------------------------------------------------------------------------------------
+
+
+def test_the_import_contract_holds() -> None:
+    done = python("-c", "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_logo=True, no_cache=True))")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    assert modules_after("import fxmem") == {"fxmem"}
+
+
+def contract(kind: str, key: str, value: str) -> dict[str, list[str]]:
+    """The one import contract of `kind` whose list `key` holds `value`."""
+    (found,) = (entry for entry in PYPROJECT["tool"]["importlinter"]["contracts"] if entry["type"] == kind and value in entry[key])
+    return found
+
+
+def test_all_that_lies_below_torch_on_the_road_is_held_to_run_without_it() -> None:
+    layers = contract("layers", "containers", "fxmem")["layers"]
+    below = {name for layer in layers[layers.index("(_torch)") + 1 :] for name in re.findall(r"\w+", layer)}
+    modules = {path.stem for path in (ROOT / "fxmem").iterdir()}
+    assert {f"fxmem.{name}" for name in below & modules} == set(contract("forbidden", "forbidden_modules", "torch")["source_modules"])
+
+
+def test_what_works_on_records_runs_without_torch() -> None:
+    torch_free = contract("forbidden", "forbidden_modules", "torch")
+    imported = modules_after(f"import {', '.join(torch_free['source_modules'])}")
+    assert "pydantic" in imported
+    assert imported.isdisjoint(torch_free["forbidden_modules"])
+
+
+@pytest.mark.parametrize("name", fxmem.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert name in dir(fxmem)
+    assert getattr(fxmem, name) is not None
+
+
+def test_any_other_name_is_not() -> None:
+    with pytest.raises(AttributeError, match="module 'fxmem' has no attribute 'analyse'"):
+        _ = fxmem.analyse
+
+
+def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a file imports, whatever `from` hands out included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of an attribute chain that starts at a name; empty for any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    start = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{start}.{node.attr}" if start and isinstance(node, ast.Attribute) else ""
+
+
+def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every private name of torch. An operator (`torch.ops.aten._softmax`) is none: its name is its own affair."""
+    chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    starts = {id(node.value) for node in chains}
+    attributes = ((node.lineno, dotted(node)) for node in chains if id(node) not in starts)
+    for line, name in (*imported_modules(tree), *attributes):
+        if name.startswith("torch.") and not name.startswith("torch.ops.") and re.search(r"\._(?!_)", name):
+            yield line, name
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("import torch._C", ["torch._C"]),
+        ("from torch import _C", ["torch._C"]),
+        ("from torch._subclasses import FakeTensorMode", ["torch._subclasses.FakeTensorMode"]),
+        ("from torch.utils._pytree import tree_map as walk", ["torch.utils._pytree.tree_map"]),
+        ("torch.fx._symbolic_trace", ["torch.fx._symbolic_trace"]),
+        ("import torch.nn; torch.__version__; torch.ops.aten._softmax.default; x._base", []),
+    ],
+)
+def test_private_torch_names_are_recognised(code: str, names: list[str]) -> None:
+    assert [name for _, name in private_torch_names(ast.parse(code))] == names
+
+
+def test_private_torch_names_live_in_one_file() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in SOURCES
+        if path.name != "_torch.py"
+        for line, name in private_torch_names(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "a private name belongs in fxmem/_torch.py, with why and since when:\n" + "\n".join(found)
+
+
+# --- what is declared and pinned ----------------------------------------------------------------------------------
+
+
+def package(requirement: str) -> str:
+    """Name of the package a requirement asks for."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def declared() -> dict[str, list[str]]:
+    """Name of each list of dependencies to its packages."""
+    project = PYPROJECT["project"]
+    lists = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    return {name: [package(requirement) for requirement in requirements] for name, requirements in lists.items()}
+
+
+def test_every_dependency_says_why() -> None:
+    project = PYPROJECT["project"]
+    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    for requirement in (*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)):
+        assert any(re.fullmatch(rf'\s*"{re.escape(requirement)}",\s*# \S.*', line) for line in lines), requirement
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
+    imported = {name.partition(".")[0] for tree in trees for _, name in imported_modules(tree)} - sys.stdlib_module_names - {"fxmem"}
+    needed, optional = ({name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "zoo"))
+    assert imported - optional == needed
+
+
+def pinned() -> dict[str, str]:
+    """Package and version to its block of constraints.txt."""
+    blocks = re.findall(r"^([a-z0-9][\w.-]*==[^\s;\\]+)(.*(?:\n[ ].*)*)", CONSTRAINTS, flags=re.MULTILINE)
+    return dict(blocks)
+
+
+def test_everything_is_pinned_with_its_hashes() -> None:
+    pins = pinned()
+    assert all("--hash=sha256:" in block for block in pins.values())
+    names = {pin.partition("==")[0] for pin in pins}
+    assert {name for each in declared().values() for name in each} - {"fxmem"} <= names
+    # Nothing but pins, hashes and comments: no options, hence no index.
+    assert [line for line in CONSTRAINTS.splitlines() if not re.match(r"[a-z0-9][\w.-]*==|\s+--hash=sha256:[0-9a-f]{64}|\s*#", line)] == []
+
+
+def test_the_pins_name_no_place_and_no_local_build() -> None:
+    assert re.findall(r".*(?:://|\bfile:|--\w*index|--find-links).*", CONSTRAINTS) == []
+    assert [pin for pin in pinned() if "+" in pin] == []
+
+
+def test_the_makefile_and_the_pins_agree_on_torch() -> None:
+    (version,) = re.findall(r"^PINNED_TORCH := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [pin for pin in pinned() if pin.startswith("torch==")] == [f"torch=={version}"]
+
+
+# --- what must stand nowhere --------------------------------------------------------------------------------------
+
+UNWANTED = {
+    "a path on somebody's machine": r"(?<![\w.:])/(?:home/(?!user/)|root/|work/|Users/)",
+    "the host of a package index": r"\bpypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org",
+    "a mark of unfinished work": r"\b(?:TO(?:DO)|FIX(?:ME)|X(?:XX))\b",
+}
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every text file of the repository, tools' hidden folders left out."""
+    for path in sorted(ROOT.rglob("*")):
+        folders = path.relative_to(ROOT).parts[:-1]
+        if path.is_file() and all(folder == ".ci" or not folder.startswith((".", "__pycache__")) for folder in folders):
+            try:
+                yield path, path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue  # a picture or another binary file
+
+
+@pytest.mark.parametrize("what", UNWANTED)
+def test_nowhere_is_there(what: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:160]}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if re.search(UNWANTED[what], line)
+    ]
+    assert not found, f"{what}:\n" + "\n".join(found)
