@@ -75,7 +75,8 @@ define new-environment
 @$(PYTHON) -c 'import sys; sys.exit("fxmem needs Python 3.11 or newer, not %d.%d: make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 @echo 'making $(@D); torch brings its CUDA libraries, so the first time takes a while'
 $(PYTHON) -m venv --clear $(@D)
-$(@D)/bin/python -m pip install --quiet --no-deps --constraint constraints.txt uv
+sed -n '/^uv==/,/# via/p' constraints.txt > $(@D)/uv.txt
+$(@D)/bin/python -m pip install --quiet --require-hashes --requirement $(@D)/uv.txt
 endef
 
 # uv is several times faster, but does not read pip's configuration: behind a mirror that only pip knows, pip does it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch.fx
 from fxmem import liveness, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
-from fxmem.records import Peak, Profile, Report, Target, Timeline
+from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.usercode import failure
 
-__all__ = ["Analysis", "analyze"]
+__all__ = ["Analysis", "analyze", "analyze_call"]
 
 
 class Analysis:
@@ -112,24 +112,43 @@ def analyze(
         AnalysisError: the model raised, or needs values that only real data has.
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
     """
+    tell = progress or (lambda _: None)
+    built = _build(model, tell)
+    args, kwargs = _arguments(inputs)
+    return analyze_call(built, args, kwargs, name=type(built).__name__, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=target, progress=progress)
+
+
+def analyze_call(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    notes: Iterable[str] = (),
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    target: str | Target = "h100",
+    progress: Callable[[str], None] | None = None,
+) -> Analysis:
+    """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built join the assumptions."""
     if mode not in ("train", "infer"):
         raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
     if precision not in (None, "bf16", "fp16"):
         raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
     card = targets.target(target) if isinstance(target, str) else target
-    tell = progress or (lambda _: None)
-    built = _build(model, tell)
-    args, kwargs = _arguments(inputs)
-    training = {m: m.training for m in built.modules()}
-    set_training(built, mode)
+    training = {module: module.training for module in model.modules()}
+    set_training(model, mode)
     try:
         traced = profiling.profile(
-            built, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, name=type(built).__name__, progress=tell
+            model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, name=name, progress=progress or (lambda _: None)
         )
     finally:
         for module, flag in training.items():
             module.training = flag
-    return Analysis(traced.profile, built, traced)
+    noted = (*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))
+    return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced)
 
 
 def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> torch.nn.Module:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from math import inf, prod
 from types import SimpleNamespace as Call
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,6 +37,9 @@ __all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops"]
 
 Formula: TypeAlias = Callable[..., int | None]
 """Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for unknown."""
+
+Rule: TypeAlias = Callable[[Call], int]
+"""A formula of this file: reads a call's arguments by name."""
 
 
 def op_flops(
@@ -62,9 +66,10 @@ def op_flops(
     if formula is None or not _tensors(result):
         return None
     dtype = _tensors(result)[0].dtype
-    if dtype.is_complex:
-        return _COMPLEX[name] * formula(_call(func, args, kwargs, result)) if name in _COMPLEX else None
-    return formula(_call(func, args, kwargs, result)) if dtype.is_floating_point else 0
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return 0
+    each = _COMPLEX.get(name) if dtype.is_complex else 1
+    return None if each is None else each * formula(_call(func, args, kwargs, result))
 
 
 def is_counted_by_torch(func: OpOverload) -> bool:
@@ -86,8 +91,8 @@ def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`), and the result."""
     schema = func._schema.arguments  # private by name only: the schema every op is declared with (since 1.10)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    named |= {argument.name: value for argument, value in zip(schema, args, strict=False)}
-    return Call(**(named | dict(kwargs) | {"read": _numel(args[0]), "made": _numel(result), "result": result}))
+    named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+    return Call(**(named | {"read": _numel(named[schema[0].name]), "made": _numel(result), "result": result}))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -107,20 +112,20 @@ def _product(a: Tensor, b: Tensor) -> int:
     return 2 * a.numel() * b.shape[-1]
 
 
-def _grouped_mm(c: Call) -> int:
+def _grouped_mm(a: Tensor, b: Tensor) -> int:
     """Groups split the rows (2d x 3d), the columns (3d x 2d) or the contraction (2d x 2d), so they add up to one product; 3d x 3d is a batch."""
-    batch = c.self.shape[0] if c.self.dim() == c.mat2.dim() == 3 else 1
-    return int(2 * batch * c.self.shape[-2] * c.self.shape[-1] * c.mat2.shape[-1])
+    batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return 2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _attention(c: Call) -> int:
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> int:
     """q k', then scores v: as torch counts them, with the key and value heads repeated to the query's."""
-    return 2 * prod(c.query.shape[:3]) * c.key.shape[-2] * int(c.query.shape[-1] + c.value.shape[-1])
+    return 2 * prod(q.shape[:3]) * k.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
-def _attention_backward(c: Call) -> int:
+def _attention_backward(q: Tensor, k: Tensor, v: Tensor) -> int:
     """The scores again, their gradient, and those of v, q and k: three products over q's head size, two over v's."""
-    return 2 * prod(c.query.shape[:3]) * c.key.shape[-2] * int(3 * c.query.shape[-1] + 2 * c.value.shape[-1])
+    return 2 * prod(q.shape[:3]) * k.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
 # --- Recurrent layers -------------------------------------------------------------------------------------------------------------------
@@ -137,84 +142,93 @@ the next dc (4), four gates' derivatives (3 each). GRU: dn, dz (2 each), the nex
 def _rnn(c: Call, weights: Sequence[Tensor]) -> int:
     """Per step: the products, the biases, the sum of a gate's two products, and the cell."""
     gates, pointwise, _ = _CELLS[c.mode]
-    matrices, biases = _matrices(weights), sum(w.numel() for w in weights if w.dim() == 1)
-    return _steps(c) * (2 * sum(w.numel() for w in matrices) + biases + _layers(c, matrices) * (gates + pointwise) * int(c.hidden_size))
+    products, biases = _products_and_biases(weights)
+    return _steps(c) * (products + biases + _hidden(c, weights) * (gates + pointwise))
 
 
 def _rnn_backward(c: Call, weights: Sequence[Tensor], weights_too: bool = True) -> int:
     """Every product once for its input and once for its weight, every bias summed."""
     _, _, pointwise = _CELLS[c.mode]
-    matrices, biases = _matrices(weights), sum(w.numel() for w in weights if w.dim() == 1)
-    products = 2 * sum(w.numel() for w in matrices)
-    return _steps(c) * (products + (products + biases) * weights_too + _layers(c, matrices) * pointwise * int(c.hidden_size))
+    products, biases = _products_and_biases(weights)
+    return _steps(c) * (products + (products + biases) * weights_too + _hidden(c, weights) * pointwise)
 
 
-def _matrices(weights: Sequence[Tensor]) -> list[Tensor]:
-    return [w for w in weights if w.dim() == 2]
+def _cell(c: Call, mode: int) -> int:
+    """A cell by itself takes the gates' two products and sums them with the biases."""
+    gates, pointwise, _ = _CELLS[mode]
+    n: int = c.input_gates.numel()
+    return n * (1 + len(_tensors((c.input_bias, c.hidden_bias)))) + n // gates * pointwise
+
+
+def _products_and_biases(weights: Sequence[Tensor]) -> tuple[int, int]:
+    return 2 * sum(w.numel() for w in weights if w.dim() == 2), sum(w.numel() for w in weights if w.dim() == 1)
 
 
 def _steps(c: Call) -> int:
-    return c.read // int(c.input.shape[-1])
+    """Time steps times batch, packed sequences included."""
+    return prod(c.input.shape[:-1])
 
 
-def _layers(c: Call, matrices: Sequence[Tensor]) -> int:
-    """Layers times directions: each has an input and a recurrent matrix with a row for each gate's element (a projection has fewer)."""
-    return sum(w.shape[0] == _CELLS[c.mode][0] * c.hidden_size for w in matrices) // 2
+def _hidden(c: Call, weights: Sequence[Tensor]) -> int:
+    """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection has fewer)."""
+    rows: int = _CELLS[c.mode][0] * c.hidden_size
+    return sum(w.dim() == 2 and w.shape[0] == rows for w in weights) // 2 * (rows // _CELLS[c.mode][0])
 
 
 def _mkldnn_weights(c: Call) -> list[Tensor]:
-    weights = [getattr(c, f"weight{i}", None) for i in range(5)]  # numbered from 0 forward, from 1 backward
-    return _tensors([w for w in weights if w is not None][: 4 if c.has_biases else 2])
+    """Two matrices and two biases, numbered from 0 in the forward op and from 1 in the backward one."""
+    weights = _tensors([getattr(c, f"weight{i}", None) for i in range(5)])
+    return weights if c.has_biases else weights[:2]
 
 
 # --- Normalisation: n elements, g groups that are normalised together -------------------------------------------------------------------
 
 
-def _normalize(c: Call, g: int) -> int:
+def _normalize(n: int, g: int, weight: Tensor | None, bias: Tensor | None) -> int:
     """Mean (n + g), variance (3n + g), 1 / sqrt(variance + eps) (2g), (x - mean) rstd (2n), times weight (n), plus bias (n)."""
-    n = c.read
-    return int(6 * n + 4 * g + n * len(_tensors((c.weight, c.bias))))
+    return 6 * n + 4 * g + n * len(_tensors((weight, bias)))
 
 
-def _normalize_backward(c: Call, g: int, mask: Sequence[bool] = (True, True, True)) -> int:
+def _normalize_backward(n: int, g: int, weight: Tensor | None, mask: Sequence[bool] = (True, True, True)) -> int:
     """x^ = (x - mean) rstd (2n); dx = rstd (w dy - mean(w dy) - x^ mean(w dy x^)) (7n + 2g, and n for w); dw = sum(dy x^) (2n); db = sum(dy) (n)."""
-    n = c.read
-    return int(2 * n * (mask[0] or mask[1]) + (7 * n + 2 * g + n * (c.weight is not None)) * mask[0] + 2 * n * mask[1] + n * mask[2])
+    return 2 * n * (mask[0] or mask[1]) + (7 * n + 2 * g + n * (weight is not None)) * mask[0] + 2 * n * mask[1] + n * mask[2]
 
 
-def _rms_norm(c: Call) -> int:
+def _rms_norm(n: int, g: int, weight: Tensor | None) -> int:
     """Mean of squares (2n + g), 1 / sqrt(it + eps) (2g), x rstd (n), times weight (n)."""
-    return int((3 + (c.weight is not None)) * c.read + 3 * c.result[1].numel())
+    return 3 * n + 3 * g + n * (weight is not None)
 
 
-def _rms_norm_backward(c: Call) -> int:
+def _rms_norm_backward(n: int, g: int, weight: Tensor | None, mask: Sequence[bool]) -> int:
     """x^ = x rstd (n); dx = rstd (w dy - x^ mean(w dy x^)) (5n + g, and n for w); dw = sum(dy x^) (2n)."""
-    n, (dx, dw) = c.read, c.output_mask
-    return int(n * (dx or dw) + (5 * n + c.rstd.numel() + n * (c.weight is not None)) * dx + 2 * n * dw)
+    return n * (mask[0] or mask[1]) + (5 * n + g + n * (weight is not None)) * mask[0] + 2 * n * mask[1]
 
 
 def _batch_norm(c: Call) -> int:
     """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var + eps) is all of the statistics."""
-    channels = c.input.shape[1]
+    x: Tensor = c.input
+    n, channels = x.numel(), x.shape[1]
     if getattr(c, "training", False):
         running = _tensors((getattr(c, "running_mean", None), getattr(c, "running_var", None)))
-        return _normalize(c, channels) + 3 * len(running) * channels
-    return int((2 + len(_tensors((c.weight, c.bias)))) * c.read + 2 * channels)
+        return _normalize(n, channels, c.weight, c.bias) + 3 * len(running) * channels
+    affine = len(_tensors((c.weight, c.bias)))
+    return (2 + affine) * n + 2 * channels
 
 
 def _batch_norm_backward(c: Call) -> int:
     """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^ (2n), dw (2n), db (n)."""
-    n, channels, mask = c.read, c.input.shape[1], c.output_mask
+    x: Tensor = c.input
+    n, channels, (dx, dw, db) = x.numel(), x.shape[1], map(bool, c.output_mask)
     if c.train:
-        return _normalize_backward(c, channels, mask)
-    return int((2 * channels) * (mask[0] or mask[1]) + (n + channels * (c.weight is not None)) * mask[0] + 4 * n * mask[1] + n * mask[2])
+        return _normalize_backward(n, channels, c.weight, c.output_mask)
+    return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
 
 
 # --- Pooling, losses, norms, sums by index ----------------------------------------------------------------------------------------------
 
 
-def _kernel(c: Call, dims: int) -> int:
-    return int(prod(c.kernel_size)) ** (dims if len(c.kernel_size) == 1 else 1)
+def _kernel(dims: int, size: Sequence[int]) -> int:
+    return int(prod(size) ** (dims if len(size) == 1 else 1))
 
 
 def _window_elements(whole: Sequence[int], windows: Sequence[int]) -> int:
@@ -230,32 +244,51 @@ def _loss(c: Call, per_element: int) -> int:
 
 def _nll(c: Call) -> int:
     """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and count."""
-    n, weighted = c.target.numel(), c.weight is not None
-    return int((1 + weighted) * n + (0, n + 1, n)[c.reduction] + n * (weighted and c.reduction == 1))
+    n: int = c.target.numel()
+    weighted = c.weight is not None
+    return (1 + weighted) * n + (0, n + 1, n)[c.reduction] + n * (weighted and c.reduction == 1)
 
 
-def _norm(c: Call, order: float | None) -> int:
+def _norm(read: int, made: int, order: float | None) -> int:
     """2: squares, sum, root. 1 and infinity: absolute values, their sum or the largest. 0: a count. Any p: absolute values, powers, sum, root."""
     fixed = {2.0: (2, 1), 1.0: (2, 0), inf: (2, 0), -inf: (2, 0), 0.0: (1, 0)}
     per_element, per_result = fixed.get(2.0 if order is None else float(order), (3, 1))
-    return int(per_element * c.read + per_result * c.made)
+    return per_element * read + per_result * made
 
 
-def _index_put(c: Call) -> int:
+def _dist(c: Call) -> int:
+    n = _broadcast_numel(c.self.shape, c.other.shape)
+    return n + _norm(n, 1, c.p)
+
+
+def _broadcast_numel(*shapes: Sequence[int]) -> int:
+    return prod(0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1))
+
+
+def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> int:
     """One addition per element written, if it accumulates. `values` may be broadcast to them; with masks its own size is all that is known."""
-    given = _tensors(c.indices)
-    if not c.accumulate or any(i.dtype in (torch.bool, torch.uint8) for i in given):
-        return c.values.numel() if c.accumulate else 0
-    kept = [size for d, size in enumerate(c.self.shape) if d >= len(c.indices) or c.indices[d] is None]
-    return int(prod(torch.broadcast_tensors(*(i.detach() for i in given))[0].shape) * prod(kept))
+    given = _tensors(indices)
+    if not accumulate or any(i.dtype in (torch.bool, torch.uint8) for i in given):
+        return values.numel() if accumulate else 0
+    kept = [size for d, size in enumerate(x.shape) if d >= len(indices) or indices[d] is None]
+    return _broadcast_numel(*(i.shape for i in given)) * prod(kept)
 
 
 def _bag(c: Call, width: int) -> int:
     """Rows looked up times their width; weighted rows are multiplied too."""
-    return int(c.indices.numel() * width * (1 + (c.per_sample_weights is not None)))
+    rows: int = c.indices.numel()
+    return rows * width * (1 + (c.per_sample_weights is not None))
 
 
 # --- Element by element, and optimizers -------------------------------------------------------------------------------------------------
+
+
+def _each(flops: int) -> Rule:
+    return lambda c: flops * c.made
+
+
+def _of(read: int, made: int) -> Rule:
+    return lambda c: read * c.read + made * c.made
 
 
 def _factors(c: Call) -> int:
@@ -269,7 +302,7 @@ def _gelu_backward(c: Call) -> int:
 
     With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t) i) (9).
     """
-    return int((18 if c.approximate == "tanh" else 11) * c.made)
+    return _each(18 if c.approximate == "tanh" else 11)(c)
 
 
 def _fused_adam(c: Call, decay: int) -> int:
@@ -285,7 +318,7 @@ def _fused_sgd(c: Call) -> int:
 
 def _fused(c: Call, flops: int, decay: int) -> int:
     """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the gradient scaler's division."""
-    return int(c.made * (flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None)))
+    return _each(flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None))(c)
 
 
 # --- The tables. A name stands for its in-place and foreach forms too -------------------------------------------------------------------
@@ -398,53 +431,52 @@ _EACH_READ = {
 }
 """FLOPs per element of the first argument, and per element of the result."""
 
-_ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu", "fused_attention_overrideable")
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu", "fused_attention_overrideable")
 
-_FORMULAS: dict[str, Callable[[Call], int]] = {
-    **{name: lambda c, each=each: each * c.made for name, each in _EACH.items()},
-    **{name: lambda c, read=read, made=made: read * c.read + made * c.made for name, (read, made) in _EACH_READ.items()},
+_FORMULAS: dict[str, Rule] = {
+    **{name: _each(flops) for name, flops in _EACH.items()},
+    **{name: _of(*flops) for name, flops in _EACH_READ.items()},
     # Products. Those torch counts are for the overloads its formulas refuse.
     **dict.fromkeys(["mm", "bmm"], lambda c: _product(c.self, c.mat2)),
     "addmm": lambda c: _product(c.mat1, c.mat2),
     **dict.fromkeys(["baddbmm", "addbmm"], lambda c: _product(c.batch1, c.batch2)),
     **dict.fromkeys(["mv", "dot", "vdot"], lambda c: 2 * c.read),
     "addmv": lambda c: 2 * c.mat.numel(),
-    **dict.fromkeys(["_grouped_mm", "_scaled_grouped_mm"], _grouped_mm),
+    **dict.fromkeys(["_grouped_mm", "_scaled_grouped_mm"], lambda c: _grouped_mm(c.self, c.mat2)),
     "affine_grid_generator": lambda c: 2 * c.theta.shape[-1] * c.made,  # homogeneous coordinates times theta
-    **{f"_scaled_dot_product_{kernel}": _attention for kernel in _ATTENTION_KERNELS},
-    **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in _ATTENTION_KERNELS},
+    **dict.fromkeys([f"_scaled_dot_product_{name}" for name in _ATTENTION], lambda c: _attention(c.query, c.key, c.value)),
+    **dict.fromkeys([f"_scaled_dot_product_{name}_backward" for name in _ATTENTION], lambda c: _attention_backward(c.query, c.key, c.value)),
     # Recurrent layers.
     "_cudnn_rnn": lambda c: _rnn(c, c.weight),
     "_cudnn_rnn_backward": lambda c: _rnn_backward(c, c.weight, c.output_mask[3]),
     "mkldnn_rnn_layer": lambda c: _rnn(c, _mkldnn_weights(c)),
     "mkldnn_rnn_layer_backward": lambda c: _rnn_backward(c, _mkldnn_weights(c)),
-    **{
-        f"_thnn_fused_{cell}_cell": lambda c, mode=mode: (
-            c.read * (1 + len(_tensors((c.input_bias, c.hidden_bias)))) + _CELLS[mode][1] * (c.read // _CELLS[mode][0])
-        )
-        for cell, mode in (("lstm", 2), ("gru", 3))
-    },
+    "_thnn_fused_lstm_cell": lambda c: _cell(c, 2),
+    "_thnn_fused_gru_cell": lambda c: _cell(c, 3),
     "_thnn_fused_lstm_cell_backward_impl": lambda c: 23 * c.cx.numel() + 4 * c.cx.numel() * c.has_bias,
     "_thnn_fused_gru_cell_backward": lambda c: 16 * c.read + 6 * c.read * c.has_bias,
     # Normalisation.
-    "native_layer_norm": lambda c: _normalize(c, c.result[1].numel()),
-    "native_layer_norm_backward": lambda c: _normalize_backward(c, c.mean.numel(), c.output_mask),
-    "native_group_norm": lambda c: _normalize(c, c.result[1].numel()),
-    "native_group_norm_backward": lambda c: _normalize_backward(c, c.mean.numel(), c.output_mask),
-    "_fused_rms_norm": _rms_norm,
-    "_fused_rms_norm_backward": _rms_norm_backward,
+    **dict.fromkeys(["native_layer_norm", "native_group_norm"], lambda c: _normalize(c.made, c.result[1].numel(), c.weight, c.bias)),
+    **dict.fromkeys(
+        ["native_layer_norm_backward", "native_group_norm_backward"], lambda c: _normalize_backward(c.read, c.mean.numel(), c.weight, c.output_mask)
+    ),
+    "_fused_rms_norm": lambda c: _rms_norm(c.made, c.result[1].numel(), c.weight),
+    "_fused_rms_norm_backward": lambda c: _rms_norm_backward(c.read, c.rstd.numel(), c.weight, c.output_mask),
     **dict.fromkeys(_names("native_batch_norm cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"), _batch_norm),
     "native_batch_norm_backward": _batch_norm_backward,
-    "cudnn_batch_norm_backward": lambda c: _normalize_backward(c, c.input.shape[1]),
+    "cudnn_batch_norm_backward": lambda c: _normalize_backward(c.read, c.input.shape[1], c.weight),
     "_weight_norm_interface": lambda c: 3 * c.v.numel() + 2 * c.g.numel(),  # v (g / |v|)
     "_weight_norm_interface_backward": lambda c: 5 * c.saved_v.numel() + 3 * c.saved_g.numel(),  # dg = sum(dw v) / |v|, (g / |v|) (dw - v (dg / |v|))
     # Pooling: an operation per place of the window, one more for an average.
-    **{f"max_pool{d}d_with_indices": lambda c, d=d: c.made * _kernel(c, d) for d in (2, 3)},
-    **{f"avg_pool{d}d": lambda c, d=d: c.made * (_kernel(c, d) + 1) for d in (2, 3)},
-    **{f"avg_pool{d}d_backward": lambda c, d=d: c.read * (_kernel(c, d) + 1) for d in (2, 3)},
-    **{f"adaptive_max_pool{d}d": lambda c: _window_elements(c.self.shape, c.result[0].shape) for d in (2, 3)},
-    **{f"_adaptive_avg_pool{d}d": lambda c: _window_elements(c.self.shape, c.result.shape) + c.made for d in (2, 3)},
-    **{f"_adaptive_avg_pool{d}d_backward": lambda c: _window_elements(c.self.shape, c.grad_output.shape) + c.read for d in (2, 3)},
+    "max_pool2d_with_indices": lambda c: c.made * _kernel(2, c.kernel_size),
+    "max_pool3d_with_indices": lambda c: c.made * _kernel(3, c.kernel_size),
+    "avg_pool2d": lambda c: c.made * (_kernel(2, c.kernel_size) + 1),
+    "avg_pool3d": lambda c: c.made * (_kernel(3, c.kernel_size) + 1),
+    "avg_pool2d_backward": lambda c: c.read * (_kernel(2, c.kernel_size) + 1),
+    "avg_pool3d_backward": lambda c: c.read * (_kernel(3, c.kernel_size) + 1),
+    **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], lambda c: _window_elements(c.self.shape, c.result[0].shape)),
+    **dict.fromkeys(["_adaptive_avg_pool2d", "_adaptive_avg_pool3d"], lambda c: _window_elements(c.self.shape, c.result.shape) + c.made),
+    **dict.fromkeys(["_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"], lambda c: _window_elements(c.self.shape, c.grad_output.shape) + c.read),
     # Losses.
     "mse_loss": lambda c: _loss(c, 2),  # (x - t)^2
     "huber_loss": lambda c: _loss(c, 4),  # z = |x - t|, then z z / 2 or delta (z - delta / 2)
@@ -458,11 +490,12 @@ _FORMULAS: dict[str, Callable[[Call], int]] = {
     **dict.fromkeys(["nll_loss_backward", "nll_loss2d_backward"], lambda c: c.target.numel() * (1 + (c.weight is not None) + (c.reduction == 1))),
     # Reductions that take an argument.
     "_log_softmax": lambda c: 5 * c.read + c.read // max(1, c.self.shape[c.dim] if c.self.dim() else 1),  # x - max - log(sum(exp(x - max)))
-    "linalg_vector_norm": lambda c: _norm(c, c.ord),
-    "norm": lambda c: _norm(c, c.p if hasattr(c, "p") else c.ord),
+    "linalg_vector_norm": lambda c: _norm(c.read, c.made, c.ord),
+    "norm": lambda c: _norm(c.read, c.made, c.p if hasattr(c, "p") else c.ord),
+    "dist": _dist,
     "trace": lambda c: min(c.self.shape),
     # Sums by index.
-    **dict.fromkeys(["index_put", "_index_put_impl", "_unsafe_index_put"], _index_put),
+    **dict.fromkeys(["index_put", "_index_put_impl", "_unsafe_index_put"], lambda c: _index_put(c.self, c.indices, c.values, c.accumulate)),
     "index_add": lambda c: c.source.numel() * (1 + _factors(c)),
     "scatter": lambda c: c.index.numel() * hasattr(c, "reduce"),
     "scatter_add": lambda c: c.index.numel(),
@@ -489,7 +522,7 @@ _FORMULAS: dict[str, Callable[[Call], int]] = {
     "_fused_adagrad": lambda c: _fused(c, 7, decay=2),  # s + g g, p - (lr g) / (sqrt(s) + eps)
 }
 
-_COMPLEX = {"add": 2, "sub": 2, "rsub": 2, "neg": 2, "sum": 2, "mul": 6, "polar": 1}
+_COMPLEX = {"add": 2, "sub": 2, "rsub": 2, "neg": 2, "sum": 2, "mul": 6, "polar": 1, "sgn": 3}
 """Real operations in one complex operation."""
 
 UNCOUNTED: Mapping[str, str] = {

@@ -90,8 +90,8 @@ def check(profile: Profile) -> None:
     """Refuse a profile that contradicts itself.
 
     Verified: every index points at something, live ranges do not end before they begin, ops are in order and do not
-    overlap, phases follow one another and cover all ticks and ops, every op runs in its phase, and `saved_bytes` is
-    the sum over the nodes.
+    overlap, phases follow one another and cover all ops and all ticks (but for tick 0, which may come before the
+    first), every op runs in its phase, and `saved_bytes` is the sum over the nodes.
 
     Raises:
         UsageError: with the first contradiction found, in one line.
@@ -206,17 +206,19 @@ def _bad_ops(profile: Profile) -> Iterator[str]:
 
 def _bad_phases(profile: Profile) -> Iterator[str]:
     tick, op = 0, 0
-    for span in profile.phases:
-        if (span.begin, span.first_op) != (tick, op):
+    for index, span in enumerate(profile.phases):
+        # Tick 0 may belong to no phase: it is what was there before the step.
+        follows = span.begin == tick or (index == 0 and span.begin == 1)
+        if not follows or span.first_op != op:
             yield f"phase {span.phase} begins at tick {span.begin} and op {span.first_op}, expected tick {tick} and op {op}"
         if span.end < span.begin or span.last_op < span.first_op:
             yield f"phase {span.phase} ends at tick {span.end} and op {span.last_op}, before it begins"
-        for index in range(span.first_op, min(span.last_op, len(profile.ops))):
-            inside = profile.ops[index]
+        for i in range(span.first_op, min(span.last_op, len(profile.ops))):
+            inside = profile.ops[i]
             if inside.phase is not span.phase:
-                yield f"ops[{index}] is of phase {inside.phase}, but stands in phase {span.phase}"
+                yield f"ops[{i}] is of phase {inside.phase}, but stands in phase {span.phase}"
             elif inside.begin < span.begin or inside.end > span.end:
-                yield f"ops[{index}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, {span.end})"
+                yield f"ops[{i}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, {span.end})"
         tick, op = span.end, span.last_op
     if (tick, op) != (profile.ticks, len(profile.ops)):
         yield f"its phases cover {tick} of {profile.ticks} ticks and {op} of {len(profile.ops)} ops"

@@ -32,7 +32,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
-from fxmem.usercode import chain, closest, construct, failure, importable, is_reference, load, one_line, place, process_unchanged, without_network
+from fxmem.usercode import chain, closest, construct, failure, importable, is_reference, load, one_line, process_unchanged, without_network
 
 __all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
 
@@ -171,8 +171,6 @@ def _build(recipe: _Recipe, spec: str, settings: Mapping[str, Any]) -> tuple[tor
 
 
 def _construction_error(error: BaseException, recipe: _Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
-    if isinstance(error, ModuleNotFoundError) or (isinstance(error, ImportError) and error.name is None):  # transformers names none
-        return EnvironmentLacksError(f"{spec} needs something that is not installed{place(error)}: {one_line(error)}")
     if any(isinstance(link, ConnectionError) for link in chain(error)):
         return UsageError(f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their configuration alone")
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
@@ -247,7 +245,8 @@ def _own(spec: str, settings: Mapping[str, Any]) -> _Recipe:
 
 def _library(package: str, module: str | None = None) -> Any:
     try:
-        return importlib.import_module(module or package)
+        found = importlib.import_module(package)
+        return importlib.import_module(module) if module else found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = f"{package} is not installed" if missing else f"{package} cannot be imported ({one_line(error)})"

@@ -41,7 +41,6 @@ __all__ = [
     "is_reference",
     "load",
     "one_line",
-    "place",
     "process_unchanged",
     "without_network",
 ]
@@ -96,17 +95,19 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             pending += [link.__context__, link.__cause__]
 
 
-def failure(error: BaseException, what: str) -> AnalysisError:
-    """The error to raise when `what` raised `error`: its text and the innermost line that is no library's."""
-    if isinstance(error, SystemExit):
-        return AnalysisError(f"{what} called sys.exit{place(error)}; keep what a script runs under `if __name__ == '__main__':`")
-    return AnalysisError(f"{what} raised{place(error)}: {one_line(error)}")
+def failure(error: BaseException, what: str) -> FxmemError:
+    """The error to raise when `what` raised `error`: its text and the innermost line that is no library's.
 
-
-def place(error: BaseException) -> str:
-    """` at file:line` of the innermost line that is no library's, empty if there is none."""
+    An `EnvironmentLacksError` if a package is missing (transformers says so by an `ImportError` that names no module),
+    else an `AnalysisError`.
+    """
     line = _user_line(error)
-    return f" at {line[0]}:{line[1]}" if line else ""
+    at = f" at {line[0]}:{line[1]}" if line else ""
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, ImportError) and error.name is None):
+        return EnvironmentLacksError(f"{what} needs something that is not installed{at}: {one_line(error)}")
+    if isinstance(error, SystemExit):
+        return AnalysisError(f"{what} called sys.exit{at}; keep what a script runs under `if __name__ == '__main__':`")
+    return AnalysisError(f"{what} raised{at}: {one_line(error)}")
 
 
 def load(reference: str) -> Any:
@@ -134,8 +135,6 @@ def load(reference: str) -> Any:
             found = getattr(found, part)
     except FxmemError:
         raise
-    except ModuleNotFoundError as error:
-        raise EnvironmentLacksError(f"{where} imports {error.name!r}{place(error)}, which is not installed") from error
     except (Exception, SystemExit) as error:
         raise failure(error, f"importing {where}") from error
     return found
@@ -219,10 +218,10 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
     On the CPU in-place initialisers are left out, so that parameters stay as `torch.empty` made them and the operating
     system never backs them with memory; then the module's parameters and buffers move to meta too.
 
-    Call it inside `process_unchanged`. What `make` raises for reasons of its own goes through.
+    What `make` raises for reasons of its own goes through. The process is unchanged, as by `process_unchanged`.
     """
     try:
-        with _OnMeta(), _registered_on_meta():
+        with process_unchanged(), _On("meta"), _registered_on_meta():
             made = make()
     except Exception as error:
         if not _wants_values(error):
@@ -231,7 +230,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
     else:
         real = isinstance(made, torch.nn.Module) and any(not p.is_meta for p in made.parameters())
         return made, "cpu" if real else "meta", ("its parameters were allocated before fxmem saw the module",) if real else ()
-    with torch.device("cpu"), _SkipInitialisers():
+    with process_unchanged(), _On("cpu"), _SkipInitialisers():
         made = make()
     if isinstance(made, torch.nn.Module):
         _move_to_meta(made)
@@ -243,11 +242,15 @@ def _wants_values(error: BaseException) -> bool:
     return any("meta" in str(link).lower() for link in chain(error))
 
 
-class _OnMeta(TorchFunctionMode):
-    """What `with torch.device("meta")` does, also when the constructor sets a default device of its own."""
+class _On(TorchFunctionMode):
+    """What `with torch.device(device)` does, also when the code inside sets a default device of its own."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = torch.device(device)
 
     def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        with torch.device("meta"):
+        with self.device:
             return func(*args, **(kwargs or {}))
 
 

@@ -130,11 +130,11 @@ def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     where boolean.
 
     Raises:
-        UsageError: `inputs` is no tensor, tuple, list or dict.
+        UsageError: `inputs` is no tensor, tuple or dict.
     """
-    if not isinstance(inputs, torch.Tensor | tuple | list | Mapping):
-        raise UsageError(f"expected inputs to be a tensor, a tuple of positional or a dict of keyword arguments, got {type(inputs).__name__}")
-    args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs) if isinstance(inputs, tuple | list) else ()
+    if not isinstance(inputs, torch.Tensor | tuple | Mapping):
+        raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
+    args = (inputs,) if isinstance(inputs, torch.Tensor) else inputs if isinstance(inputs, tuple) else ()
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     return tree_map_only(torch.Tensor, _real_input, args), tree_map_only(torch.Tensor, _real_input, kwargs)
 

@@ -168,6 +168,8 @@ def _machine(measurement: Measurement) -> str:
 
 def _scratch(measurement: Measurement) -> list[str]:
     """What the kernels took for themselves: at the peak, and the largest of all."""
+    if not measurement.scratch:
+        return []
     aside, everything = measurement.peak_without_kernel_scratch_bytes, measurement.peak_without_scratch_bytes
     at_peak = sum(op.at_peak_bytes for op in measurement.scratch)
     lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}"]

@@ -84,8 +84,8 @@ class Log:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Everything inside happens in this phase. The first one begins at tick 0."""
-        begin, first_op = (self._tick if self._phases else 0), len(self._ops)
+        """Everything inside happens in this phase."""
+        begin, first_op = self._tick, len(self._ops)
         yield
         self._phases.append(PhaseSpan(phase=phase, begin=begin, end=self._tick, first_op=first_op, last_op=len(self._ops)))
 

@@ -67,6 +67,13 @@ def test_a_morning_of_requests() -> None:
     assert allocator.stats().reserved_bytes.peak == 36 * MIB
 
 
+def test_a_segment_of_its_own_from_10_mib_on() -> None:
+    allocator = CachingAllocator()
+    allocator.malloc(10 * MIB)
+    allocator.malloc(10 * MIB - 512)
+    assert sizes_of(allocator) == [[(10 * MIB, True)], [(10 * MIB - 512, True), (10 * MIB + 512, False)]]
+
+
 def test_best_fit_then_lowest_address() -> None:
     allocator = CachingAllocator()
     first, second, third = (allocator.malloc(nbytes * MIB) for nbytes in (30, 22, 22))
@@ -157,7 +164,7 @@ def test_oversize_blocks_are_kept_whole() -> None:
         allocator.malloc(12 * MIB)
     assert sizes_of(plain) == [[(12 * MIB, True), (18 * MIB, False)]]
     assert sizes_of(limited) == [[(30 * MIB, False)], [(12 * MIB, True)]]
-    limited.malloc(21 * MIB)  # itself oversize, and 9 MiB are wasted, less than the 20 MiB allowed: taken whole
+    limited.malloc(20 * MIB)  # itself oversize, and 10 MiB are wasted, less than the 20 MiB allowed: taken whole
     assert sizes_of(limited) == [[(30 * MIB, True)], [(12 * MIB, True)]]
 
 
@@ -182,6 +189,7 @@ def test_how_much_an_oversize_request_may_waste(rounding: int, segments: list[An
     [
         ((40, 30, 22), 50, [22, 50]),  # none is large enough: the largest go first, 40 + 30 are enough
         ((70,), 45, [46]),  # large enough, and not handed out because 25 MiB would be wasted: it goes
+        ((40, 20, 20), 60, [20, 60]),  # 20 is oversize, and 40 + 20 are just enough
         ((50, 45), 26, [50, 26]),  # both would waste too much: the smaller goes
     ],
 )
@@ -255,6 +263,14 @@ def test_garbage_collection_takes_the_oldest(threshold: str, retries: int, segme
     assert allocator.stats().alloc_retries == retries
 
 
+def test_garbage_collection_stops_at_the_threshold() -> None:
+    """160 MiB are allowed, 70 are cached, and the threshold is 40: the older 30 are just enough."""
+    allocator = CachingAllocator(Settings.from_string("garbage_collection_threshold:0.25,per_process_memory_fraction:0.5"), capacity_bytes=320 * MIB)
+    for mib in (30, 40, 50):
+        allocator.free(allocator.malloc(mib * MIB))
+    assert sizes_of(allocator) == [[(40 * MIB, False)], [(50 * MIB, False)]]
+
+
 def test_expandable_segments_grow_and_shrink_in_place() -> None:
     allocator = CachingAllocator(Settings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)
     first = allocator.malloc(25 * MIB)  # two pages of 20 MiB
@@ -270,9 +286,8 @@ def test_expandable_segments_grow_and_shrink_in_place() -> None:
     assert allocator.snapshot()[0].address == first + 20 * MIB
     assert allocator.reserved_bytes == 40 * MIB
 
-    again = allocator.malloc(22 * MIB)  # the lowest place with room: the page that went, and the 5 MiB after it
-    assert again == first
-    assert sizes_of(allocator) == [[(22 * MIB, True), (3 * MIB, False), (20 * MIB, True), (15 * MIB, False)]]
+    assert allocator.malloc(25 * MIB) == first  # the lowest place with room: the page that went, and just the 5 MiB after it
+    assert sizes_of(allocator) == [[(25 * MIB, True), (20 * MIB, True), (15 * MIB, False)]]
 
 
 def test_room_to_grow_is_kept_for_last() -> None:
@@ -674,6 +689,12 @@ def test_the_cache_pays_for_a_smaller_card() -> None:
     assert (first.reserved_bytes, first.alloc_retries) == (60 * MIB, 1)
     later = replay(profile, capacity_bytes=90 * MIB)
     assert (later.reserved_bytes, later.alloc_retries) == (86 * MIB, 0)  # one of the 30 in the 56, the other beside it
+
+
+def test_of_equal_peaks_the_first_counts() -> None:
+    result = replay(loop((30, Kind.TEMPORARY, 1, 2), (30, Kind.TEMPORARY, 3, 4), ticks=5))
+    assert result.at_peak is not None
+    assert result.at_peak.tick == 1
 
 
 def test_settings_reach_the_replay() -> None:

@@ -201,7 +201,7 @@ def test_ready_made_profiles_are_consistent() -> None:
         ({"storages": (), "ops": (call(0, 1, 4), call(1, 3, 5))}, r"ops\[1\] begins at tick 3, before ops\[0\] has ended at tick 4"),
         ({"storages": (), "ops": (call(0, 1, 11),)}, r"ops\[0\] ends at tick 11"),
         ({"phases": ()}, r"its phases cover 0 of 10 ticks and 0 of 4 ops"),
-        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=1, end=10, first_op=0, last_op=4),)}, r"phase forward begins at tick 1 and op 0, expected tick 0"),
+        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=2, end=10, first_op=0, last_op=4),)}, r"phase forward begins at tick 2 and op 0, expected tick 0"),
         ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=10, first_op=0, last_op=4),)}, r"ops\[2\] is of phase backward, but stands in phase forward"),
         ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=4, first_op=0, last_op=2),)}, r"ops\[1\] covers ticks \[4, 5\), phase forward only \[0, 4\)"),
     ],

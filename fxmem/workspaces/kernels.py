@@ -1,0 +1,142 @@
+"""Scratch memory of other CUDA kernels, read in ATen's source.
+
+Only ops whose scratch follows from the shapes are here; each entry names its source, and nothing here was measured.
+Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak it is
+left out, where it would be the peak the op is left out. Arguments are taken to be contiguous, as torch makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from fxmem.records import Target
+from fxmem.targets import device_properties
+from fxmem.workspaces.hidden import HiddenMemory, alloc, free, output
+from fxmem.workspaces.layouts import ITEM_BYTES
+
+__all__ = ["NO_SCRATCH", "kernel_memory", "kernel_scratch"]
+
+Shape = tuple[int, ...]
+_Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory | None]
+
+NO_SCRATCH = frozenset({
+    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
+    "nll_loss_forward", "nll_loss_backward",  # Loss.cu
+    "native_layer_norm",  # layer_norm_kernel.cu
+    "native_dropout", "native_dropout_backward",  # Dropout.cu
+    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",  # Activation*.cu
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+    "embedding", "index_select", "gather", "scatter_add",  # Indexing.cu, ScatterGatherKernel.cu
+    "add", "sub", "mul", "div", "copy_", "fill_", "zero_",  # TensorIterator kernels without a reduction
+})  # fmt: skip
+"""Ops whose CUDA kernels allocate nothing but their results."""
+
+
+def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
+    """The hidden buffers of an ATen op on a CUDA target, in order.
+
+    Args:
+        op: the op's name, e.g. `aten.embedding_dense_backward.default`.
+        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them.
+        dtypes: of the same, torch's names.
+        target: for kernels that look at the number of multiprocessors.
+
+    Returns:
+        None for an op that is not in the table: nothing is known of its scratch.
+    """
+    name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
+    if name in NO_SCRATCH:
+        return HiddenMemory(events=(output("result"),), source="aten/src/ATen/native/cuda")
+    rule = _RULES.get(name)
+    return None if rule is None else rule(shapes, dtypes, target)
+
+
+def kernel_scratch(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> int | None:
+    """Most bytes the op has allocated at once beside its results; None for an op that is not in the table."""
+    memory = kernel_memory(op, shapes, dtypes, target)
+    return None if memory is None else memory.peak_bytes()
+
+
+def _embedding_dense_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`embedding_dense_backward_cuda`, `embedding_backward_cuda_kernel` (Embedding.cu, EmbeddingBackwardKernel.cu).
+
+    Indices are sorted; rows of the same index are summed in parts of 10, in float, before they are scattered. Up to 3072
+    indices are scattered directly. `scale_grad_by_freq` is taken to be off.
+    """
+    (_, indices, weight), index_bytes = shapes, ITEM_BYTES[dtypes[1]]
+    source = "aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu"
+    count = prod(indices)
+    if count <= 3072:
+        return HiddenMemory(events=(output("grad_weight"),), source=source)
+    segments = min(count, weight[0])
+    parts = count // 10 + segments
+    partial = parts * weight[1] * (8 if dtypes[0] == "float64" else 4)
+    return HiddenMemory(
+        events=(
+            alloc("sorted indices", count * index_bytes),
+            alloc("original positions", count * index_bytes),
+            alloc("range", count * index_bytes),
+            *free("range"),
+            output("grad_weight"),
+            alloc("segment offsets", count * index_bytes),
+            alloc("number of segments", 8),
+            alloc("parts per segment", segments * index_bytes),
+            alloc("offsets of the parts per segment", segments * index_bytes),
+            alloc("number of parts", 8),
+            alloc("part offsets", parts * index_bytes),
+            alloc("partial sums", partial),
+        ),
+        source=source,
+    )
+
+
+def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short rows.
+
+    Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
+    replace grad_weight and grad_bias, which were allocated before.
+    """
+    source = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
+    grads = (output("grad_input"), output("grad_weight"), output("grad_bias"))
+    columns = shapes[4][-1] if len(shapes) > 4 else 0
+    if not columns:
+        return HiddenMemory(events=(output("grad_input"),), source=source)
+    rows = prod(shapes[1]) // columns
+    if not (rows > 64 * 1024 and columns // 32 < device_properties(target).multi_processor_count // 2):
+        return HiddenMemory(events=grads, source=source)
+    blocks = min((64 * 1024 // 2) // -(-columns // 32), -(-rows // 32))
+    nbytes = columns * ITEM_BYTES[dtypes[1]]
+    return HiddenMemory(
+        events=(
+            *grads,
+            alloc("partial grad_weight", blocks * nbytes),
+            alloc("partial grad_bias", blocks * nbytes),
+            alloc("summed grad_weight", nbytes),
+            alloc("summed grad_bias", nbytes),
+        ),
+        source=source,
+    )
+
+
+def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
+    """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared memory."""
+    if len(shapes[0]) < 2 or shapes[0][-1] >= 400:
+        return None
+    return HiddenMemory(events=(output("values"), output("indices")), source="aten/src/ATen/native/cuda/TensorTopK.cu")
+
+
+def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): one partial norm for every chunk of 65,536 elements, as many as the largest tensor has, for each tensor."""
+    chunks = max((-(-prod(shape) // 65536) for shape in shapes), default=0)
+    item = 8 if "float64" in dtypes else 4
+    events = (alloc("partial norms", len(shapes) * chunks * item), *(output("norm") for _ in shapes))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/ForeachReduceOp.cu")
+
+
+_RULES: dict[str, _Rule] = {
+    "embedding_dense_backward": _embedding_dense_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "topk": _topk,
+    "_foreach_norm": _foreach_norm,
+}
