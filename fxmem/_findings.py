@@ -6,9 +6,10 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from fxmem._module_tree import Flops, call_name, total_figures
+from fxmem._module_tree import Flops, call_name, sum_figures
 from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
 from fxmem.records import Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
 
@@ -69,7 +70,7 @@ def header_facts(profile: Profile) -> Facts:
         [
             ("Model", profile.model),
             ("Inputs", inputs or "none"),
-            ("Step", ", ".join(parts)),
+            ("Step", "; ".join(parts)),
             ("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
             ("Torch", f"{profile.torch_version}; predicted by fxmem {profile.fxmem_version}"),
         ]
@@ -98,12 +99,14 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
 
 def total_facts(profile: Profile) -> Facts:
     """Sums over the whole step."""
-    total = total_figures(profile)
+    model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
     if profile.step.mode == "infer":
-        return [("FLOPs", f"{flops_sum(total.forward)} (1 multiply-add = 2)")]
+        return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)")]
+    optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
+    counts = [f"{flops_sum(model.forward)} forward", f"{flops_sum(model.backward)} backward", *(f"{count} optimizer" for count in optimizer)]
     return [
         ("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"),
-        ("FLOPs", f"{flops_sum(total.forward)} forward, {flops_sum(total.backward)} backward (1 multiply-add = 2)"),
+        ("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)"),
     ]
 
 
@@ -160,7 +163,7 @@ def describe(node: Node) -> str:
     if node.op == "call_module":
         return node.module or node.name
     if node.op in ("loss", "optimizer"):
-        return f"{node.op} ({node.target})"
+        return node.op if node.target in ("", node.op) else f"{node.op} ({node.target})"
     return f"{call_name(node)} in {node.module}" if node.module else call_name(node)
 
 
@@ -189,7 +192,9 @@ def _in_words(kind: Kind) -> str:
 
 
 def _place(source: SourceLine) -> str:
-    return f"{source.file}:{source.line}"
+    """`file:line`; of an installed package, from the package on."""
+    file = re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1]
+    return f"{file}:{source.line}"
 
 
 def _printable(facts: Facts) -> Facts:

@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Literal
 
 from fxmem._units import format_shape
-from fxmem.records import Kind, Node, Profile, Timeline
+from fxmem.records import Kind, Node, Profile, Storage, Timeline
 
-__all__ = ["Figures", "Flops", "Row", "call_name", "module_tree", "step_rows", "total_figures", "total_row", "visible"]
+__all__ = ["Figures", "Flops", "Row", "call_name", "module_tree", "step_rows", "sum_figures", "total_row", "visible"]
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,15 @@ def step_rows(profile: Profile, timeline: Timeline) -> tuple[Row, ...]:
     """What the step does outside the model (loss, optimizer), and what is alive at the peak without belonging to a node."""
     at_peak = _bytes_at_peak(profile, timeline)
     rows = [
-        Row("step", node.name, node.target, _figures(node, nbytes), calls=1)
+        Row("step", node.name, node.target if node.target != node.name else "", _figures(node, nbytes), calls=1)
         for node, nbytes in zip(profile.nodes, at_peak, strict=True)
         if node.op in ("loss", "optimizer")
     ]
-    unowned = timeline.peak.requested_bytes - sum(at_peak)
-    return (*rows, Row("step", "of no node", figures=Figures(at_peak=unowned))) if unowned else tuple(rows)
+    by_kind: dict[Kind, int] = {}
+    for storage, owner in _owners_at_peak(profile, timeline):
+        if owner is None:
+            by_kind[storage.kind] = by_kind.get(storage.kind, 0) + storage.nbytes
+    return (*rows, *(Row("step", kind.value.replace("_", " "), "of no node", Figures(at_peak=nbytes)) for kind, nbytes in by_kind.items()))
 
 
 def total_row(rows: Iterable[Row]) -> Row:
@@ -123,9 +126,9 @@ def total_row(rows: Iterable[Row]) -> Row:
     return Row("step", "total", figures=sum((row.figures for row in rows), Figures()))
 
 
-def total_figures(profile: Profile) -> Figures:
-    """The sum over all nodes of a profile; its `at_peak` is left at 0."""
-    return sum((_figures(node, 0) for node in profile.nodes), Figures())
+def sum_figures(nodes: Iterable[Node]) -> Figures:
+    """The sum over nodes; its `at_peak` is left at 0."""
+    return sum((_figures(node, 0) for node in nodes), Figures())
 
 
 def visible(row: Row, *, depth: int | None, worth: int, level: int = 0) -> Iterator[tuple[int, Row]]:
@@ -197,13 +200,17 @@ def _flops(count: int | None, *, ran: bool) -> Flops:
 
 def _bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
     nbytes = [0] * len(profile.nodes)
-    optimizer = next((index for index, node in enumerate(profile.nodes) if node.op == "optimizer"), None)
-    for index in timeline.alive:
-        storage = profile.storages[index]
-        owner = optimizer if storage.node is None and storage.kind is Kind.OPTIMIZER_STATE else storage.node
+    for storage, owner in _owners_at_peak(profile, timeline):
         if owner is not None:
             nbytes[owner] += storage.nbytes
     return nbytes
+
+
+def _owners_at_peak(profile: Profile, timeline: Timeline) -> Iterator[tuple[Storage, int | None]]:
+    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the optimizer."""
+    optimizer = next((index for index, node in enumerate(profile.nodes) if node.op == "optimizer"), None)
+    for storage in (profile.storages[index] for index in timeline.alive):
+        yield storage, optimizer if storage.node is None and storage.kind is Kind.OPTIMIZER_STATE else storage.node
 
 
 def _fold(rows: Sequence[Row]) -> Iterator[Row]:

@@ -6,6 +6,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import weakref
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.autograd
 import torch.utils.checkpoint
+from torch._ops import OpOverload  # the type of every ATen and custom operator a dispatch mode sees (since 1.9)
 
 # FakeTensors are how torch itself runs a program without data (since 1.13); there is no public spelling.
 from torch._subclasses.fake_tensor import (
@@ -36,6 +38,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "Hooks",
+    "OpOverload",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
     "checkpoint_regions",
@@ -51,6 +54,7 @@ __all__ = [
     "saved_tensors_seen_by",
     "sequence_number",
     "tensor_metadata",
+    "tensors_in",
     "tree_iter",
     "tree_leaves",
     "tree_map",
@@ -59,6 +63,16 @@ __all__ = [
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested containers and dataclasses, in order."""
+    for leaf in (value,) if isinstance(value, torch.Tensor) else tree_iter(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from tensors_in(getattr(leaf, field.name))
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ as it is known, so that a crash costs one answer and not all:
 It needs cuDNN 9.8 or later, neither a driver nor a GPU, and mirrors torch's `Conv_v8.cpp` with `benchmark=False`:
 configurations of heuristic mode INSTANT (B if `TORCH_CUDNN_USE_HEURISTIC_MODE_B=1`), less those with a numerical note
 torch refuses, less the engines of torch's errata list; the first whose execution plan finalizes is the one that runs.
-If none does, the same over the fallback list. A heuristic that fails is an error, as it is in torch. When memory is short torch goes on to the next plan with a smaller
-workspace; that is not modelled.
+If none does, the same over the fallback list. A heuristic that fails is an error, as it is in torch. When memory is
+short torch goes on to the next plan with a smaller workspace; that is not modelled.
 
 Attribute and descriptor numbers are those of `cudnn_graph_v9.h`.
 """
@@ -225,8 +225,8 @@ class Cudnn:
         operation, scalar = _Descriptor(self, kind), _Type.DOUBLE if double else _Type.FLOAT
         operation.set(first, scalar, 1.0).set(first + 1, scalar, 0.0)
         operation.set(first + 2, _Type.BACKEND_DESCRIPTOR, window.finalize())
-        for attribute, side in enumerate("wxy", start=first + 3):
-            operation.set(attribute, _Type.BACKEND_DESCRIPTOR, self._tensor(side, convolution))
+        for offset, side in enumerate("wxy", start=3):
+            operation.set(first + offset, _Type.BACKEND_DESCRIPTOR, self._tensor(side, convolution))
         graph = _Descriptor(self, _Kind.OPERATIONGRAPH)
         return graph.set(_Attribute.OPERATIONGRAPH_OPS, _Type.BACKEND_DESCRIPTOR, operation.finalize()).finalize()
 

@@ -7,9 +7,9 @@ held to, and it needs no GPU.
 
 The same log holds memory that no tensor of the program ever owns. A *leaf operator* is what the dispatcher hands
 to a kernel once composite operators are taken apart: `aten.convolution`, not `aten.conv2d`. It is also the smallest
-thing a program, or a FakeTensor run of it, can see. What one call of a leaf operator both allocates and frees is its
-*scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above all. It depends on the CPU's
-instruction set and the number of threads; what is left after it is taken out of the log does not.
+thing a program can see, and a FakeTensor run of it where the operator has a meta kernel. What one call of a leaf operator
+both allocates and frees is its *scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above
+all. It depends on the CPU's instruction set and the number of threads; what is left without it does not.
 
 Assumptions. Scratch in OpenMP worker threads and in libraries that do not use torch's allocator (MKL) is not seen,
 because the profiler does not see it. Memory on other devices is not counted.
@@ -41,7 +41,7 @@ from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_opti
 from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredOp, Measurement
 
-__all__ = ["LIBRARY_KERNELS", "Call", "Event", "measure_cpu", "resident_bytes", "scratch_events"]
+__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "measure_cpu", "resident_bytes", "scratch_events"]
 
 # --- private torch names ------------------------------------------------------------------------------------------------------
 # The public profiler gives each operator's net memory but neither the single allocations nor their addresses.
@@ -93,13 +93,16 @@ def _has_autocast(name: str) -> bool:
 
 # --- the log ------------------------------------------------------------------------------------------------------------------
 
-LIBRARY_KERNELS = (
+WORKSPACE_KERNELS = (
     "aten.convolution.default",
     "aten.convolution_backward.default",
     "aten.mkldnn_rnn_layer.default",
     "aten.mkldnn_rnn_layer_backward.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
 )
-"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN computes them whole and lays out their memory as it likes."""
+"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and recurrent
+layers as it likes, and the CPU's flash attention takes buffers for each thread."""
 
 _OPERATOR = re.compile(r"\w+::\w+")
 _MARK = "fxmem.step:"
@@ -206,7 +209,7 @@ def measure_cpu(
     optimizer: OptimizerSpec,
     precision: Precision | None,
     steps: int = 3,
-    set_aside: tuple[str, ...] = LIBRARY_KERNELS,
+    set_aside: tuple[str, ...] = WORKSPACE_KERNELS,
 ) -> Measurement:
     """Run `steps` real steps on the CPU and measure the last.
 

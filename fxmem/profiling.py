@@ -255,6 +255,7 @@ class _Run:
             nodes=nodes,
             ops=ops,
             storages=storages,
+            modules={path: type(module).__name__ for path, module in self.model.named_modules()},
             saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
             assumptions=tuple(self._assumptions()),
             unknowns=tuple(Unknown(topic="flops", what=op, count=count) for op, count in sorted(self.unknown_flops.items())),
@@ -302,12 +303,12 @@ class _Run:
             if node.op == "call_module":
                 tensors: list[torch.Tensor] = [*modules[str(node.target)].parameters(), *modules[str(node.target)].buffers()]
                 read = [self.recorder.index_of(t) for t in tensors]
-            elif node.op == "get_attr":
+            elif node.op in ("get_attr", "placeholder"):
                 read = [storage for _, _, storage in self.recorder.results.get(position, ())]
             else:
                 continue
             for storage in read:
-                if storage is not None and self.recorder.kind[storage] in (Kind.PARAMETER, Kind.BUFFER):
+                if storage is not None and self.recorder.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
                     readers.setdefault(storage, position)
         return readers
 
@@ -401,10 +402,7 @@ def _module_of(node: torch.fx.Node, root: torch.nn.Module) -> tuple[str, str]:
 def _target_name(target: Any) -> str:
     if isinstance(target, str):
         return target
-    owner = getattr(target, "__self__", None)
-    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        return f"{owner.__module__}.{owner.__qualname__}.apply"
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _torch.OpOverload):
         return str(target)
     module = getattr(target, "__module__", None) or "torch"
     module = {"_operator": "operator", "builtins": "builtins", "torch._C._nn": "torch.nn.functional"}.get(module, module)

@@ -286,7 +286,7 @@ class Recorder(_torch.TorchDispatchMode):
                 self._live_saved = [(r, node if n == announced else n, s) for r, n, s in self._live_saved]
             self._sequence_node[-1] = node
             self._node = node
-        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in _torch.tree_iter(result) if isinstance(t, torch.Tensor)])
+        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in _torch.tensors_in(result)])
 
     def on_backward_node(self, sequence_number: int) -> None:
         """The gradient of what was made under this number is computed next."""
@@ -294,7 +294,7 @@ class Recorder(_torch.TorchDispatchMode):
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node keeps these tensors for backward."""
-        for tensor in [value] if isinstance(value, torch.Tensor) else [t for t in _torch.tree_iter(value) if isinstance(t, torch.Tensor)]:
+        for tensor in _torch.tensors_in(value):
             index = self.index_of(tensor)
             if index is None or self.birth[index] == 0:
                 continue

@@ -273,6 +273,8 @@ class Profile(Record):
     nodes: tuple[Node, ...]
     ops: tuple[Op, ...]
     storages: tuple[Storage, ...]
+    modules: dict[str, str] = {}
+    """Class name of every module, by its path; the model itself is the empty path."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: tuple[Assumption, ...] = ()

@@ -146,7 +146,7 @@ def build_model(
     return BuiltModel(module, spec, settings, mode, built_on, channels_last, notes)
 
 
-# --- making the module ----------------------------------------------------------------------------------
+# --- making the module ------------------------------------------------------------------------------------------------------
 
 
 def _build_from_collection(
@@ -208,7 +208,7 @@ def _timm(name: str, settings: Mapping[str, Any]) -> _Recipe:
 def _transformers(name: str, settings: Mapping[str, Any]) -> _Recipe:
     transformers = _library("transformers")
     values: dict[str, Any] = {}
-    if name.endswith(".json") or Path(name).is_dir():
+    if name.endswith(".json") or (Path(name) / "config.json").is_file():
         name, values = _read_config(Path(name))
     model_class = _transformers_class(transformers, name)
     config_class = model_class.config_class
@@ -291,7 +291,9 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 def _transformers_class(transformers: Any, name: str) -> Any:
     if name.startswith("Auto"):
         raise UsageError(f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a local config.json")
-    found = getattr(transformers, name, None) if name.isidentifier() else None
+    if not name.isidentifier():
+        raise UsageError(f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; fxmem downloads nothing")
+    found = getattr(transformers, name, None)
     if found is None:
         names = [n for n in dir(transformers) if re.search(r"(Model|For[A-Z]\w*)$", n) and not n.startswith(("Auto", "_"))]
         raise UsageError(f"transformers has no model class {name!r}{closest(name, names, otherwise='; expected one like LlamaForCausalLM')}")

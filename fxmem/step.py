@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fxmem._torch import tree_leaves
+from fxmem._torch import tensors_in
 from fxmem.errors import UsageError
 from fxmem.records import Step
 from fxmem.usercode import closest
@@ -85,7 +85,7 @@ def run_step(
 def default_loss(out: Any) -> torch.Tensor:
     """The output's `.loss` if it has one that is not None, else the sum of its floating-point tensors.
 
-    The tensors are those of the output's pytree, each summed (half precision in float32, which an fp16 sum would
+    The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which an fp16 sum would
     overflow) and the sums added from left to right.
 
     Raises:
@@ -95,8 +95,8 @@ def default_loss(out: Any) -> torch.Tensor:
     if isinstance(own, torch.Tensor):
         return own
     total: torch.Tensor | None = None
-    for leaf in tree_leaves(out):
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+    for leaf in tensors_in(out):
+        if leaf.is_floating_point():
             term = leaf.sum() if leaf.element_size() >= 4 else leaf.float().sum()
             total = term if total is None else total + term
     if total is None:

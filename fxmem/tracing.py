@@ -118,6 +118,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._attributes = _tensor_attributes(root)
         self._node_of = WeakTensorKeyDictionary()
         self._stack: list[tuple[str, type]] = []
+        self._applied: dict[type, Callable[..., Any]] = {}
         self._inside = 0
         self._state = "before"
         self._cursor = 0
@@ -175,7 +176,9 @@ class ProgramTracer(torch.fx.Tracer):
         """An `autograd.Function.apply` the program makes: one node."""
         if self._inside or self._state not in ("tracing", "recomputing"):
             return apply(*args)
-        return self._call("call_function", getattr(cls, "apply", apply), args, {}, lambda: apply(*args))
+        if cls not in self._applied:
+            self._applied[cls] = _named_apply(cls)
+        return self._call("call_function", self._applied[cls], args, {}, lambda: apply(*args))
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""
@@ -378,14 +381,18 @@ def _as_node(function: Any, name: str, args: tuple[Any, ...]) -> tuple[str | Non
     return "call_function", public if public == function else function, args
 
 
+def _named_apply(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` under a name generated code can tell from other functions' `apply`."""
+
+    def apply(*args: Any) -> Any:
+        return cls.apply(*args)
+
+    apply.__module__, apply.__name__, apply.__qualname__ = cls.__module__, f"{cls.__name__}_apply", f"{cls.__qualname__}.apply"
+    return apply
+
+
 def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(_has_tensor(v) for v in value.values())
-    if isinstance(value, (tuple, list)):
-        return any(_has_tensor(v) for v in value)
-    return dataclasses.is_dataclass(value) and any(_has_tensor(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return isinstance(value, torch.Tensor) or any(True for _ in _torch.tensors_in(value))
 
 
 def _parameter_names(root: torch.nn.Module) -> list[str]:

@@ -209,7 +209,7 @@ def without_network() -> Iterator[None]:
             hub.HF_HUB_OFFLINE = offline
 
 
-# --- running a constructor without weights -----------------------------------------------------------------------------------
+# --- running a constructor without weights ----------------------------------------------------------------------------------
 
 
 def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"], tuple[str, ...]]:
@@ -304,7 +304,7 @@ def _move_to_meta(module: torch.nn.Module) -> None:
                 setattr(part, name, tensor)
 
 
-# --- finding it --------------------------------------------------------------------------------------------------------------
+# --- finding it -------------------------------------------------------------------------------------------------------------
 
 
 def _is_path(where: str) -> bool:
@@ -338,7 +338,8 @@ def _import_file(where: str) -> ModuleType:
         raise UsageError(f"{where} is not Python: {error}") from error
     name = f"_fxmem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a .py suffix always has a loader
+    assert spec is not None
+    assert spec.loader is not None  # a .py suffix always has one
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up here

@@ -126,6 +126,8 @@ def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments on the CPU: copies, and made-up values for tensors that have none.
 
+    Tensors that are one stay one; those that only share a storage no longer do.
+
     Made-up values are standard normal where floating-point, 0 where integer (an index that is always in range) and True
     where boolean.
 
@@ -136,7 +138,14 @@ def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
     args = (inputs,) if isinstance(inputs, torch.Tensor) else inputs if isinstance(inputs, tuple) else ()
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    return tree_map_only(torch.Tensor, _real_input, args), tree_map_only(torch.Tensor, _real_input, kwargs)
+    made: dict[int, torch.Tensor] = {}
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _real_input(tensor)
+        return made[id(tensor)]
+
+    return tree_map_only(torch.Tensor, real, args), tree_map_only(torch.Tensor, real, kwargs)
 
 
 def _real_input(tensor: torch.Tensor) -> torch.Tensor:

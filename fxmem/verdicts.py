@@ -63,9 +63,11 @@ def _check_same(prediction: Profile, measurement: Measurement) -> None:
 
 
 def _comparisons(peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
+    aside, observed = bool(measurement.set_aside), bool(measurement.set_aside or measurement.scratch)
     pairs = (
         (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
-        (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, peak.requested_bytes, measurement.peak_without_kernel_scratch_bytes if measurement.set_aside else None),
+        (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, peak.requested_bytes, measurement.peak_without_kernel_scratch_bytes if aside else None),
+        (Quantity.REQUESTED_WITHOUT_SCRATCH, peak.requested_bytes, measurement.peak_without_scratch_bytes if observed else None),
         (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
         (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
         (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
@@ -104,7 +106,8 @@ def _shares(peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Sha
 
 _LABELS = {
     Quantity.REQUESTED: "requested",
-    Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, scratch set aside",
+    Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
+    Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
     Quantity.ALLOCATED: "allocated",
     Quantity.RESERVED: "reserved",
     Quantity.PROCESS: "process",
@@ -170,17 +173,14 @@ def _scratch(measurement: Measurement) -> list[str]:
     """What the kernels took for themselves: at the peak, and the largest of all."""
     if not measurement.scratch:
         return []
-    aside, everything = measurement.peak_without_kernel_scratch_bytes, measurement.peak_without_scratch_bytes
     at_peak = sum(op.at_peak_bytes for op in measurement.scratch)
-    lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}"]
-    if measurement.set_aside:
-        raised, others = format_bytes(measurement.peak_bytes - aside), format_bytes(aside - everything)
-        lines.append(f"  scratch raises the peak by {raised} in the kernels set aside, by {others} in all others")
+    lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}; the largest:"]
     by_size: Sequence[MeasuredOp] = sorted(measurement.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
     shown = [op for op in by_size if op.scratch_bytes * 1000 >= measurement.peak_bytes][:_SCRATCH_SHOWN]
     for op in shown:
         shapes = ", ".join(format_shape(shape) for shape in op.input_shapes if shape is not None)
-        where = "at the peak" if op.at_peak_bytes else f"in {op.phase}"
-        aside_mark = ", set aside" if op.name in measurement.set_aside else ""
-        lines.append(f"  {format_bytes(op.scratch_bytes)} {op.kernel} ({shapes}) {where}{aside_mark}, {op.calls} call{'s' * (op.calls != 1)}")
+        where = "at the peak" if op.at_peak_bytes else op.phase
+        kind = "workspace" if op.name in measurement.set_aside else "scratch"
+        calls = f"{op.calls} call{'s' * (op.calls != 1)}"
+        lines.append(f"  {format_bytes(op.scratch_bytes):>9} {kind} in {op.kernel.removesuffix('.default')}, {where}, {calls}: {shapes}")
     return lines

@@ -176,12 +176,13 @@ def test_a_split_limit_of_a_segment_defeats_the_cache() -> None:
     assert sizes_of(allocator) == [[(20 * MIB, False)]] * 3
 
 
-@pytest.mark.parametrize(("rounding", "segments"), [(20, [[(60 * MIB, False)], [(40 * MIB, True)]]), (21, [[(60 * MIB, True)]])])
-def test_how_much_an_oversize_request_may_waste(rounding: int, segments: list[Any]) -> None:
+@pytest.mark.parametrize(("rounding", "asked", "taken"), [(20, 40, False), (21, 40, True), (40, 20, False), (41, 20, True)])
+def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken: bool) -> None:
+    """Of 60 MiB, 40 waste 20: less than 21, not less than 20. 20 are just oversize, and waste 40."""
     allocator = CachingAllocator(Settings.from_string(f"max_split_size_mb:20,max_non_split_rounding_mb:{rounding}"))
     allocator.free(allocator.malloc(60 * MIB))
-    allocator.malloc(40 * MIB)  # would waste 20 MiB: less than 21, not less than 20
-    assert sizes_of(allocator) == segments
+    allocator.malloc(asked * MIB)
+    assert sizes_of(allocator) == ([[(60 * MIB, True)]] if taken else [[(60 * MIB, False)], [(asked * MIB, True)]])
 
 
 @pytest.mark.parametrize(

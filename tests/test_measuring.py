@@ -10,7 +10,7 @@ from torch import nn
 
 from fxmem._torch import TorchDispatchMode
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.measuring import LIBRARY_KERNELS, Call, Event, _in_phases, _measurement, measure_cpu, resident_bytes, scratch_events
+from fxmem.measuring import WORKSPACE_KERNELS, Call, Event, _in_phases, _measurement, measure_cpu, resident_bytes, scratch_events
 from fxmem.records import Kind, Phase, Step
 from fxmem.step import make_optimizer, run_step
 from fxmem.validation_records import Measurement
@@ -225,7 +225,7 @@ def test_scratch_is_born_and_gone_inside_one_call() -> None:
 
 
 def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
-    library, other = Call(LIBRARY_KERNELS[0], ((2, 3), None)), Call("aten.roll.default", ((5,),))
+    library, other = Call(WORKSPACE_KERNELS[0], ((2, 3), None)), Call("aten.roll.default", ((5,),))
     path = (library.name, "aten.mkldnn_convolution.default")
     events = [
         Event(100, 1, Phase.FORWARD, library, path),
@@ -237,7 +237,7 @@ def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
         Event(-5, 4, Phase.BACKWARD, other, (other.name,)),
         Event(-100, 1, Phase.BACKWARD),
     ]
-    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 1000}, events, LIBRARY_KERNELS)
+    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 1000}, events, WORKSPACE_KERNELS)
     assert (measured.peak_bytes, measured.peak_without_kernel_scratch_bytes, measured.peak_without_scratch_bytes) == (1111, 1105, 1100)
     assert measured.peak_by_phase == {Phase.FORWARD: 1111, Phase.BACKWARD: 1105}
     rows = [(op.name, op.kernel, op.phase, op.calls, op.allocations, op.scratch_bytes, op.at_peak_bytes) for op in measured.scratch]

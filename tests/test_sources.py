@@ -426,7 +426,7 @@ def test_a_model_that_wants_to_download_is_refused(monkeypatch: pytest.MonkeyPat
         ("timm:hf-hub:timm/resnet50", {}, "timm has no model 'hf-hub:timm/resnet50'"),
         ("timm:resnet50.a1_in2k", {}, "timm has no 'resnet50.a1_in2k'; closest: .*resnet50.a1_in1k"),
         ("hf:LlamaForCausalML", {}, "transformers has no model class 'LlamaForCausalML'; closest: LlamaForCausalLM"),
-        ("hf:meta-llama/Llama-3.1-8B", {}, "transformers has no model class 'meta-llama/Llama-3.1-8B'"),
+        ("hf:meta-llama/Llama-3.1-8B", {}, "expected hf:CLASS .* local config.json, got hf:meta-llama/Llama-3.1-8B; fxmem downloads nothing"),
         ("hf:AutoModelForCausalLM", {}, "picks a class from a checkpoint; name the class itself"),
         ("hf:LlamaConfig", {}, "no model class with a config"),
         ("hf:PreTrainedModel", {}, "no model class with a config"),

@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import fxmem
 from fxmem.errors import UsageError
 from fxmem.records import Bytes, Record, Target
 from fxmem.targets import device_properties
@@ -101,8 +100,8 @@ def conv_workspaces(
     try:
         library = library or find_cudnn()
         device = _supported_device(target, library)
-    except (UsageError, LookupError) as error:
-        return {signature: estimate(signature, target, str(error)) for signature in wanted}
+    except (UsageError, LookupError) as reason:
+        return {signature: estimate(signature, target, str(reason)) for signature in wanted}
     heuristic = heuristic or ("b" if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else "instant")
     blocked = {signature: _blocked_engines(signature, torch_version, library.version) for signature in wanted}
     directory = cache_directory() if library.version else None
@@ -187,7 +186,7 @@ def _ask(
 def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> tuple[list[dict[str, Any]], str]:
     """The lines a child answered, and how it ended."""
     # The child must find this very package, however it was imported, and nothing of the working directory.
-    path = os.pathsep.join(filter(None, (str(Path(fxmem.__path__[0]).parent), os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)

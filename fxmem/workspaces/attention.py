@@ -47,8 +47,8 @@ def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) ->
         # One query per sequence: the query heads of a group are computed as rows.
         queries, heads = heads // kv_heads, kv_heads
     splits = _flash_splits(batch, heads, queries, keys, head_size, target) if dropout_p == 0 else 1
-    accumulators = [("float logsumexp of the splits", (splits, batch, heads, queries)), ("float output of the splits", (splits, batch, heads, queries, _flash_head(head_size)))]
-    buffers = _floats(accumulators) if splits > 1 else ()
+    rows = (splits, batch, heads, queries)
+    buffers = _floats([("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))]) if splits > 1 else ()
     return HiddenMemory(events=(output("output"), output("logsumexp"), *buffers), source=_FLASH)
 
 

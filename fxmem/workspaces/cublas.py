@@ -37,9 +37,7 @@ _DEFAULTS: dict[tuple[int, int], tuple[Mapping[tuple[int, int], int], int, int]]
 
 Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell); each wants its binary read first."""
 
-_GEMMS = frozenset(
-    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation", "_scaled_mm", "_int_mm", "linear", "matmul"}
-)
+_GEMMS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation", "_scaled_mm", "_int_mm", "linear", "matmul"})
 
 
 class CublasWorkspaces(Record):

@@ -21,16 +21,15 @@ Shape = tuple[int, ...]
 _Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory | None]
 
 NO_SCRATCH = frozenset({
-    "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
-    "nll_loss_forward", "nll_loss_backward",  # Loss.cu
+    "_softmax", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
+    "nll_loss_forward", "nll_loss_backward",  # NLLLoss2d.cu, Loss.cu
     "native_layer_norm",  # layer_norm_kernel.cu
     "native_dropout", "native_dropout_backward",  # Dropout.cu
-    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",  # Activation*.cu
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
-    "embedding", "index_select", "gather", "scatter_add",  # Indexing.cu, ScatterGatherKernel.cu
-    "add", "sub", "mul", "div", "copy_", "fill_", "zero_",  # TensorIterator kernels without a reduction
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",  # DilatedMaxPool2d.cu, AveragePool2d.cu
+    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",  # Activation*.cu: one elementwise kernel
+    "add", "sub", "mul", "div", "copy_", "fill_", "zero_",  # elementwise; other dtypes are converted inside the kernel
 })  # fmt: skip
-"""Ops whose CUDA kernels allocate nothing but their results."""
+"""Ops whose CUDA implementation allocates nothing but its results (their calls were listed from the 2.11 binary)."""
 
 
 def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
@@ -119,6 +118,13 @@ def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target:
     )
 
 
+def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`softmax_backward_cuda_out` (SoftMax.cu): the kernel wants the product of gradient and output, which is as large as either (2.11 binary)."""
+    item = max(ITEM_BYTES[dtype] for dtype in dtypes[:2])
+    events = (output("grad_input"), alloc("grad_output * output", prod(shapes[0]) * item))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/SoftMax.cu")
+
+
 def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
     """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared memory."""
     if len(shapes[0]) < 2 or shapes[0][-1] >= 400:
@@ -127,7 +133,7 @@ def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> Hid
 
 
 def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): one partial norm for every chunk of 65,536 elements, as many as the largest tensor has, for each tensor."""
+    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks of 65,536 elements."""
     chunks = max((-(-prod(shape) // 65536) for shape in shapes), default=0)
     item = 8 if "float64" in dtypes else 4
     events = (alloc("partial norms", len(shapes) * chunks * item), *(output("norm") for _ in shapes))
@@ -137,6 +143,7 @@ def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target
 _RULES: dict[str, _Rule] = {
     "embedding_dense_backward": _embedding_dense_backward,
     "native_layer_norm_backward": _layer_norm_backward,
+    "_softmax_backward_data": _softmax_backward,
     "topk": _topk,
     "_foreach_norm": _foreach_norm,
 }

@@ -36,10 +36,15 @@ class TensorLike(Protocol):
     """As much of a torch tensor (real, meta or fake) as its layout needs."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+
     @property
-    def dtype(self) -> object: ...
-    def stride(self) -> tuple[int, ...]: ...
+    def dtype(self) -> object:
+        """Prints as torch's dtypes do."""
+
+    def stride(self) -> tuple[int, ...]:
+        """Elements."""
 
 
 class TensorLayout(Record):
@@ -53,10 +58,12 @@ class TensorLayout(Record):
 
     @property
     def rank(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
     @property

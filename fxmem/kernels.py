@@ -1,0 +1,303 @@
+"""Make torch answer and choose as on the target card, for a program that runs on FakeTensors on a machine with no GPU.
+
+Inside `target_kernels(target)` and on the thread that entered it:
+
+- `scaled_dot_product_attention` runs the kernel the card would (`fxmem.attention`), and `nn.LSTM`, `nn.GRU` and `nn.RNN`
+  run through cuDNN's operators (`fxmem.recurrent`), if their first argument is a FakeTensor on CUDA;
+- `torch.cuda` speaks of one card, the target: `is_available`, `device_count`, `get_device_capability`, ...; so
+  `torch.autocast("cuda")` is on, and libraries take their CUDA code paths. What would reach the driver is answered too
+  (`synchronize`, the random-number state, `torch.cuda.device`) or left to raise (streams, events, graphs);
+- cuDNN's attention returns no log-sum-exp where none is computed (its meta kernel always has one).
+
+With a CPU target nothing changes.
+
+What needs nothing here, because torch decides it from the fakes alone and so the same with and without a card: batch
+normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional input, too large batches, or cuDNN off:
+`_select_batch_norm_backend` in aten/src/ATen/native/Normalization.cpp; its cuDNN reserve buffer is empty).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fxmem import _torch, _torch_kernels, targets
+from fxmem.attention import DEFAULT_ORDER, Settings, attend, preferred_order, settings_on
+from fxmem.errors import UsageError
+from fxmem.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
+from fxmem.records import Assumption, Target
+
+__all__ = ["assumptions", "default_foreach", "flatten_rnn_weights", "replacement", "scaled_dot_product_attention", "target_kernels"]
+
+
+class _Active(threading.local):
+    """The targets entered on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Card] = []
+
+
+_active = _Active()
+
+
+class _Card:
+    """A CUDA target, and what `torch.cuda` says of it."""
+
+    def __init__(self, target: Target) -> None:
+        if target.capability is None:
+            raise UsageError(f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the target file.")
+        self.target = target
+        self.capability = target.capability
+        machine = tuple(torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
+        self._machine_order = DEFAULT_ORDER if machine is None else preferred_order(machine, _version(), torch.backends.cudnn.version(), deprioritized=_deprioritized())
+
+    def attention_settings(self) -> Settings:
+        return settings_on(
+            self.capability,
+            cudnn_version=torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+            deprioritized=_deprioritized(),
+            order_of_machine=self._machine_order,
+        )
+
+    @functools.cached_property
+    def properties(self) -> SimpleNamespace:
+        """Stands for `torch.cuda.get_device_properties()`: its fields that decide how programs run."""
+        device = targets.device_properties(self.target)
+        major, minor = self.capability
+        return SimpleNamespace(
+            name=self.target.full_name or self.target.name,
+            major=major,
+            minor=minor,
+            total_memory=self.target.memory_bytes,
+            multi_processor_count=device.multi_processor_count,
+            warp_size=device.warp_size,
+            max_threads_per_multi_processor=device.max_threads_per_sm,
+            regs_per_multiprocessor=device.max_registers_per_sm,
+            shared_memory_per_block=device.max_shared_memory_per_block,
+            shared_memory_per_block_optin=device.max_shared_memory_per_block_optin,
+            L2_cache_size=device.l2_cache_size,
+            is_integrated=False,
+            is_multi_gpu_board=False,
+        )
+
+
+def _version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _deprioritized() -> bool:
+    return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+
+
+# --- what runs instead ------------------------------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but FakeTensors on CUDA."""
+    if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
+        out: Tensor = _torch_kernels.SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out
+    return attend(_active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _rnn(name: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _active.stack or not _is_fake_cuda(args[0]):
+            return _torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
+        return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
+
+    return run
+
+
+def _is_fake_cuda(tensor: Any) -> bool:
+    return isinstance(tensor, _torch.FakeTensor) and tensor.is_cuda
+
+
+_REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
+    _torch_kernels.SDPA: scaled_dot_product_attention,
+    **{builtin: _rnn(name) for name, builtin in _torch_kernels.RNN_FUNCTIONS.items()},
+}
+
+
+def replacement(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function, with the same arguments; None to run it as it is.
+
+    For whoever sees the calls of a program (a TorchFunctionMode): inside `target_kernels` they see torch's own function
+    objects, and the choice of a kernel is left to them.
+    """
+    try:
+        return _REPLACEMENTS.get(function) if _active.stack else None
+    except TypeError:  # not hashable
+        return None
+
+
+def _routed(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands where programs look `builtin` up: hands it to whoever watches calls, else to its replacement."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run = None if _torch_kernels.is_watched() else replacement(builtin)
+        return (run or builtin)(*args, **kwargs)
+
+    return functools.update_wrapper(call, builtin)
+
+
+# --- what torch.cuda answers ------------------------------------------------------------------------------------------------
+
+
+def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
+    """By name in `torch.cuda`."""
+    total = card.target.memory_bytes
+
+    def get_device_name(device: Any = None) -> str:
+        return str(card.properties.name)
+
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or card.capability >= (8, 0)
+
+    def get_rng_state(device: Any = "cuda") -> Tensor:
+        with _torch.no_modes():
+            return torch.zeros(16, dtype=torch.uint8)
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: card.capability,
+        "get_device_name": get_device_name,
+        "get_device_properties": lambda device=None: card.properties,
+        "is_bf16_supported": is_bf16_supported,
+        "is_current_stream_capturing": lambda: False,
+        "mem_get_info": lambda device=None: (total, total),
+        "get_rng_state": get_rng_state,
+        "get_rng_state_all": lambda: [get_rng_state()],
+        "set_rng_state": nothing,
+        "set_rng_state_all": nothing,
+        "set_device": nothing,
+        "synchronize": nothing,
+        "reset_peak_memory_stats": nothing,
+    }
+
+
+@contextlib.contextmanager
+def target_kernels(target: Target) -> Iterator[None]:
+    """For the duration and on this thread, torch chooses kernels and answers questions as on `target`.
+
+    Nests, the innermost target holding; restores everything on the way out, also on error. Other threads see torch
+    unchanged, but two threads must not be inside at overlapping times unless one lies within the other.
+
+    Raises:
+        UsageError: a CUDA target without a compute capability.
+    """
+    if target.device != "cuda":
+        yield
+        return
+    card = _Card(target)
+    with contextlib.ExitStack() as stack:
+        for owner, name, builtin in _torch_kernels.CALL_SITES:
+            stack.enter_context(_torch.patched(owner, name, _only_here(_routed(builtin))))
+        for name, answer in _answers(card).items():
+            stack.enter_context(_torch.patched(torch.cuda, name, _only_here(answer)))
+        # Imported as a name of its own by torch.amp.
+        stack.enter_context(_torch.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False)))
+        for owner, name, stand_in in _torch_kernels.DEVICE_TOUCHING:
+            stack.enter_context(_torch.patched(owner, name, _only_here(stand_in)))
+        stack.enter_context(_torch_kernels.allocates_as({**FAKE_RNN, torch.ops.aten._scaled_dot_product_cudnn_attention.default: _fake_cudnn_attention}))
+        stack.enter_context(_libraries_ask_again())
+        _active.stack.append(card)
+        stack.callback(_active.stack.pop)
+        yield
+
+
+def _only_here(stand_in: Any) -> Callable[[Any], Any]:
+    """For `_torch.patched`: `stand_in` on this thread, the original on all others. A property stands in for a property."""
+    me = threading.get_ident()
+
+    def make(original: Any) -> Any:
+        if isinstance(stand_in, property):
+            getters = stand_in.fget, original.fget
+            return property(lambda self: getters[threading.get_ident() != me](self))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (stand_in if threading.get_ident() == me else original)(*args, **kwargs)
+
+        return functools.update_wrapper(call, original)
+
+    return make
+
+
+@contextlib.contextmanager
+def _libraries_ask_again() -> Iterator[None]:
+    """transformers remembers what `torch.cuda` answered; it must not carry that over either border."""
+    _forget_answers()
+    try:
+        yield
+    finally:
+        _forget_answers()
+
+
+def _forget_answers() -> None:
+    module = sys.modules.get("transformers.utils.import_utils")
+    for name, function in vars(module).items() if module is not None else ():
+        if name.startswith("is_") and hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+def _fake_cudnn_attention(fakes: Any, func: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_log_sumexp: bool, *rest: Any, **kwargs: Any) -> Any:
+    """As torch's meta kernel, but with no log-sum-exp where the kernel writes none (`_cudnn_attention_forward` in native/transformers/cuda/attention.cu)."""
+    if compute_log_sumexp:
+        return NotImplemented
+    shape = (*query.shape[:3], value.shape[-1])
+    with fakes:
+        if tuple(query.shape) == shape:
+            out = torch.empty_like(query)
+        else:
+            order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
+            out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
+        seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
+
+
+# --- the optimizer ----------------------------------------------------------------------------------------------------------
+
+
+def default_foreach(target: Target) -> bool:
+    """Whether `torch.optim` picks its foreach form when the program names none: on CUDA, where every parameter is a plain CUDA tensor.
+
+    `_default_to_fused_or_foreach` in torch/optim/optimizer.py. It looks at the parameters' type, so under FakeTensors the
+    choice has to be made for it. The fused form is never the default.
+    """
+    return target.device == "cuda"
+
+
+def assumptions(target: Target) -> Iterator[Assumption]:
+    """What the choices here take for granted on `target`."""
+    if target.device != "cuda" or target.capability is None:
+        return
+    version = torch.backends.cudnn.version()
+    order = ", ".join(str(b.name).lower() for b in preferred_order(target.capability, _version(), version, deprioritized=_deprioritized()))
+    yield Assumption(
+        topic="attention",
+        text=f"scaled_dot_product_attention runs the first of {order} whose rules the call meets, as torch {torch.__version__} with cuDNN {version} does on sm{target.capability[0]}{target.capability[1]}",
+    )
