@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sys
 import threading
 import weakref
@@ -51,6 +52,7 @@ __all__ = [
     "no_modes",
     "output_number",
     "patched",
+    "quiet_fake_kernels",
     "saved_tensors_seen_by",
     "sequence_number",
     "tensor_metadata",
@@ -92,6 +94,17 @@ def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+@contextlib.contextmanager
+def quiet_fake_kernels() -> Iterator[None]:
+    """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since 2.8); the error is enough."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 # --- the autograd graph -----------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def is_watched() -> bool:
 
     `torch.overrides._get_current_function_mode_stack` (since 2.0) lists them, outermost first.
     """
-    return any(not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
+    return any(not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def sdpa_order() -> tuple[int, ...]:

@@ -19,7 +19,7 @@ implementations (`torch.nn.attention.activate_flash_attention_impl`) are taken f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend
 from fxmem import _torch_kernels
 from fxmem.errors import AnalysisError, UsageError
 
-__all__ = ["DEFAULT_ORDER", "AttentionCall", "Choice", "Operand", "Settings", "attend", "attention_backend", "preferred_order", "settings_on"]
+__all__ = ["DEFAULT_ORDER", "TORCH_VERSION", "AttentionCall", "Choice", "Operand", "Settings", "attend", "attention_backend", "preferred_order", "settings_on"]
 
 FLASH: Final = SDPBackend.FLASH_ATTENTION
 EFFICIENT: Final = SDPBackend.EFFICIENT_ATTENTION
@@ -39,6 +39,9 @@ MATH: Final = SDPBackend.MATH
 
 DEFAULT_ORDER: Final = (FLASH, EFFICIENT, MATH, CUDNN)
 """`Context::sdp_priority_order` in aten/src/ATen/Context.h, less the backend of other devices."""
+
+_major, _minor = torch.__version__.split(".")[:2]
+TORCH_VERSION: Final = int(_major), int(_minor)
 
 _CUDNN_FIRST: Final = (CUDNN, FLASH, EFFICIENT, MATH)
 _HALVES: Final = (torch.float16, torch.bfloat16)
@@ -113,7 +116,9 @@ class Choice:
     reason: str
 
 
-def preferred_order(capability: tuple[int, int], torch_version: tuple[int, int], cudnn_version: int | None, *, deprioritized: bool = False) -> tuple[SDPBackend, ...]:
+def preferred_order(
+    capability: tuple[int, int], torch_version: tuple[int, int], cudnn_version: int | None, *, deprioritized: bool = False
+) -> tuple[SDPBackend, ...]:
     """The order in which backends are tried when the program sets none (`check_prefer_cudnn_attention`).
 
     On Hopper and data-centre Blackwell cuDNN goes first, if it is newer than 9.15.0; the environment variable
@@ -125,34 +130,29 @@ def preferred_order(capability: tuple[int, int], torch_version: tuple[int, int],
     return _CUDNN_FIRST if prefer_cudnn else DEFAULT_ORDER
 
 
-def settings_on(capability: tuple[int, int], *, cudnn_version: int | None, deprioritized: bool, order_of_machine: tuple[SDPBackend, ...] = DEFAULT_ORDER) -> Settings:
+def settings_on(
+    capability: tuple[int, int], *, cudnn_version: int | None, deprioritized: bool, unset: Collection[tuple[SDPBackend, ...]] = (DEFAULT_ORDER,)
+) -> Settings:
     """This process's settings as they would be on a card of `capability`.
 
     Args:
         capability: of the target.
         cudnn_version: the runtime version there; that of this process unless told otherwise.
         deprioritized: whether `TORCH_CUDNN_SDPA_DEPRIORITIZED` is set.
-        order_of_machine: the order this process has when the program sets none. Any other was set by the program
+        unset: the orders this process has when the program sets none. Any other was set by the program
             (`sdpa_kernel(..., set_priority=True)`), and holds on the card too.
     """
     cuda = torch.backends.cuda
     switches = {FLASH: cuda.flash_sdp_enabled, EFFICIENT: cuda.mem_efficient_sdp_enabled, CUDNN: cuda.cudnn_sdp_enabled, MATH: cuda.math_sdp_enabled}
-    version = _torch_version()
-    names = SDPBackend.__members__.values()
-    current = tuple(backend for number in _torch_kernels.sdpa_order() for backend in names if int(backend) == number and backend in DEFAULT_ORDER)
+    current = tuple(backend for number in _torch_kernels.sdpa_order() for backend in DEFAULT_ORDER if backend.value == number)
     return Settings(
         capability=capability,
-        torch_version=version,
+        torch_version=TORCH_VERSION,
         cudnn_version=cudnn_version,
-        order=preferred_order(capability, version, cudnn_version, deprioritized=deprioritized) if current == order_of_machine else current,
-        enabled=frozenset(backend for backend, is_enabled in switches.items() if is_enabled()),
+        order=preferred_order(capability, TORCH_VERSION, cudnn_version, deprioritized=deprioritized) if current in unset else current,
+        enabled=frozenset(backend for backend, is_enabled in switches.items() if is_enabled()),  # type: ignore[no-untyped-call]
         deterministic=torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------------
@@ -177,14 +177,21 @@ def attention_backend(call: AttentionCall, settings: Settings, override: SDPBack
             return Choice(backend, "; ".join([*refusals, f"{_name(backend)} runs"]))
         refusals.append(f"{_name(backend)}: {refusal}")
     why = "; ".join(refusals)
-    sm = "sm{}{}".format(*settings.capability)
+    sm = _sm(settings)
     if override is not None:
         raise UsageError(f"expected an attention backend that can run this call on {sm}; got {why}. Leave the choice to torch, or change the call.")
-    raise AnalysisError(f"expected an attention kernel that can run this call on {sm}; none of those enabled can: {why}. Allow another with torch.nn.attention.sdpa_kernel.")
+    raise AnalysisError(
+        f"expected an attention kernel that can run this call on {sm}; none of those enabled can: {why}. "
+        "Allow another with torch.nn.attention.sdpa_kernel, or change the call."
+    )
 
 
 def _name(backend: SDPBackend) -> str:
     return str(backend.name).lower()
+
+
+def _sm(settings: Settings) -> str:
+    return "sm{}{}".format(*settings.capability)
 
 
 Rule = Callable[[AttentionCall, Settings], str | None]
@@ -262,7 +269,7 @@ def _check_dtype(allowed: Callable[[Settings], Sequence[torch.dtype]]) -> Rule:
 
 def _check_sm_version(lowest: tuple[int, int]) -> Rule:
     def check_hardware_support(_: AttentionCall, settings: Settings) -> str | None:
-        return None if lowest <= settings.capability <= (12, 1) else "sm{}{}".format(*settings.capability)
+        return None if lowest <= settings.capability <= (12, 1) else f"not for {_sm(settings)}"
 
     return check_hardware_support
 
@@ -291,7 +298,7 @@ def _check_backward_head_dim(call: AttentionCall, settings: Settings) -> str | N
     few_registers = (8, 6) <= settings.capability <= (8, 9) or (12, 0) <= settings.capability <= (12, 1)
     head_dim = call.query.shape[-1]
     unsupported = 192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0)
-    return f"no backward for head size {head_dim} on sm{settings.capability[0]}{settings.capability[1]}" if call.requires_grad and few_registers and unsupported else None
+    return f"no backward for head size {head_dim} on {_sm(settings)}" if call.requires_grad and few_registers and unsupported else None
 
 
 def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: Settings) -> str | None:
@@ -364,7 +371,8 @@ def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
 
 def _check_cudnn_dropout(call: AttentionCall, settings: Settings) -> str | None:
     """Since 2.12."""
-    return f"dropout {call.dropout_p} is no multiple of 1/16" if settings.torch_version >= (2, 12) and call.dropout_p * 16 != math.floor(call.dropout_p * 16) else None
+    whole = (call.dropout_p * 16).is_integer()
+    return None if whole or settings.torch_version < (2, 12) else f"dropout {call.dropout_p} is no multiple of 1/16"
 
 
 def _check_cudnn_tensor_shapes(call: AttentionCall, settings: Settings) -> str | None:
@@ -520,33 +528,33 @@ def _additive(mask: Tensor | None, dtype: torch.dtype, blocked: float) -> Tensor
     return torch.where(mask, 0.0, torch.scalar_tensor(blocked, dtype=dtype, device=mask.device))
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
     """Head sizes that are no multiple of 8 are padded with zeros, and the result is sliced (`pad_last_dim`, `post_process_flash_output`)."""
-    head_dim = query.shape[-1]
+    head_dim = q.shape[-1]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    padded = [torch.ops.aten.pad.default(tensor, [0, -head_dim % 8]) if head_dim % 8 else tensor for tensor in (query, key, value)]
+    padded = [torch.ops.aten.pad.default(tensor, [0, -head_dim % 8]) if head_dim % 8 else tensor for tensor in (q, k, v)]
     out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=scale)[0]
     return out[..., :head_dim] if out.shape[-1] != head_dim else out
 
 
-def _efficient(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
     """The mask becomes an additive one with strides that are multiples of 8, expanded to (batch, heads, queries, keys) (`preprocess_mask`)."""
-    bias = _additive(mask, query.dtype, -math.inf)
+    bias = _additive(mask, q.dtype, -math.inf)
     if bias is not None:
         if bias.stride(-1) != 1 or any(stride % 8 for stride in bias.stride()[:-1]):
             keys = bias.shape[-1]
             bias = torch.ops.aten.pad.default(bias, [0, 8 - keys % 8])[..., :keys]
-        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    compute_logsumexp = _requires_grad(query, key, value)
-    out: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention.default(query, key, value, bias, compute_logsumexp, dropout_p, is_causal, scale=scale)[0]
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    out: Tensor = kernel(q, k, v, bias, _requires_grad(q, k, v), dropout_p, is_causal, scale=scale)[0]
     return out
 
 
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
     """Blocked positions get float16's lowest number (`convert_boolean_attn_mask_cudnn`)."""
-    bias = _additive(mask, query.dtype, -65504.0)
-    compute_logsumexp = _requires_grad(query, key, value)
-    out: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention.default(query, key, value, bias, compute_logsumexp, dropout_p, is_causal, False, scale=scale)[0]
+    bias = _additive(mask, q.dtype, -65504.0)
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    out: Tensor = kernel(q, k, v, bias, _requires_grad(q, k, v), dropout_p, is_causal, False, scale=scale)[0]
     return out
 
 
@@ -559,7 +567,7 @@ def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropou
     """
     bias = _additive(mask, query.dtype, -math.inf)
     dtype = query.dtype
-    upcast = dtype in _HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    upcast = dtype in _HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     q, k, v = (tensor.to(torch.float32) if upcast else tensor for tensor in (query, key, value))
     factor = math.sqrt(abs(scale) if scale is not None else 1.0 / math.sqrt(q.shape[-1]))
     scaled = q * (-factor if scale is not None and scale < 0 else factor)

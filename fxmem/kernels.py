@@ -29,12 +29,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from fxmem import _torch, _torch_kernels, targets
-from fxmem.attention import DEFAULT_ORDER, Settings, attend, preferred_order, settings_on
+from fxmem.attention import DEFAULT_ORDER, TORCH_VERSION, Settings, attend, preferred_order, settings_on
 from fxmem.errors import UsageError
-from fxmem.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
 from fxmem.records import Assumption, Target
+from fxmem.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
 
 __all__ = ["assumptions", "default_foreach", "flatten_rnn_weights", "replacement", "scaled_dot_product_attention", "target_kernels"]
 
@@ -57,15 +58,15 @@ class _Card:
             raise UsageError(f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the target file.")
         self.target = target
         self.capability = target.capability
-        machine = tuple(torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
-        self._machine_order = DEFAULT_ORDER if machine is None else preferred_order(machine, _version(), torch.backends.cudnn.version(), deprioritized=_deprioritized())
+        self.name = target.full_name or target.name
+        self._unset_orders: set[tuple[SDPBackend, ...]] = _active.stack[-1]._unset_orders if _active.stack else _orders_of_this_machine()
 
     def attention_settings(self) -> Settings:
         return settings_on(
             self.capability,
-            cudnn_version=torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+            cudnn_version=_cudnn_version(),
             deprioritized=_deprioritized(),
-            order_of_machine=self._machine_order,
+            unset=self._unset_orders,
         )
 
     @functools.cached_property
@@ -74,7 +75,7 @@ class _Card:
         device = targets.device_properties(self.target)
         major, minor = self.capability
         return SimpleNamespace(
-            name=self.target.full_name or self.target.name,
+            name=self.name,
             major=major,
             minor=minor,
             total_memory=self.target.memory_bytes,
@@ -90,9 +91,17 @@ class _Card:
         )
 
 
-def _version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
+    """Priority orders a program finds here without having set one: torch's own, and that of the card in this machine once it has been asked."""
+    if not torch.cuda.is_available():
+        return {DEFAULT_ORDER}
+    return {DEFAULT_ORDER, preferred_order(torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_deprioritized())}
+
+
+def _cudnn_version() -> int | None:
+    """Of the cuDNN that torch has loaded here, taken to be the one on the card too; it loads without a GPU."""
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
 
 
 def _deprioritized() -> bool:
@@ -167,9 +176,6 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
     """By name in `torch.cuda`."""
     total = card.target.memory_bytes
 
-    def get_device_name(device: Any = None) -> str:
-        return str(card.properties.name)
-
     def is_bf16_supported(including_emulation: bool = True) -> bool:
         return including_emulation or card.capability >= (8, 0)
 
@@ -185,7 +191,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: card.capability,
-        "get_device_name": get_device_name,
+        "get_device_name": lambda device=None: card.name,
         "get_device_properties": lambda device=None: card.properties,
         "is_bf16_supported": is_bf16_supported,
         "is_current_stream_capturing": lambda: False,
@@ -236,8 +242,7 @@ def _only_here(stand_in: Any) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         if isinstance(stand_in, property):
-            getters = stand_in.fget, original.fget
-            return property(lambda self: getters[threading.get_ident() != me](self))
+            return property(lambda self: (stand_in if threading.get_ident() == me else original).__get__(self))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return (stand_in if threading.get_ident() == me else original)(*args, **kwargs)
@@ -264,8 +269,8 @@ def _forget_answers() -> None:
             function.cache_clear()
 
 
-def _fake_cudnn_attention(fakes: Any, func: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, compute_log_sumexp: bool, *rest: Any, **kwargs: Any) -> Any:
-    """As torch's meta kernel, but with no log-sum-exp where the kernel writes none (`_cudnn_attention_forward` in native/transformers/cuda/attention.cu)."""
+def _fake_cudnn_attention(fakes: Any, _: Any, query: Tensor, key: Tensor, value: Tensor, bias: Any, compute_log_sumexp: bool, *rest: Any, **kwargs: Any) -> Any:
+    """As torch's meta kernel, but with no log-sum-exp where none is computed (`_cudnn_attention_forward` in aten/.../transformers/cuda/attention.cu)."""
     if compute_log_sumexp:
         return NotImplemented
     shape = (*query.shape[:3], value.shape[-1])
@@ -295,9 +300,7 @@ def assumptions(target: Target) -> Iterator[Assumption]:
     """What the choices here take for granted on `target`."""
     if target.device != "cuda" or target.capability is None:
         return
-    version = torch.backends.cudnn.version()
-    order = ", ".join(str(b.name).lower() for b in preferred_order(target.capability, _version(), version, deprioritized=_deprioritized()))
-    yield Assumption(
-        topic="attention",
-        text=f"scaled_dot_product_attention runs the first of {order} whose rules the call meets, as torch {torch.__version__} with cuDNN {version} does on sm{target.capability[0]}{target.capability[1]}",
-    )
+    cudnn = _cudnn_version()
+    order = ", ".join(str(b.name).lower() for b in preferred_order(target.capability, TORCH_VERSION, cudnn, deprioritized=_deprioritized()))
+    where = "torch {} with cuDNN {} on compute capability {}.{}".format(torch.__version__, cudnn, *target.capability)
+    yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs the first of {order} that can run the call, as in {where}")

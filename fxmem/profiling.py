@@ -113,6 +113,8 @@ class _Run:
         self.unknown_flops: dict[str, int] = {}
         self.recorder = Recorder(device, self.fakes, self._count_flops)
         self.model = fake_model(model, self.fakes, device)
+        with self.fakes:
+            kernels.flatten_rnn_weights(self.model)
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
         self.tracer = ProgramTracer(self.model, self.recorder, replacement=kernels.replacement, on_tensor_method=self._tensor_method)
@@ -143,6 +145,7 @@ class _Run:
                 stack.enter_context(self.recorder)
                 stack.enter_context(self.engine.routed(self.tracer.call_function))
                 stack.enter_context(self.tracer.listening())
+                stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
                 gc.disable()  # a collection in mid-step would free at a moment no real run can be held to

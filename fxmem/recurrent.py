@@ -107,7 +107,9 @@ def flatten_rnn_weights(model: torch.nn.Module) -> None:
         weights = _torch_kernels.rnn_weights(module)
         if not weights or not isinstance(module, torch.nn.RNNBase) or not all(weight.is_cuda for weight in weights):
             continue
-        if len({weight.dtype for weight in weights}) > 1 or not torch.backends.cudnn.is_acceptable(weights[0]) or len({id(w) for w in weights}) < len(weights):
+        if len({weight.dtype for weight in weights}) > 1 or len({id(weight) for weight in weights}) < len(weights):
+            continue
+        if not torch.backends.cudnn.is_acceptable(weights[0]):  # type: ignore[no-untyped-call]
             continue
         mode = _MODES[module.mode.lower()]
         shape = Recurrence(mode, module.input_size, module.hidden_size, module.proj_size, module.num_layers, 2 if module.bidirectional else 1)
@@ -207,7 +209,7 @@ def _half_weights(weights: Sequence[Tensor], shape: Recurrence) -> tuple[Tensor,
     """`_cudnn_rnn_cast_reflatten`: a new flat float16 buffer, and views of it that the weights are copied into with autograd."""
     flat = torch.zeros(shape.weight_elements, dtype=torch.float16, device=weights[0].device)
     with torch.no_grad():
-        halves = [torch.empty(0, dtype=flat.dtype, device=flat.device).set_(view) for view in _views(flat, weights)]
+        halves = [torch.empty(0, dtype=flat.dtype, device=flat.device).set_(view) for view in _views(flat, weights)]  # type: ignore[call-overload]
     return flat, [half.copy_(weight) for half, weight in zip(halves, weights, strict=True)]
 
 
@@ -243,7 +245,7 @@ class _CudnnRnn(torch.autograd.Function):
         return output, hy, cy
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None) -> tuple[Tensor | None, ...]:
         call = ctx.call
         if not call.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
@@ -273,7 +275,9 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
 # --- what the two operators return ------------------------------------------------------------------------------------------
 
 
-def _fake_cudnn_rnn(fakes: _torch.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor | None, *rest: Any) -> Any:
+def _fake_cudnn_rnn(
+    fakes: _torch.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor | None, *rest: Any
+) -> Any:
     """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty one and neither."""
     hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, *_rest = rest
     shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
@@ -289,15 +293,12 @@ def _fake_cudnn_rnn(fakes: _torch.FakeTensorMode, _: Any, input: Tensor, weight:
 
 
 def _fake_cudnn_rnn_backward(
-    fakes: _torch.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None, *rest: Any
+    fakes: _torch.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor, *rest: Any
 ) -> Any:
     """Results of `_cudnn_rnn_backward`, for which torch has no meta kernel."""
-    batch_first, output_mask = rest[8], rest[-1]
+    hx, cx, batch_first, output_mask = rest[0], rest[1], rest[10], rest[-1]
     with fakes:
-        if batch_first:
-            grad_input = input.new_empty((input.shape[1], input.shape[0], input.shape[2])).transpose(0, 1)
-        else:
-            grad_input = input.new_empty(input.shape)
+        grad_input = input.new_empty(input.transpose(0, 1).shape).transpose(0, 1) if batch_first else input.new_empty(input.shape)
         grad_hx = hx.new_empty(hx.shape)
         grad_cx = None if cx is None else cx.new_empty(cx.shape)
         if not output_mask[3]:

@@ -174,9 +174,9 @@ def _scratch(measurement: Measurement) -> list[str]:
     if not measurement.scratch:
         return []
     at_peak = sum(op.at_peak_bytes for op in measurement.scratch)
-    lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}; the largest:"]
     by_size: Sequence[MeasuredOp] = sorted(measurement.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
     shown = [op for op in by_size if op.scratch_bytes * 1000 >= measurement.peak_bytes][:_SCRATCH_SHOWN]
+    lines = [f"kernels' own scratch at the peak: {exact_bytes(at_peak)}{'; the largest:' if shown else ''}"]
     for op in shown:
         shapes = ", ".join(format_shape(shape) for shape in op.input_shapes if shape is not None)
         where = "at the peak" if op.at_peak_bytes else op.phase

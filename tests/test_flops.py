@@ -49,14 +49,6 @@ def flops_of(func: Any, *args: Any, **kwargs: Any) -> int | None:
     return op_flops(func, args, kwargs, func(*args, **kwargs))
 
 
-def total(run: Callable[..., object], *tensors: Tensor) -> int:
-    """FLOPs of all that `run` does, on tensors without data."""
-    with torch.no_grad(), Counter() as counter:
-        run(*tensors)
-    assert not counter.uncounted
-    return counter.total
-
-
 # --- by hand ----------------------------------------------------------------------------------------------------------------------------
 
 BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
@@ -181,11 +173,14 @@ def test_arguments_may_be_given_by_name() -> None:
 
 # --- a fused op counts what its definition counts, written in elementary ops ------------------------------------------------------------
 
+X, Y, Z = t(3, 5), t(3, 5), t(3, 5)
 
-def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    d = x - x.mean(-1, keepdim=True)
-    rstd = (d.mul(d).mean(-1, keepdim=True) + 1e-5).rsqrt()
-    return x.sub(t(*x.shape[:-1], 1)) * rstd * w + b
+
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> None:
+    mean = x.mean(-1, keepdim=True)
+    d = x - mean
+    rstd = ((d * d).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    (x - mean) * rstd * w + b
 
 
 def layer_norm_backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> None:
@@ -195,24 +190,31 @@ def layer_norm_backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Te
     dy.sum(0)
 
 
-def batch_norm(x: Tensor, w: Tensor, b: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+def batch_norm(x: Tensor, running_mean: Tensor, running_var: Tensor, w: Tensor, b: Tensor) -> None:
     mean = x.mean((0, 2), keepdim=True)
     d = x - mean
-    var = d.mul(d).mean((0, 2), keepdim=True)
+    var = (d * d).mean((0, 2), keepdim=True)
     running_mean.lerp(mean, 0.1)
     running_var.lerp(var, 0.1)
-    return (x - mean) * (var + 1e-5).rsqrt() * w + b
+    (x - mean) * (var + 1e-5).rsqrt() * w + b
 
 
-def batch_norm_eval_backward(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, w: Tensor) -> None:
+def batch_norm_backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> None:
+    hat, g = (x - mean) * rstd, dy * w
+    rstd * (g - g.mean((0, 2), keepdim=True) - hat * (g * hat).mean((0, 2), keepdim=True))
+    (dy * hat).sum((0, 2))
+    dy.sum((0, 2))
+
+
+def batch_norm_backward_of_eval(dy: Tensor, x: Tensor, mean: Tensor, var: Tensor, w: Tensor) -> None:
     rstd = (var + 1e-5).rsqrt()
     dy * (w * rstd)
     (dy * ((x - mean) * rstd)).sum((0, 2))
     dy.sum((0, 2))
 
 
-def rms_norm(x: Tensor, w: Tensor) -> Tensor:
-    return x * ((x * x).mean(-1, keepdim=True) + 1e-5).rsqrt() * w
+def rms_norm(x: Tensor, w: Tensor) -> None:
+    x * ((x * x).mean(-1, keepdim=True) + 1e-5).rsqrt() * w
 
 
 def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, w: Tensor) -> None:
@@ -221,83 +223,482 @@ def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, w: Tensor) -> None:
     (dy * hat).sum(0)
 
 
-def gelu_tanh_backward(dy: Tensor, x: Tensor) -> Tensor:
+def softmax(x: Tensor) -> None:
+    e = (x - x.amax(1, True)).exp()
+    e / e.sum(1, True)
+
+
+def log_softmax(x: Tensor) -> None:
+    s = x - x.amax(1, True)
+    s - s.exp().sum(1, True).log()
+
+
+def logsumexp(x: Tensor) -> None:
+    largest = x.amax(1, True)
+    largest + (x - largest).exp().sum(1, True).log()
+
+
+def var(x: Tensor) -> Tensor:
+    d = x - x.mean(1, True)
+    return (d * d).sum(1) / 4
+
+
+def weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, norm: Tensor) -> None:
+    dg = (dw * v).sum(1, True) / norm
+    (g / norm) * (dw - v * (dg / norm))
+
+
+def gelu_tanh_backward(dy: Tensor, x: Tensor) -> None:
     square = x * x
     s = torch.tanh(0.8 * (x + 0.04 * (square * x)))
-    return dy * (0.5 * (1 + s) + 0.5 * x * (1 - s * s) * (0.8 * (1 + 0.12 * square)))
+    dy * (0.5 * (1 + s) + 0.5 * x * (1 - s * s) * (0.8 * (1 + 0.12 * square)))
 
 
-def lstm_cell(xg: Tensor, hg: Tensor, c: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
-    i, f, g, o = (xg + hg + b1 + b2).chunk(4, 1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh()
-
-
-def gru_cell(xg: Tensor, hg: Tensor, h: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
-    (xr, xz, xn), (hr, hz, hn) = (xg + b1).chunk(3, 1), (hg + b2).chunk(3, 1)
-    r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
-    return (1 - z) * (xn + r * hn).tanh() + z * h
+def lstm_cell(x_gates: Tensor, h_gates: Tensor, c: Tensor, b1: Tensor, b2: Tensor) -> None:
+    i, f, g, o = (x_gates + h_gates + b1 + b2).chunk(4, 1)
+    o.sigmoid() * (f.sigmoid() * c + i.sigmoid() * g.tanh()).tanh()
 
 
 def lstm_cell_backward(dh: Tensor, dc: Tensor, c: Tensor, i: Tensor, f: Tensor, g: Tensor, o: Tensor) -> None:
     tanh = c.tanh()
-    do = dh * tanh
     dc = dc + dh * o * (1 - tanh * tanh)
-    di, df, dg, _ = dc * g, dc * c, dc * i, dc * f
-    for d, gate in ((di, i), (df, f), (do, o)):
+    dc * f
+    for d, gate in ((dc * g, i), (dc * c, f), (dh * tanh, o)):
         d * ((1 - gate) * gate)
-    dg * (1 - g * g)
+    (dc * i) * (1 - g * g)
+
+
+def gru_cell(x_gates: Tensor, h_gates: Tensor, h: Tensor, b1: Tensor, b2: Tensor) -> None:
+    (xr, xz, xn), (hr, hz, hn) = (x_gates + b1).chunk(3, 1), (h_gates + b2).chunk(3, 1)
+    r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+    (1 - z) * (xn + r * hn).tanh() + z * h
 
 
 def gru_cell_backward(dh: Tensor, h: Tensor, r: Tensor, z: Tensor, n: Tensor, hn: Tensor) -> None:
-    dn, dz, _ = dh * (1 - z), dh * (h - n), dh * z
-    dn = dn * (1 - n * n)
-    dr, _ = dn * hn, dn * r
-    for d, gate in ((dr, r), (dz, z)):
+    dn = dh * (1 - z) * (1 - n * n)
+    dh * z
+    dn * r
+    for d, gate in ((dn * hn, r), (dh * (h - n), z)):
         d * ((1 - gate) * gate)
 
 
-def log_sigmoid(x: Tensor) -> Tensor:
-    return x.clamp(max=0) - x.abs().neg().exp().log1p()
+H, G3, G4 = t(2, 7), t(2, 21), t(2, 28)  # two sequences, seven hidden elements, three or four gates
+N, C = t(2, 3, 5), t(1, 3, 1)
 
-
-X, Y = t(3, 5), t(3, 5)
-N, C, W, B = t(2, 3, 5), t(3), t(1, 3, 1), t(1, 3, 1)
-BY_DEFINITION: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "sigmoid": (lambda: aten.sigmoid(X), lambda: X.neg().exp().add(1).reciprocal()),
-    "silu": (lambda: aten.silu(X), lambda: X / (X.neg().exp() + 1)),
-    "gelu": (lambda: aten.gelu(X), lambda: 0.5 * X * (1 + torch.erf(X * 0.7))),
-    "gelu tanh": (lambda: aten.gelu(X, approximate="tanh"), lambda: 0.5 * X * (1 + torch.tanh(0.8 * (X + 0.04 * (X * X * X))))),
-    "mish": (lambda: aten.mish(X), lambda: X * X.exp().log1p().tanh()),
-    "softplus": (lambda: aten.softplus(X), lambda: (X * 2).exp().log1p() / 2),
-    "hardswish": (lambda: aten.hardswish(X), lambda: X * (X + 3).clamp(0, 6) / 6),
-    "hardsigmoid": (lambda: aten.hardsigmoid(X), lambda: (X + 3).clamp(0, 6) / 6),
-    "hardtanh": (lambda: aten.hardtanh(X), lambda: X.clamp(-1, 1)),
-    "elu": (lambda: aten.elu(X), lambda: (X * 1.5).expm1() * 1.5),
-    "log_sigmoid": (lambda: aten.log_sigmoid_forward(X), lambda: log_sigmoid(X)),
-    "glu": (lambda: aten.glu(t(3, 10), 1), lambda: X * Y.sigmoid()),
-    "lerp": (lambda: aten.lerp(X, Y, 0.5), lambda: X + 0.5 * (Y - X)),
-    "logaddexp": (lambda: aten.logaddexp(X, Y), lambda: (X.exp() + Y.exp()).log()),
-    "logit": (lambda: aten.logit(X), lambda: (X / (1 - X)).log()),
-    "polar": (lambda: aten.polar(X, Y), lambda: (X * Y.cos(), X * Y.sin())),
+BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] = {
+    "sigmoid": (lambda: flops_of(aten.sigmoid.default, X), lambda: (X.neg().exp() + 1).reciprocal()),
+    "silu": (lambda: flops_of(aten.silu.default, X), lambda: X / (X.neg().exp() + 1)),
+    "gelu": (lambda: flops_of(aten.gelu.default, X), lambda: 0.5 * X * (1 + torch.erf(X * 0.7))),
+    "gelu tanh": (lambda: flops_of(aten.gelu.default, X, approximate="tanh"), lambda: 0.5 * X * (1 + torch.tanh(0.8 * (X + 0.04 * (X * X * X))))),
+    "mish": (lambda: flops_of(aten.mish.default, X), lambda: X * X.exp().log1p().tanh()),
+    "softplus": (lambda: flops_of(aten.softplus.default, X), lambda: (X * 2).exp().log1p() / 2),
+    "hardswish": (lambda: flops_of(aten.hardswish.default, X), lambda: X * (X + 3).clamp(0, 6) / 6),
+    "hardsigmoid": (lambda: flops_of(aten.hardsigmoid.default, X), lambda: (X + 3).clamp(0, 6) / 6),
+    "hardtanh": (lambda: flops_of(aten.hardtanh.default, X), lambda: X.clamp(-1, 1)),
+    "elu": (lambda: flops_of(aten.elu.default, X), lambda: (X * 1.5).expm1() * 1.5),
+    "log_sigmoid": (lambda: flops_of(aten.log_sigmoid_forward.default, X), lambda: X.clamp(max=0) - X.abs().neg().exp().log1p()),
+    "glu": (lambda: flops_of(aten.glu.default, t(3, 10), 1), lambda: X * Y.sigmoid()),
+    "lerp": (lambda: flops_of(aten.lerp.Scalar, X, Y, 0.5), lambda: X + 0.5 * (Y - X)),
+    "logaddexp": (lambda: flops_of(aten.logaddexp.default, X, Y), lambda: (X.exp() + Y.exp()).log()),
+    "logit": (lambda: flops_of(aten.logit.default, X), lambda: (X / (1 - X)).log()),
+    "xlogy": (lambda: flops_of(aten.xlogy.Tensor, X, Y), lambda: X * Y.log()),
+    "frac": (lambda: flops_of(aten.frac.default, X), lambda: X - X.trunc()),
+    "cross": (lambda: flops_of(aten.linalg_cross.default, N.mT, N.mT), lambda: N * N - N * N),
+    "polar": (lambda: flops_of(aten.polar.default, X, Y), lambda: (X * Y.cos(), X * Y.sin())),
     "complex product": (
-        lambda: t(3, 5, dtype=torch.complex64) * t(3, 5, dtype=torch.complex64),
+        lambda: flops_of(aten.mul.Tensor, X.to(torch.complex64), Y.to(torch.complex64)),
         lambda: (X * Y - X * Y, X * Y + X * Y),
     ),
-    "sigmoid'": (lambda: aten.sigmoid_backward(X, Y), lambda: X * (1 - Y) * Y),
-    "tanh'": (lambda: aten.tanh_backward(X, Y), lambda: X * (1 - Y * Y)),
-    "silu'": (lambda: aten.silu_backward(X, Y), lambda: X * Y.sigmoid() * (1 + Y * (1 - Y))),
-    "gelu'": (lambda: aten.gelu_backward(X, Y), lambda: X * (0.5 * (1 + torch.erf(Y * 0.7)) + Y * (0.4 * (Y * Y * -0.5).exp()))),
-    "gelu tanh'": (lambda: aten.gelu_backward(X, Y, approximate="tanh"), lambda: gelu_tanh_backward(X, Y)),
-    "mish'": (lambda: aten.mish_backward(X, Y), lambda: X * (Y.exp().log1p().tanh() + Y * Y.sigmoid() * (1 - Y * Y))),
-    "softplus'": (lambda: aten.softplus_backward(X, Y, 1, 20), lambda: X * (Y * 2).exp() / (Y + 1)),
-    "log_sigmoid'": (lambda: aten.log_sigmoid_backward(X, Y, Y), lambda: X * (Y - Y * Y.abs().neg().exp() / (1 + Y))),
-    "elu'": (lambda: aten.elu_backward(X, 1, 1, 1, False, Y), lambda: X * 1.5 * (Y * 1.5).exp()),
-    "elu' of result": (lambda: aten.elu_backward(X, 1, 1, 1, True, Y), lambda: X * 1.5 * (Y + 1.5)),
-    "glu'": (lambda: aten.glu_backward(X, t(3, 10), 1), lambda: (X * Y.sigmoid(), (1 - Y) * Y * X * Y)),
-    "logit'": (lambda: aten.logit_backward(X, Y), lambda: X / (Y * (1 - Y))),
-    "softmax": (lambda: aten._softmax(X, 1, False), lambda: (lambda e: e / e.sum(1, True))((X - X.amax(1, True)).exp())),
-    "log_softmax": (lambda: aten._log_softmax(X, 1, False), lambda: X - X.amax(1, True) - t(3, 1).log() + 0 * (X - Y).exp().sum() * 0 if False else _lsm()),
-    "softmax'": (lambda: aten._softmax_backward_data(X, Y, 1, torch.float32), lambda: (X - (X * Y).sum(1, True)) * Y),
-    "log_softmax'": (lambda: aten._log_softmax_backward_data(X, Y, 1, torch.float32), lambda: X - Y.exp() * X.sum(1, True)),
+    "native_dropout": (lambda: flops_of(aten.native_dropout.default, X, 0.5, True), lambda: X * Y * 2),
+    "native_dropout'": (lambda: flops_of(aten.native_dropout_backward.default, X, Y, 2.0), lambda: X * Y * 2),
+    "sigmoid'": (lambda: flops_of(aten.sigmoid_backward.default, X, Y), lambda: X * (1 - Y) * Y),
+    "tanh'": (lambda: flops_of(aten.tanh_backward.default, X, Y), lambda: X * (1 - Y * Y)),
+    "silu'": (lambda: flops_of(aten.silu_backward.default, X, Y), lambda: X * Y.sigmoid() * (1 + Y * (1 - Y))),
+    "gelu'": (lambda: flops_of(aten.gelu_backward.default, X, Y), lambda: X * (0.5 * (1 + torch.erf(Y * 0.7)) + Y * (0.4 * (Y * Y * -0.5).exp()))),
+    "gelu tanh'": (lambda: flops_of(aten.gelu_backward.default, X, Y, approximate="tanh"), lambda: gelu_tanh_backward(X, Y)),
+    "mish'": (lambda: flops_of(aten.mish_backward.default, X, Y), lambda: X * (Y.exp().log1p().tanh() + Y * Y.sigmoid() * (1 - Z * Z))),
+    "softplus'": (lambda: flops_of(aten.softplus_backward.default, X, Y, 2, 20), lambda: X * (Y * 2).exp() / (Z + 1)),
+    "log_sigmoid'": (lambda: flops_of(aten.log_sigmoid_backward.default, X, Y, Z), lambda: X * (Z - Z * Y.abs().neg().exp() / (1 + Z))),
+    "hardswish'": (lambda: flops_of(aten.hardswish_backward.default, X, Y), lambda: X * (Y / 3 + 0.5)),
+    "elu'": (lambda: flops_of(aten.elu_backward.default, X, 2, 2, 2, False, Y), lambda: X * 2 * (Y * 2).exp()),
+    "elu' of the result": (lambda: flops_of(aten.elu_backward.default, X, 2, 2, 2, True, Y), lambda: X * 2 * (Y + 2)),
+    "glu'": (lambda: flops_of(aten.glu_backward.default, X, t(3, 10), 1), lambda: (X * Y.sigmoid(), (1 - Y) * Y * X * Z)),
+    "logit'": (lambda: flops_of(aten.logit_backward.default, X, Y), lambda: X / (Y * (1 - Y))),
+    "prelu'": (lambda: flops_of(aten._prelu_kernel_backward.default, X, Y, Z), lambda: (X * Z, X * Y)),
+    "softmax": (lambda: flops_of(aten._softmax.default, X, 1, False), lambda: softmax(X)),
+    "log_softmax": (lambda: flops_of(aten._log_softmax.default, X, 1, False), lambda: log_softmax(X)),
+    "softmax'": (lambda: flops_of(aten._softmax_backward_data.default, X, Y, 1, X.dtype), lambda: (X - (X * Y).sum(1, True)) * Y),
+    "log_softmax'": (lambda: flops_of(aten._log_softmax_backward_data.default, X, Y, 1, X.dtype), lambda: X - Y.exp() * X.sum(1, True)),
+    "logsumexp": (lambda: flops_of(aten.logsumexp.default, X, [1]), lambda: logsumexp(X)),
+    "var": (lambda: flops_of(aten.var.correction, X, [1]), lambda: var(X)),
+    "std_mean": (lambda: flops_of(aten.std_mean.correction, X, [1]), lambda: var(X).sqrt()),
+    "vector_norm 2": (lambda: flops_of(aten.linalg_vector_norm.default, X, 2, [1]), lambda: (X * X).sum(1).sqrt()),
+    "dist": (lambda: flops_of(aten.dist.default, t(3, 1), t(5)), lambda: ((t(3, 1) - t(5)).square()).sum().sqrt()),
+    "weight_norm": (
+        lambda: flops_of(aten._weight_norm_interface.default, X, t(3, 1), 0),
+        lambda: X * (t(3, 1) / (X * X).sum(1, True).sqrt()),
+    ),
+    "weight_norm'": (
+        lambda: flops_of(aten._weight_norm_interface_backward.default, X, Y, t(3, 1), t(3, 1), 0),
+        lambda: weight_norm_backward(X, Y, t(3, 1), t(3, 1)),
+    ),
+    "layer_norm": (lambda: flops_of(aten.native_layer_norm.default, X, [5], t(5), t(5), 1e-5), lambda: layer_norm(X, t(5), t(5))),
+    "layer_norm'": (
+        lambda: flops_of(aten.native_layer_norm_backward.default, X, Y, [5], t(3, 1), t(3, 1), t(5), t(5), ALL),
+        lambda: layer_norm_backward(X, Y, t(3, 1), t(3, 1), t(5)),
+    ),
+    "group_norm": (
+        lambda: flops_of(aten.native_group_norm.default, t(3, 5, 7), t(5), t(5), 3, 5, 7, 1, 1e-5),
+        lambda: layer_norm(t(3, 35), t(35), t(35)),
+    ),
+    "group_norm'": (
+        lambda: flops_of(aten.native_group_norm_backward.default, t(3, 5, 7), t(3, 5, 7), t(3, 1), t(3, 1), t(5), 3, 5, 7, 1, ALL),
+        lambda: layer_norm_backward(t(3, 35), t(3, 35), t(3, 1), t(3, 1), t(35)),
+    ),
+    "rms_norm": (lambda: flops_of(aten._fused_rms_norm.default, X, [5], t(5), 1e-5), lambda: rms_norm(X, t(5))),
+    "rms_norm'": (
+        lambda: flops_of(aten._fused_rms_norm_backward.default, X, Y, [5], t(3, 1), t(5), [True, True]),
+        lambda: rms_norm_backward(X, Y, t(3, 1), t(5)),
+    ),
+    "batch_norm": (
+        lambda: flops_of(aten.native_batch_norm.default, N, t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
+        lambda: batch_norm(N, C, C, C, C),
+    ),
+    "batch_norm of cuDNN": (
+        lambda: flops_of(aten.cudnn_batch_norm.default, N, t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
+        lambda: batch_norm(N, C, C, C, C),
+    ),
+    "batch_norm'": (
+        lambda: flops_of(aten.native_batch_norm_backward.default, N, N, t(3), t(3), t(3), t(3), t(3), True, 1e-5, ALL),
+        lambda: batch_norm_backward(N, N, C, C, C),
+    ),
+    "batch_norm' of cuDNN": (
+        lambda: op_flops(aten.cudnn_batch_norm_backward.default, (N, N, t(3), t(3), t(3), t(3), t(3), 1e-5, t(0)), {}, (N, t(3), t(3))),
+        lambda: batch_norm_backward(N, N, C, C, C),
+    ),
+    "batch_norm' of eval": (
+        lambda: flops_of(aten.native_batch_norm_backward.default, N, N, t(3), t(3), t(3), None, None, False, 1e-5, ALL),
+        lambda: batch_norm_backward_of_eval(N, N, C, C, C),
+    ),
+    "mse_loss": (lambda: flops_of(aten.mse_loss.default, X, Y), lambda: (X - Y).square().mean()),
+    "mse_loss'": (lambda: flops_of(aten.mse_loss_backward.default, t(), X, Y, MEAN), lambda: 0.1 * (X - Y) * t()),
+    "huber_loss": (lambda: flops_of(aten.huber_loss.default, X, Y, SUM), lambda: (0.5 * Z.mul((X - Y).abs())).sum()),
+    "huber_loss'": (lambda: flops_of(aten.huber_loss_backward.default, t(), X, Y, MEAN, 1.0), lambda: 0.1 * (X - Y) * t()),
+    "smooth_l1_loss": (lambda: flops_of(aten.smooth_l1_loss.default, X, Y), lambda: (0.5 * Z.mul((X - Y).abs()) / 2).mean()),
+    "smooth_l1_loss'": (lambda: flops_of(aten.smooth_l1_loss_backward.default, t(), X, Y, MEAN, 2.0), lambda: 0.1 * (X - Y) * t() / 2),
+    "bce": (lambda: flops_of(aten.binary_cross_entropy.default, X, Y), lambda: (Y * X.log() + (1 - Y) * (1 - X).log()).neg().mean()),
+    "bce, weighted": (lambda: flops_of(aten.binary_cross_entropy.default, X, Y, Z), lambda: ((Y * X.log() + (1 - Y) * (1 - X).log()).neg() * Z).mean()),
+    "bce'": (
+        lambda: flops_of(aten.binary_cross_entropy_backward.default, t(), X, Y, None, MEAN),
+        lambda: t() * (X - Y) / ((1 - X) * X).clamp_min(1e-12) / 15,
+    ),
+    "bce of logits": (
+        lambda: flops_of(aten.binary_cross_entropy_with_logits.default, X, Y),
+        lambda: ((1 - Y) * X - (X.clamp(max=0) - X.abs().neg().exp().log1p())).mean(),
+    ),
+    "bce of logits, weighted": (
+        lambda: flops_of(aten.binary_cross_entropy_with_logits.default, X, Y, Z, Z),
+        lambda: (((1 - Y) * X - (1 + (Z - 1) * Y) * (X.clamp(max=0) - X.abs().neg().exp().log1p())) * Z).mean(),
+    ),
+    "lstm_cell": (
+        lambda: op_flops(aten._thnn_fused_lstm_cell.default, (G4, G4, H, t(28), t(28)), {}, (H, H, G4)),
+        lambda: lstm_cell(G4, G4, H, t(28), t(28)),
+    ),
+    "lstm_cell'": (
+        lambda: op_flops(aten._thnn_fused_lstm_cell_backward_impl.default, (H, H, H, H, G4, True), {}, (G4, H, t(28))),
+        lambda: (lstm_cell_backward(H, H, H, H, H, H, H), G4.sum(0)),
+    ),
+    "gru_cell": (
+        lambda: op_flops(aten._thnn_fused_gru_cell.default, (G3, G3, H, t(21), t(21)), {}, (H, t(2, 35))),
+        lambda: gru_cell(G3, G3, H, t(21), t(21)),
+    ),
+    "gru_cell'": (
+        lambda: op_flops(aten._thnn_fused_gru_cell_backward.default, (H, t(2, 35), True), {}, (G3, G3, H, t(21), t(21))),
+        lambda: (gru_cell_backward(H, H, H, H, H, H), G3.sum(0), G3.sum(0)),
+    ),
 }
+
+
+@pytest.mark.parametrize("name", BY_DEFINITION)
+def test_fused_op_counts_what_its_definition_counts(name: str) -> None:
+    fused, definition = BY_DEFINITION[name]
+    with torch.no_grad(), Counter() as counter:
+        definition()
+    assert not counter.uncounted
+    assert fused() == counter.total
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True], [False, False, False]])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_nobody_asks_for_are_not_counted(mask: list[bool], training: bool) -> None:
+    n, c = 30, 3
+    dx, dw, db = (10 * n + 2 * c, 4 * n, n) if training else (n + 3 * c, 4 * n + 2 * c, n)
+    args = (N, N, t(3), t(3), t(3), t(3), t(3), training, 1e-5, mask)
+    assert flops_of(aten.native_batch_norm_backward.default, *args) == dx * mask[0] + dw * mask[1] + db * mask[2]
+
+
+# --- recurrent layers -------------------------------------------------------------------------------------------------------------------
+
+
+def recurrent_weights(gates: int, layers: int, directions: int, inputs: int, hidden: int, biases: bool, projection: int = 0) -> list[Tensor]:
+    weights = []
+    for layer in range(layers):
+        for _ in range(directions):
+            read = directions * (projection or hidden) if layer else inputs
+            weights += [t(gates * hidden, read), t(gates * hidden, projection or hidden)]
+            weights += [t(gates * hidden), t(gates * hidden)] if biases else []
+            weights += [t(projection, hidden)] if projection else []
+    return weights
+
+
+@pytest.mark.parametrize(("mode", "gates", "cell", "cell_backward"), [(0, 1, 1, 2), (1, 1, 1, 4), (2, 4, 18, 24), (3, 3, 14, 17)])
+def test_recurrent_layers(mode: int, gates: int, cell: int, cell_backward: int) -> None:
+    """Two layers of two directions, 11 inputs, 7 hidden elements, 5 steps of 3 sequences."""
+    weights = recurrent_weights(gates, 2, 2, 11, 7, biases=True)
+    steps, rows = 5 * 3, gates * 7
+    products = 2 * rows * (2 * 11 + 2 * 7 + 2 * 14 + 2 * 7)
+    biases, sums, cells = 4 * 2 * rows, 4 * rows, 4 * 7
+    args = (t(5, 3, 11), weights, 4, None, t(4, 3, 7), t(4, 3, 7), mode, 7, 0, 2, False, 0.0, True, True, [], None)
+    out = (t(5, 3, 14), t(4, 3, 7), t(4, 3, 7), t(1), t(1))
+    assert op_flops(aten._cudnn_rnn.default, args, {}, out) == steps * (products + biases + sums + cells * cell)
+
+    def backward(*mask: bool) -> int | None:
+        grads = (t(5, 3, 14), t(5, 3, 14), None, None)
+        args = (t(5, 3, 11), weights, 4, t(1), t(4, 3, 7), t(4, 3, 7), *grads, mode, 7, 0, 2, False, 0.0, True, True, [], None, t(1), list(mask))
+        return op_flops(aten._cudnn_rnn_backward.default, args, {}, (t(5, 3, 11), t(4, 3, 7), t(4, 3, 7), weights))
+
+    assert backward(True, True, True, True) == steps * (2 * products + biases + cells * cell_backward)
+    assert backward(True, True, True, False) == steps * (products + cells * cell_backward)
+
+
+def test_recurrent_layer_of_packed_sequences_with_a_projection_and_no_bias() -> None:
+    weights = recurrent_weights(4, 1, 1, 11, 7, biases=False, projection=2)
+    args = (t(13, 11), weights, 3, None, t(1, 3, 2), t(1, 3, 7), 2, 7, 2, 1, False, 0.0, True, False, [3] * 4 + [1], None)
+    products = 2 * (28 * 11 + 28 * 2 + 2 * 7)
+    assert op_flops(aten._cudnn_rnn.default, args, {}, (t(13, 2), t(1), t(1), t(1), t(1))) == 13 * (products + 28 + 7 * 18)
+
+
+def test_lstm_layer_on_the_cpu_counts_as_on_the_gpu() -> None:
+    layer = nn.LSTM(11, 7)
+    with FakeTensorMode(allow_non_fake_inputs=True), Counter() as counter:
+        out, _ = layer(torch.empty(5, 3, 11))
+    assert not counter.uncounted
+    cuda = (t(5, 3, 11), recurrent_weights(4, 1, 1, 11, 7, biases=True), 4, None, t(1, 3, 7), t(1, 3, 7), 2, 7, 0, 1, False, 0.0, True, False, [], None)
+    assert counter.total == op_flops(aten._cudnn_rnn.default, cuda, {}, (t(*out.shape), t(1), t(1), t(1), t(1)))
+
+
+# --- attention and grouped products -----------------------------------------------------------------------------------------------------
+
+Q, K, V = t(2, 3, 5, 8), t(2, 3, 7, 8), t(2, 3, 7, 8)
+FORWARD, BACKWARD = 2 * 2 * 3 * 5 * 7 * (8 + 8), 2 * 2 * 3 * 5 * 7 * (3 * 8 + 2 * 8)
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu", "fused_attention_overrideable"])
+def test_attention_counts_two_products_and_five_in_backward(kernel: str) -> None:
+    forward = getattr(aten, f"_scaled_dot_product_{kernel}").default
+    backward = getattr(aten, f"_scaled_dot_product_{kernel}_backward").default
+    assert op_flops(forward, (Q, K, V), {}, (Q, t(2, 3, 5))) == FORWARD
+    assert op_flops(backward, (Q, Q, K, V), {}, (Q, K, V)) == BACKWARD
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention", "cudnn_attention"])
+def test_grouped_query_heads_count_as_if_repeated(kernel: str) -> None:
+    """torch's formula refuses them."""
+    func, few = getattr(aten, f"_scaled_dot_product_{kernel}"), t(2, 1, 7, 8)
+    with pytest.raises(AssertionError):
+        flop_registry[func](Q, few, few, out_val=(Q,))
+    assert op_flops(func.default, (Q, few, few), {}, (Q, t(2, 3, 5))) == FORWARD
+
+
+def test_attention_over_packed_sequences_is_torchs_own() -> None:
+    args = (t(10, 3, 8), t(14, 3, 8), t(14, 3, 8), i(3), i(3), 5, 7, 0.0, False, False)
+    assert op_flops(aten._flash_attention_forward.default, args, {}, (t(10, 3, 8),)) == FORWARD
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((11, 5), (3, 5, 7), 2 * 11 * 5 * 7),  # groups split the rows
+        ((3, 11, 5), (5, 7), 2 * 11 * 5 * 7),  # the columns
+        ((11, 5), (5, 7), 2 * 11 * 5 * 7),  # the contraction
+        ((3, 11, 5), (3, 5, 7), 3 * 2 * 11 * 5 * 7),  # a batch
+    ],
+)
+def test_grouped_product(a: tuple[int, ...], b: tuple[int, ...], expected: int) -> None:
+    assert op_flops(aten._grouped_mm.default, (t(*a), t(*b)), {}, t(11, 7)) == expected
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------------------------
+
+FORMS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+STEPS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
+    # Per element, and 1 more per parameter where there is a step counter.
+    "AdamW": (torch.optim.AdamW, 14),
+    "AdamW, no decay": (lambda p, **form: torch.optim.AdamW(p, weight_decay=0.0, **form), 13),
+    "AdamW, AMSGrad": (lambda p, **form: torch.optim.AdamW(p, amsgrad=True, **form), 15),
+    "Adam": (torch.optim.Adam, 13),
+    "Adam, decay": (lambda p, **form: torch.optim.Adam(p, weight_decay=0.1, **form), 15),
+    "Adam, maximize": (lambda p, **form: torch.optim.Adam(p, maximize=True, **form), 14),
+    "SGD": (torch.optim.SGD, 2),
+    "SGD, momentum": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, **form), 4),
+    "SGD, damped": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, dampening=0.1, **form), 5),
+    "SGD, Nesterov, decay": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, nesterov=True, weight_decay=0.1, **form), 8),
+    "Adagrad": (torch.optim.Adagrad, 7),
+    "Adagrad, decay": (lambda p, **form: torch.optim.Adagrad(p, weight_decay=0.1, **form), 9),
+}
+
+
+def steady_step(make: Callable[..., torch.optim.Optimizer], form: dict[str, bool]) -> Counter:
+    with FakeTensorMode():
+        params = [nn.Parameter(torch.empty(shape)) for shape in ((3, 5), (7,))]
+        optimizer = make(params, **form)
+        for param in params:
+            param.grad = torch.empty_like(param)
+        optimizer.step()
+        with Counter() as counter:
+            optimizer.step()
+    return counter
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", STEPS)
+def test_optimizers_forms_count_the_same(name: str, form: str) -> None:
+    make, per_element = STEPS[name]
+    counter = steady_step(make, FORMS[form])
+    assert not counter.uncounted
+    assert counter.total == per_element * 22 + (0 if name.startswith("SGD") else 2)
+
+
+@pytest.mark.parametrize("form", ["for-loop", "foreach"])
+@pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop"])
+def test_other_optimizers_are_counted(name: str, form: str) -> None:
+    counter = steady_step(getattr(torch.optim, name), FORMS[form])
+    assert not counter.uncounted
+    assert counter.total > 22
+
+
+def test_gradient_scaling_inside_a_fused_step_is_a_division() -> None:
+    params = [t(3, 5), t(7)]
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    args = (params, params, params, params, [], [t(), t()])
+    assert op_flops(aten._fused_adamw_.default, args, options, None) == 13 * 22
+    assert op_flops(aten._fused_adamw_.default, args, options | {"grad_scale": t()}, None) == 14 * 22
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------------------------
+
+
+def vision(name: str) -> Callable[[], Tensor]:
+    def loss() -> Tensor:
+        return torchvision.models.get_model(name, weights=None)(torch.empty(2, 3, 64, 64)).sum()  # type: ignore[no-any-return]
+
+    return loss
+
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+
+
+def language(name: str, **options: Any) -> Callable[[], Tensor]:
+    def loss() -> Tensor:
+        config = getattr(transformers, f"{name}Config")(**{**TINY, **options})
+        tokens = torch.zeros(2, 16, dtype=torch.int64)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
+
+    return loss
+
+
+MODELS: dict[str, Callable[[], Tensor]] = {
+    "resnet18": vision("resnet18"),
+    "mobilenet_v3_small": vision("mobilenet_v3_small"),
+    "swin_t": vision("swin_t"),
+    "llama": language("Llama", num_key_value_heads=2),
+    "mixtral": language("Mixtral", num_local_experts=4, num_key_value_heads=2),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def counted(request: pytest.FixtureRequest) -> tuple[Counter, FlopCounterMode]:
+    """A training step's forward and backward, counted by both."""
+    with FakeTensorMode(), FlopCounterMode(display=False) as by_torch, Counter() as counter:
+        MODELS[request.param]().backward()
+    return counter, by_torch
+
+
+def test_what_torch_counts_is_counted_as_torch_does(counted: tuple[Counter, FlopCounterMode]) -> None:
+    counter, by_torch = counted
+    assert counter.as_torch == by_torch.get_total_flops() > 0
+
+
+def test_models_have_nothing_uncounted(counted: tuple[Counter, FlopCounterMode]) -> None:
+    counter, _ = counted
+    assert counter.uncounted == set()
+    assert counter.total > counter.as_torch
+
+
+# --- what is unknown, and how to make it known ------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("fxmem_test_flops::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+TWICE = torch.ops.fxmem_test_flops.twice
+
+
+def test_op_nobody_knows_is_unknown() -> None:
+    assert op_flops(TWICE.default, (X,), {}, Y) is None
+
+
+def test_composite_op_is_unknown() -> None:
+    assert op_flops(aten.linear.default, (t(3, 5), t(7, 5)), {}, t(3, 7)) is None
+
+
+def test_extra_formula_sees_the_call_and_its_result_and_goes_first() -> None:
+    seen: dict[str, Any] = {}
+
+    def formula(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        seen.update(args=args, out=out_val, kwargs=kwargs)
+        return 11
+
+    assert op_flops(TWICE.default, (X,), {"k": 1}, Y, extra={TWICE: formula}) == 11
+    assert seen == {"args": (X,), "out": Y, "kwargs": {"k": 1}}
+    assert op_flops(aten.mm.default, (t(3, 5), t(5, 7)), {}, t(3, 7), extra={aten.mm: formula}) == 11
+    assert op_flops(aten.relu.default, (X,), {}, Y, extra={TWICE: formula}) == 15
+    assert op_flops(aten.relu.default, (X,), {}, Y, extra={aten.relu: lambda *_, **__: None}) is None
+
+
+def test_error_of_an_extra_formula_is_passed_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        op_flops(aten.mm.default, (t(3, 5), t(5, 7)), {}, t(3, 7), extra={aten.mm: lambda *_, **__: 1 // 0})
+
+
+def test_formula_registered_with_torch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(flop_registry, TWICE, lambda x, out_val: x.numel())
+    assert is_counted_by_torch(TWICE.default)
+    assert op_flops(TWICE.default, (X,), {}, Y) == 15
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------------------------
+
+
+def forms(name: str) -> Iterator[tuple[Any, str]]:
+    if "::" in name:
+        namespace, name = name.split("::")
+        yield getattr(torch.ops, namespace), name
+    else:
+        yield from ((aten, form) for form in (name, f"{name}_", f"_foreach_{name}"))
+
+
+def test_every_name_is_an_op_of_torch_and_stands_in_one_table() -> None:
+    tables = [set(flops._FORMULAS), set(flops._NO_ARITHMETIC), set(UNCOUNTED)]
+    names = set.union(*tables)
+    assert sum(map(len, tables)) == len(names)
+    assert [name for name in names if not any(hasattr(*form) for form in forms(name))] == []
+    assert set(flops._COMPLEX) <= set(flops._FORMULAS)
+    assert not set(flops._EACH) & set(flops._EACH_READ)

@@ -152,7 +152,7 @@ def backend_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, boo
 
 
 @needs_cuda_build
-@pytest.mark.parametrize(("shape", "weight", "groups", "transposed", "extra", "last"), backend_cases())
+@pytest.mark.parametrize(("shape", "weight", "groups", "transposed", "extra", "last"), list(backend_cases()))
 def test_backend_is_torchs(shape: tuple[int, ...], weight: tuple[int, ...], groups: int, transposed: bool, extra: tuple[int, ...], last: bool) -> None:
     rank = len(shape) - 2
     with FakeTensorMode():
@@ -388,9 +388,9 @@ def test_a_child_that_aborts_costs_one_answer(tmp_path: Path) -> None:
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     slow = child(tmp_path, "answer(7) if answered == 1 else time.sleep(60)")
-    answers = list(conv_workspaces(FIVE, H100, library=LIBRARY, child=slow, timeout=1.0).values())
+    answers = list(conv_workspaces(FIVE, H100, library=LIBRARY, child=slow, timeout=3.0).values())
     assert [answer.source for answer in answers] == ["cudnn 9.19.0"] + ["estimate"] * 4
-    assert answers[1].note.startswith("no answer from cuDNN within 1 s")
+    assert answers[1].note.startswith("no answer from cuDNN within 3 s")
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     [
         (["/nonexistent/python"], "did not start"),
         ([sys.executable, "-c", "import os; os.abort()"], "ended with code -6"),
-        ([sys.executable, "-c", "print('{\"error\": \"libcublasLt.so.13: cannot open\"}')"], "libcublasLt"),
+        ([sys.executable, "-c", 'print(\'{"error": "libcublasLt.so.13: cannot open"}\')'], "libcublasLt"),
         ([sys.executable, "-c", "print('Segmentation fault')"], "ended with code 0"),
     ],
 )
@@ -666,7 +666,8 @@ def test_memory_efficient_backward_by_hand() -> None:
     # float32: the product is reduced to delta, reordered, and both are gone before the workspace comes.
     full = efficient_backward(shape, shape, shape, "float32", H100)
     assert script(full)[3:] == ["grad_output * output", "delta, unordered", "delta", "-grad_output * output", "-delta, unordered", "workspace"]
-    assert full.peak_bytes() == 8 * 100 * 4 * (64 + 1 + 1)
+    assert [event.nbytes for event in full.events if event.action == "alloc"][:3] == [8 * 100 * 64 * 4, 8 * 100 * 4, 8 * 100 * 4]
+    assert full.peak_bytes() == 8 * 100 * 4 + 8 * 2 * (16 + 4096 * 4)
 
 
 def test_memory_efficient_backward_depends_on_shared_memory() -> None:
