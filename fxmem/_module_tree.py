@@ -70,6 +70,7 @@ class Row:
     label: str
     """Last segment of the path, or the function's name; `1-31` for a folded run."""
     type_name: str = ""
+    """Class of a module; empty where it only repeats the label."""
     figures: Figures = Figures()
     calls: int = 0
     """How often a leaf was called; 0 for a module that only holds others."""
@@ -91,14 +92,17 @@ class Row:
 def module_tree(profile: Profile, timeline: Timeline) -> Row:
     """The model as a tree of rows; the root is the model itself, its calls in the order they were first made."""
     at_peak = _bytes_at_peak(profile, timeline)
-    root = _Branch(profile.model)
+    class_name = profile.modules.get("", "")
+    root = _Branch(profile.model, type_name=class_name if class_name != profile.model else "")
     for node, nbytes in zip(profile.nodes, at_peak, strict=True):
         if node.op in ("loss", "optimizer"):
             continue
         branch = root
-        for segment in filter(None, node.module.split(".")):
+        segments = [segment for segment in node.module.split(".") if segment]
+        for depth, segment in enumerate(segments, start=1):
             branch = branch.child("module", segment)
-        if node.module:
+            branch.type_name = branch.type_name or profile.modules.get(".".join(segments[:depth]), "")
+        if segments:
             branch.type_name = node.module_type or branch.type_name
         if node.op != "call_module":
             branch = branch.child("call", call_name(node))

@@ -47,6 +47,7 @@ __all__ = [
     "function_calls_seen_by",
     "input_metadata",
     "is_accumulate_grad",
+    "is_function_mode_on",
     "is_sole_owner",
     "next_sequence_number",
     "no_modes",
@@ -94,6 +95,11 @@ def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def is_function_mode_on() -> bool:
+    """Whether a TorchFunctionMode sees this thread's calls now (`torch._C._len_torch_function_stack`, since 2.0)."""
+    return bool(torch._C._len_torch_function_stack())
 
 
 @contextlib.contextmanager
@@ -321,18 +327,28 @@ def function_calls_seen_by(
 
 
 @contextlib.contextmanager
-def checkpoint_regions(region: Callable[[], Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Iterator[None]:
+def checkpoint_regions(region: Callable[[], Callable[[Callable[..., Any]], Callable[..., Any]]], own_work: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Tell where `torch.utils.checkpoint` regions begin and when they are run again.
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function
-    that recomputes it. Non-reentrant checkpointing recomputes the `fn` it gave to
-    `_checkpoint_without_reentrant_generator` (since 2.1), reentrant the `run_function` of `CheckpointFunction`.
+    that recomputes it; what checkpointing does for itself happens within `own_work()`. Non-reentrant checkpointing
+    recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator` (since 2.1), reentrant the `run_function` of
+    `CheckpointFunction`.
     """
     me = threading.get_ident()
 
     def generator(original: Any) -> Any:
-        def generating(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return original(region()(fn) if threading.get_ident() == me else fn, *args, **kwargs)
+        def generating(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            if threading.get_ident() != me:
+                yield from original(fn, *args, **kwargs)
+                return
+            steps = original(region()(fn), *args, **kwargs)
+            del fn, args, kwargs  # held by the region itself, and no longer than it needs them
+            with own_work():
+                next(steps)
+            yield
+            with own_work():
+                next(steps, None)
 
         return generating
 

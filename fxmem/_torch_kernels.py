@@ -78,9 +78,14 @@ def without_autocast() -> contextlib.AbstractContextManager[Any]:
 
 
 def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
-    """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules and half-built ones."""
+    """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules and half-built ones.
+
+    The module remembers which objects they were, and flattens them anew in forward when they have changed; so it is
+    told to look again first (`_init_flat_weights`, since 2.0).
+    """
     if not isinstance(module, torch.nn.RNNBase) or len(module._flat_weights) != len(module._flat_weights_names):
         return None
+    module._init_flat_weights()
     weights = [w for w in module._flat_weights if isinstance(w, torch.Tensor)]
     return weights if len(weights) == len(module._flat_weights) else None
 

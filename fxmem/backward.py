@@ -63,10 +63,11 @@ class Saved:
 
 
 class Engine:
-    """One per analysis. Use `routed()` around everything that may call backward."""
+    """One per analysis. Use `routed()` around everything that may call backward; each backward runs inside `around()`."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         self._observer = observer
+        self._around = around
         self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
         self._unpacked: list[list[Saved]] = []
         self._tasks: list[int] = []
@@ -103,6 +104,9 @@ class Engine:
             self._retains_grad[key] = weakref.ref(tensor)
 
     def _pack(self, hooks: _torch.Hooks, tensor: torch.Tensor) -> Saved:
+        if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == _torch.next_sequence_number() - 1:
+            # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
+            tensor = tensor.detach()
         handle = Saved(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         # A node takes its number when it is made, just before it saves.
@@ -170,7 +174,7 @@ class Engine:
         self._tasks.append(self._next_task)
         self._next_task += 1
         try:
-            with torch.set_grad_enabled(create_graph):
+            with self._around(), torch.set_grad_enabled(create_graph):
                 while ready:
                     node = heapq.heappop(ready)[2]
                     received = pending.pop(node)

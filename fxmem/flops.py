@@ -3,8 +3,8 @@
 What is counted, for an op as a dispatch mode below autograd sees it:
 
 * One multiply-add is two operations. Where torch's own registry (`torch.utils.flop_counter`) has a formula it is used as it is: matrix
-  products, convolutions and attention agree with `FlopCounterMode` to the last digit, and leave out what that leaves out: the bias
-  added inside `addmm` or a convolution, the softmax and the causal mask inside fused attention, padding.
+  products, convolutions and attention agree with `FlopCounterMode` to the last digit. So the bias added inside `addmm` or a convolution and
+  the softmax inside fused attention are left out, and products with padding or with scores that a mask hides are counted.
 * Elsewhere, the operations of the op's definition. A scalar factor that is exactly 1 costs nothing. Of the branches of a piecewise
   definition the longest counts. The larger or smaller of two values is one operation, hence `relu` and each place of a max pool.
 * A function of C's `math.h` (`exp`, `sqrt`, `tanh`, `erf`, `pow`, …) is one operation. How many instructions it takes differs between
@@ -38,7 +38,7 @@ __all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops"]
 Formula: TypeAlias = Callable[..., int | None]
 """Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for unknown."""
 
-Rule: TypeAlias = Callable[[Call], int]
+_Rule: TypeAlias = Callable[[Call], int]
 """A formula of this file: reads a call's arguments by name."""
 
 
@@ -283,11 +283,11 @@ def _bag(c: Call, width: int) -> int:
 # --- Element by element, and optimizers -------------------------------------------------------------------------------------------------
 
 
-def _each(flops: int) -> Rule:
+def _each(flops: int) -> _Rule:
     return lambda c: flops * c.made
 
 
-def _of(read: int, made: int) -> Rule:
+def _of(read: int, made: int) -> _Rule:
     return lambda c: read * c.read + made * c.made
 
 
@@ -433,7 +433,7 @@ _EACH_READ = {
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu", "fused_attention_overrideable")
 
-_FORMULAS: dict[str, Rule] = {
+_FORMULAS: dict[str, _Rule] = {
     **{name: _each(flops) for name, flops in _EACH.items()},
     **{name: _of(*flops) for name, flops in _EACH_READ.items()},
     # Products. Those torch counts are for the overloads its formulas refuse.
@@ -537,7 +537,7 @@ UNCOUNTED: Mapping[str, str] = {
     **dict.fromkeys(_names("grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward"), "points outside the input are skipped"),
     **dict.fromkeys(_names("_cdist_forward _cdist_backward"), "depends on the norm and on whether a matrix product is used"),
     **dict.fromkeys(_names("_ctc_loss _ctc_loss_backward"), "depends on the lengths of the targets"),
-    **dict.fromkeys(_names("_trilinear multi_margin_loss multi_margin_loss_backward"), "rare: no model of torchvision, timm or transformers uses it"),
+    **dict.fromkeys(_names("_trilinear multi_margin_loss multi_margin_loss_backward"), "rare in models"),
     "embedding_renorm": "depends on how many rows exceed the norm",
 }
 """Ops left out on purpose, by name without `aten::` and a trailing underscore, and why."""

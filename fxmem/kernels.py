@@ -7,9 +7,10 @@ Inside `target_kernels(target)` and on the thread that entered it:
 - `torch.cuda` speaks of one card, the target: `is_available`, `device_count`, `get_device_capability`, ...; so
   `torch.autocast("cuda")` is on, and libraries take their CUDA code paths. What would reach the driver is answered too
   (`synchronize`, the random-number state, `torch.cuda.device`) or left to raise (streams, events, graphs);
-- cuDNN's attention returns no log-sum-exp where none is computed (its meta kernel always has one).
+- operators whose FakeTensor kernel is missing or differs from the card's return what the card's does (`fxmem.fake_kernels`).
 
-With a CPU target nothing changes.
+With a CPU target nothing changes. One thing is not as on a card: `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` in eval
+mode under `no_grad` run their ordinary code, not the fused "fast path", which has no kernel for FakeTensors.
 
 What needs nothing here, because torch decides it from the fakes alone and so the same with and without a card: batch
 normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional input, too large batches, or cuDNN off:
@@ -34,6 +35,7 @@ from torch.nn.attention import SDPBackend
 from fxmem import _torch, _torch_kernels, targets
 from fxmem.attention import DEFAULT_ORDER, TORCH_VERSION, Settings, attend, preferred_order, settings_on
 from fxmem.errors import UsageError
+from fxmem.fake_kernels import FAKE_KERNELS
 from fxmem.records import Assumption, Target
 from fxmem.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
 
@@ -227,9 +229,10 @@ def target_kernels(target: Target) -> Iterator[None]:
             stack.enter_context(_torch.patched(torch.cuda, name, _only_here(answer)))
         # Imported as a name of its own by torch.amp.
         stack.enter_context(_torch.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False)))
+        stack.enter_context(_torch.patched(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
         for owner, name, stand_in in _torch_kernels.DEVICE_TOUCHING:
             stack.enter_context(_torch.patched(owner, name, _only_here(stand_in)))
-        stack.enter_context(_torch_kernels.allocates_as({**FAKE_RNN, torch.ops.aten._scaled_dot_product_cudnn_attention.default: _fake_cudnn_attention}))
+        stack.enter_context(_torch_kernels.allocates_as({**FAKE_KERNELS, **FAKE_RNN}))
         stack.enter_context(_libraries_ask_again())
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
@@ -267,21 +270,6 @@ def _forget_answers() -> None:
     for name, function in vars(module).items() if module is not None else ():
         if name.startswith("is_") and hasattr(function, "cache_clear"):
             function.cache_clear()
-
-
-def _fake_cudnn_attention(fakes: Any, _: Any, query: Tensor, key: Tensor, value: Tensor, bias: Any, compute_log_sumexp: bool, *rest: Any, **kwargs: Any) -> Any:
-    """As torch's meta kernel, but with no log-sum-exp where none is computed (`_cudnn_attention_forward` in aten/.../transformers/cuda/attention.cu)."""
-    if compute_log_sumexp:
-        return NotImplemented
-    shape = (*query.shape[:3], value.shape[-1])
-    with fakes:
-        if tuple(query.shape) == shape:
-            out = torch.empty_like(query)
-        else:
-            order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
-            out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
-        seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
-    return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------------

@@ -48,24 +48,24 @@ __all__ = ["WORKSPACE_KERNELS", "Call", "Event", "measure_cpu", "resident_bytes"
 
 
 def _profiler(**settings: Any) -> profile:
-    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`, since 2.7)."""
+    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`, there in 2.11)."""
     config: Any = torch._C._profiler._ExperimentalConfig
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=config(capture_overload_names=True), **settings)
 
 
 def _event_tree(profiled: profile) -> list[Any]:
-    """Operators and allocations, nested by time and thread (`_ProfilerResult.experimental_event_tree`, since 1.12)."""
+    """Operators and allocations, nested by time and thread (`_ProfilerResult.experimental_event_tree`, since 1.13)."""
     results: Any = profiled.profiler
     return list(results.kineto_results.experimental_event_tree())
 
 
 def _is_allocation(entry: Any) -> bool:
-    """Whether an entry of the tree is an allocation or a free (`_EventType`, since 1.12)."""
+    """Whether an entry of the tree is an allocation or a free (`_EventType`, since 1.13)."""
     return bool(entry.tag == torch._C._profiler._EventType.Allocation)
 
 
 def _is_function(entry: Any) -> bool:
-    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark (`RecordScope`, since 1.12)."""
+    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark (`RecordScope`, since 1.13)."""
     profiler = torch._C._profiler
     return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)
 

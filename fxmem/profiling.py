@@ -118,7 +118,7 @@ class _Run:
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
         self.tracer = ProgramTracer(self.model, self.recorder, replacement=kernels.replacement, on_tensor_method=self._tensor_method)
-        self.engine = Engine(self.recorder)
+        self.engine = Engine(self.recorder, around=self.tracer.listening_in_backward)
         self.optimizer_spec = optimizer if mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())

@@ -29,7 +29,13 @@ LOSS = -1
 OPTIMIZER = -2
 """Stands for the node of the optimizer's step."""
 
-_SILENT = frozenset({"prim.device.default", "aten.detach.default", "aten.sym_size.int", "aten.sym_numel.default", "aten.sym_stride.int", "aten.is_same_size.default"})
+_SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
+_SILENT_NAMESPACES = frozenset({"prim", "profiler"})
+
+
+def _is_silent(func: Any, name: str) -> bool:
+    """Whether an op that allocates nothing need not be noted: it computes nothing either."""
+    return name in _SILENT_NAMES or name.startswith("aten.sym_") or name.partition(".")[0] in _SILENT_NAMESPACES or bool(getattr(func, "is_view", False))
 
 
 class _Watch(weakref.ref[Any]):
@@ -218,7 +224,7 @@ class Recorder(_torch.TorchDispatchMode):
         key = self._keys.get(func)
         if key is None:
             name = str(func)
-            key = self._keys[func] = name, name in _SILENT or bool(getattr(func, "is_view", False))
+            key = self._keys[func] = name, _is_silent(func, name)
         name, silent = key
         if silent and self.tick == begin:
             return result

@@ -197,7 +197,7 @@ def _cudnn_rnn(
             flat, weights = _half_weights(weights, shape)
     call = _Call(shape, (4 if has_biases else 2) + (proj_size > 0), batch_first, float(dropout), train)
     with _torch_kernels.without_autocast():
-        output, hidden, cell = _CudnnRnn.apply(call, flat, input, hidden, cell, *weights)  # type: ignore[no-untyped-call]
+        output, hidden, cell = CudnnRnn.apply(call, flat, input, hidden, cell, *weights)  # type: ignore[no-untyped-call]
     return (output, hidden, cell) if mode == _LSTM else (output, hidden)
 
 
@@ -231,8 +231,8 @@ class _Call:
         )
 
 
-class _CudnnRnn(torch.autograd.Function):
-    """`CudnnRnnBackward0` in Python: torch's own node, called by hand, would copy the reserve as if it were run twice."""
+class CudnnRnn(torch.autograd.Function):
+    """`_cudnn_rnn` and its autograd node `CudnnRnnBackward0` in Python: torch's own node, called by hand, would copy the reserve as if it were run twice."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, flat: Tensor | None, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -272,7 +272,18 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
     return (tensor.transpose(0, 1) if batch_first else tensor).contiguous()
 
 
-# --- what the two operators return ------------------------------------------------------------------------------------------
+# --- what the operators return ----------------------------------------------------------------------------------------------
+
+
+def _fake_flatten_weight(fakes: _torch.FakeTensorMode, _: Any, weights: Sequence[Tensor], weight_stride0: int, input_size: int, *rest: Any) -> Tensor:
+    """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer each time."""
+    mode, hidden_size, proj_size, num_layers, _batch_first, bidirectional = rest
+    shape = Recurrence(mode, input_size, hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
+    with fakes:
+        flat = weights[0].new_empty(shape.weight_elements)
+        for weight, view in zip(weights, _views(flat, weights), strict=True):
+            weight.set_(view)  # type: ignore[call-overload]
+    return flat
 
 
 def _fake_cudnn_rnn(
@@ -310,6 +321,7 @@ def _fake_cudnn_rnn_backward(
 
 
 FAKE_RNN: Final[dict[Any, Callable[..., Any]]] = {
+    torch.ops.aten._cudnn_rnn_flatten_weight.default: _fake_flatten_weight,
     torch.ops.aten._cudnn_rnn.default: _fake_cudnn_rnn,
     torch.ops.aten._cudnn_rnn_backward.default: _fake_cudnn_rnn_backward,
 }

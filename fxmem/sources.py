@@ -341,12 +341,8 @@ def _fields(config: Any) -> list[str]:
 
 
 def _with_default_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        return model_class(config)
-    finally:
-        torch.set_default_dtype(before)
+    torch.set_default_dtype(dtype)  # `construct` puts the default back
+    return model_class(config)
 
 
 def _switch_cache_off(module: torch.nn.Module) -> None:

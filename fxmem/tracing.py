@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.fx
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -128,8 +129,17 @@ class ProgramTracer(torch.fx.Tracer):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
-        with _torch.patched(torch.nn.Module, "__call__", self._make_module_call), _Listener(self), _torch.checkpoint_regions(self._checkpoint_region):
+        with _torch.patched(torch.nn.Module, "__call__", self._make_module_call), _Listener(self), _torch.checkpoint_regions(self._checkpoint_region, self._own_work):
             yield
+
+    @contextlib.contextmanager
+    def listening_in_backward(self) -> Iterator[None]:
+        """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation needs it on."""
+        if _torch.is_function_mode_on():
+            yield
+        else:
+            with _Listener(self):
+                yield
 
     def again(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
@@ -173,8 +183,8 @@ class ProgramTracer(torch.fx.Tracer):
         return result
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
-        """An `autograd.Function.apply` the program makes: one node."""
-        if self._inside or self._state not in ("tracing", "recomputing"):
+        """An `autograd.Function.apply` the program makes: one node; reentrant checkpointing, which is one, is looked into."""
+        if self._inside or self._state not in ("tracing", "recomputing") or cls is torch.utils.checkpoint.CheckpointFunction:
             return apply(*args)
         if cls not in self._applied:
             self._applied[cls] = _named_apply(cls)
@@ -224,6 +234,14 @@ class ProgramTracer(torch.fx.Tracer):
         return result
 
     # --- checkpointed regions ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _own_work(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
 
     def _checkpoint_region(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         start = self._cursor if self._state == "recomputing" else len(self.nodes)

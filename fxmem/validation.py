@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fxmem._torch import FakeTensor, tree_leaves, tree_map_only
-from fxmem.analysis import analyze
+from fxmem.analysis import Analysis, analyze, analyze_call
 from fxmem.errors import FxmemError, UsageError
 from fxmem.measuring import measure_cpu
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
@@ -23,7 +23,7 @@ from fxmem.usercode import failure, one_line, process_unchanged
 from fxmem.validation_records import Verdict
 from fxmem.verdicts import verdict
 
-__all__ = ["real_arguments", "real_model", "validate"]
+__all__ = ["real_model", "real_values", "validate", "validate_call"]
 
 _PARAMETER_STD = 0.02
 
@@ -37,7 +37,7 @@ def validate(
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
     device: Literal["cpu"] = "cpu",
-    tolerance: float = 0.03,
+    tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Predict a step, run it for real, and say how far apart they are.
@@ -54,18 +54,71 @@ def validate(
         UsageError: the model or the inputs cannot be made real; no such device.
         AnalysisError: the model raised.
     """
-    if device != "cpu":
-        raise UsageError(f"expected device='cpu' (where a step can be measured), got {device!r}")
-    say = progress or (lambda _: None)
-    analysis = analyze(model, inputs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=device, progress=progress)
-    say("running the step on the CPU")
+    _check_device(device)
+    settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
+    analysis = analyze(model, inputs, target=device, progress=progress, **settings)
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    return _held(analysis, model, args, kwargs, settings, tolerance, progress)
+
+
+def validate_call(
+    build: Callable[[], nn.Module],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    device: Literal["cpu"] = "cpu",
+    tolerance: float = 0.01,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """`validate` for a model that is predicted without values and built anew, with values, to be run.
+
+    Args:
+        build: builds the same model on the CPU, with values.
+        model: what the prediction is made from; real or on meta.
+        args, kwargs: the model's arguments; real, meta or fake.
+        name: what to call the model.
+        mode, loss, optimizer, precision, device, tolerance, progress: as in `validate`.
+
+    Raises:
+        The errors of `validate`.
+    """
+    _check_device(device)
+    settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
+    analysis = analyze_call(model, args, kwargs, name=name, target=device, progress=progress, **settings)
+    return _held(analysis, build, args, kwargs, settings, tolerance, progress)
+
+
+def _held(
+    analysis: Analysis,
+    model: nn.Module | Callable[[], nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: dict[str, Any],
+    tolerance: float,
+    progress: Callable[[str], None] | None,
+) -> Verdict:
+    """The analysis held against a run of the same step with real values."""
+    if progress:
+        progress("running the step on the CPU")
     with process_unchanged():
         torch.manual_seed(0)
         real = real_model(model)
-        set_training(real, mode)
-        args, kwargs = real_arguments(inputs)
-        measurement = measure_cpu(real, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision)
+        set_training(real, settings["mode"])
+        real_args, real_kwargs = real_values((args, kwargs))
+        measurement = measure_cpu(real, real_args, real_kwargs, **settings)
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
+
+
+def _check_device(device: str) -> None:
+    if device != "cpu":
+        raise UsageError(f"expected device='cpu' (where a step can be measured), got {device!r}")
 
 
 def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
@@ -123,21 +176,12 @@ def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(values, requires_grad=tensor.requires_grad) if parameter else values
 
 
-def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments on the CPU: copies, and made-up values for tensors that have none.
-
-    Tensors that are one stay one; those that only share a storage no longer do.
+def real_values(tree: Any) -> Any:
+    """Nested arguments on the CPU: copies of their tensors, and made-up values for tensors that have none.
 
     Made-up values are standard normal where floating-point, 0 where integer (an index that is always in range) and True
-    where boolean.
-
-    Raises:
-        UsageError: `inputs` is no tensor, tuple or dict.
+    where boolean. Tensors that are one stay one; those that only share a storage no longer do.
     """
-    if not isinstance(inputs, torch.Tensor | tuple | Mapping):
-        raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
-    args = (inputs,) if isinstance(inputs, torch.Tensor) else inputs if isinstance(inputs, tuple) else ()
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     made: dict[int, torch.Tensor] = {}
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,7 +189,7 @@ def real_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             made[id(tensor)] = _real_input(tensor)
         return made[id(tensor)]
 
-    return tree_map_only(torch.Tensor, real, args), tree_map_only(torch.Tensor, real, kwargs)
+    return tree_map_only(torch.Tensor, real, tree)
 
 
 def _real_input(tensor: torch.Tensor) -> torch.Tensor:

@@ -138,6 +138,8 @@ class Verdict(Record):
     """A prediction held against a measurement."""
 
     schema_version: str = VALIDATION_SCHEMA_VERSION
+    model: str
+    """What the prediction calls the model."""
     target: str
     """Name of the target the prediction is for."""
     predicted: Peak
@@ -150,7 +152,7 @@ class Verdict(Record):
     """Why that one."""
     tolerance: float = Field(ge=0)
     """Largest absolute error allowed, as a fraction."""
-    within: bool
+    within_tolerance: bool
     """Whether the judged error is within the tolerance."""
     shares: tuple[Share, ...]
     """The judged figure split by kinds."""

@@ -37,6 +37,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
     judged, reason = _judged(prediction, measurement, {comparison.quantity for comparison in comparisons})
     error = next(comparison.error for comparison in comparisons if comparison.quantity is judged)
     return Verdict(
+        model=prediction.model,
         target=prediction.target.name,
         predicted=peak,
         measurement=measurement,
@@ -44,7 +45,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         judged=judged,
         reason=reason,
         tolerance=tolerance,
-        within=abs(error) <= tolerance,
+        within_tolerance=abs(error) <= tolerance,
         shares=_shares(peak, measurement, judged),
     )
 
@@ -118,7 +119,7 @@ def report(verdict: Verdict) -> str:
     """The verdict as plain text of at most 80 columns, model and card names apart, without a newline at the end."""
     measured = verdict.measurement
     lines = [
-        f"{printable(measured.model)}, one {_step(measured)}, predicted for {verdict.target}",
+        f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}",
         f"measured on {_machine(measured)}",
         "",
         f"{'':<32}{'predicted':>12}{'measured':>12}{'difference':>12}{'error':>11}",
@@ -132,10 +133,10 @@ def report(verdict: Verdict) -> str:
     if measured.retained_bytes:
         lines.append(f"left alive when the step returned: {exact_bytes(measured.retained_bytes)}")
     error = next(comparison.error for comparison in verdict.comparisons if comparison.quantity is verdict.judged)
-    sign = "<=" if verdict.within else ">"
+    sign = "<=" if verdict.within_tolerance else ">"
     lines += [
         f"judged: {_LABELS[verdict.judged]}, because {verdict.reason}",
-        f"{'within' if verdict.within else 'NOT within'} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}",
+        f"{'within' if verdict.within_tolerance else 'NOT within'} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}",
     ]
     return "\n".join(lines)
 

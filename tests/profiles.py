@@ -139,6 +139,7 @@ def small_profile(**fields: Any) -> Profile:
             "model": "Small",
             "target": TINY_CARD,
             "inputs": (InputTensor(name="x", shape=(8, 16, 64, 64), dtype="float32"),),
+            "modules": {"": "Small", "block": "Block", "block.conv": "Conv2d", "block.act": "Swish"},
             "assumptions": (
                 Assumption(
                     topic="step",
@@ -203,7 +204,10 @@ def small_profile(**fields: Any) -> Profile:
 
 def deep_profile(layers: int, **fields: Any) -> Profile:
     """A training step of `layers` equal blocks of four calls each (norm, linear, gelu, add): `4 * layers + 1` nodes."""
-    log = Log(**{"model": "Deep", "target": TINY_CARD, "inputs": (InputTensor(name="x", shape=(4, 256), dtype="float32"),), **fields})
+    parts = {"": "Block", ".norm": "LayerNorm", ".linear": "Linear", ".act": "GELU"}
+    blocks = {f"layers.{layer}{part}": class_name for layer in range(layers) for part, class_name in parts.items()}
+    modules = {"": "Deep", "layers": "ModuleList", **blocks}
+    log = Log(**{"model": "Deep", "target": TINY_CARD, "inputs": (InputTensor(name="x", shape=(4, 256), dtype="float32"),), "modules": modules, **fields})
     line = SourceLine(file="/home/user/project/deep.py", line=40, function="forward", code="return x + self.act(self.linear(self.norm(x)))")
     shape = (4, 256)
     kept: list[tuple[int, int]] = []

@@ -215,6 +215,7 @@ def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
         ("hf:GPT2LMHeadModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64"]),
         ("hf:LlamaForCausalLM", {"num_hidden_layers": 1, "max_position_embeddings": 64}, ["input_ids:2x64:int64", "labels:2x64:int64"]),
         ("hf:RobertaForTokenClassification", {}, ["input_ids:2x510:int64", "labels:2x510:int64"]),
+        ("hf:XLNetLMHeadModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64"]),  # says -1 for no limit
         ("hf:BertForSequenceClassification", {}, ["input_ids:2x512:int64", "labels:2:int64"]),
         ("hf:BertForSequenceClassification", {"num_labels": 1}, ["input_ids:2x512:int64", "labels:2:float32"]),
         ("hf:BertForMultipleChoice", {}, ["input_ids:2x2x512:int64", "labels:2:int64"]),

@@ -134,6 +134,24 @@ def test_folded_blocks_keep_their_insides() -> None:
     assert [child.figures.live for child in folded.children] == [2, 2]
 
 
+def test_modules_that_only_hold_others_show_their_class() -> None:
+    modules = {"": "Net", "stages": "ModuleList", "stages.0": "Stage", "stages.0.conv": "Conv2d"}
+    profile = make_profile(ticks=0, nodes=[call("c", "stages.0.conv", module_type="Conv2d")], modules=modules)
+    rows = [(row.label, row.type_name) for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)]
+    assert rows == [("Toy", "Net"), ("stages", "ModuleList"), ("0", "Stage"), ("conv", "Conv2d")]
+
+
+def test_the_class_is_not_said_twice_of_the_model_itself() -> None:
+    profile = make_profile(ticks=0, nodes=[call("c", "conv")], modules={"": "Toy", "conv": "Conv2d"})
+    assert [row.type_name for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)] == ["", "Conv2d"]
+
+
+def test_equal_siblings_of_different_classes_do_not_fold() -> None:
+    nodes = [call(f"l{i}", f"layers.{i}.norm", module_type="LayerNorm") for i in range(3)]
+    profile = make_profile(ticks=0, nodes=nodes, modules={"layers.0": "Local", "layers.1": "Global", "layers.2": "Global"})
+    assert titles(module_tree(profile, timeline(profile)).children[0]) == ["0", "1-2 x2"]
+
+
 def test_calls_of_one_name_share_a_row_beside_a_module_of_that_name() -> None:
     root = tree(call("f.relu"), call("relu", "relu"), call("g.relu"), call("relu_1", "relu"))
     assert [(child.kind, child.title) for child in root.children] == [("call", "relu, 2 calls"), ("module", "relu, 2 calls")]
@@ -263,6 +281,7 @@ def hostile(text: str) -> Profile:
         nodes=[node, Node(name=text, op="optimizer", target=text), call(text, forward_flops=None)],
         ops=[Op(name=text, node=0, phase=Phase.FORWARD, begin=0, end=1)],
         storages=[storage],
+        modules={"": text + text, text: text},
         inputs=({"name": text, "shape": (1,), "dtype": text},),
         target=CPU.model_copy(update={"name": text, "full_name": text}),
         step=Step(mode="train", optimizer=text, loss=text, precision=None),

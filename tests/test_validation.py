@@ -11,7 +11,7 @@ from torch import nn
 from fxmem._torch import FakeTensorMode
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records import Kind
-from fxmem.validation import real_arguments, real_model, validate
+from fxmem.validation import real_model, real_values, validate, validate_call
 from fxmem.validation_records import Quantity
 
 # --- the whole road -----------------------------------------------------------------------------------------------------------
@@ -65,14 +65,14 @@ def test_a_prediction_is_what_a_real_step_takes(model: str, settings: dict[str, 
     # an 8-byte tensor, cast to a 4-byte one, for the length of a call.
     assert measured.peak_without_scratch_bytes - 12 <= predicted <= measured.peak_without_kernel_scratch_bytes
     assert found.judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
-    assert found.within
+    assert found.within_tolerance
     for share in found.shares[:-1]:
         assert share.predicted_bytes == share.measured_bytes
 
 
 def test_a_loss_and_keyword_inputs_reach_both_sides() -> None:
     found = validate(Block, {"ids": MODELS["attention"][1]}, loss=lambda out: out.square().mean(), optimizer="adam")
-    assert found.within
+    assert found.within_tolerance
     assert found.measurement.step.loss == "test_a_loss_and_keyword_inputs_reach_both_sides.<locals>.<lambda>"
 
 
@@ -183,26 +183,33 @@ def test_arguments_become_real() -> None:
     x, ids = torch.ones(2, 3, requires_grad=True), torch.empty(5, dtype=torch.int64, device="meta")
     with FakeTensorMode():
         mask = torch.empty(7, dtype=torch.bool)
-    args, kwargs = real_arguments({"x": x, "nested": [ids, {"mask": mask}], "again": x, "flag": 3})
-    assert args == ()
-    assert kwargs["x"] is kwargs["again"] is not x
-    assert kwargs["x"].requires_grad
-    assert torch.equal(kwargs["x"], x)
+    args, kwargs = real_values(((x, 3), {"nested": [ids, {"mask": mask}], "again": x}))
+    assert args[0] is kwargs["again"] is not x
+    assert args[0].requires_grad
+    assert torch.equal(args[0], x)
+    assert args[1] == 3
     assert kwargs["nested"][0].tolist() == [0] * 5
     assert kwargs["nested"][1]["mask"].tolist() == [True] * 7
-    assert kwargs["flag"] == 3
 
 
-def test_positional_arguments_keep_their_strides() -> None:
+def test_arguments_keep_their_strides() -> None:
     x = torch.empty(2, 3, 5, 7, device="meta").to(memory_format=torch.channels_last)
-    (made,), kwargs = real_arguments(x)
-    assert (made.stride(), kwargs) == (x.stride(), {})
-    assert [t.shape for t in real_arguments((x, x))[0]] == [x.shape] * 2
+    assert real_values(x).stride() == x.stride()
 
 
 def test_arguments_in_another_form_are_refused() -> None:
     with pytest.raises(UsageError, match="got list"):
-        real_arguments([torch.ones(1)])
+        validate(nn.Linear(3, 2), [torch.ones(1, 3)])
+
+
+def test_a_model_can_be_predicted_from_one_object_and_run_from_another() -> None:
+    with torch.device("meta"):
+        model, x = Block(), torch.empty(2, 17, dtype=torch.int64)
+    found = validate_call(Block, model, (x,), {}, name="my:block", optimizer=None, tolerance=0.0002)
+    assert (found.model, found.measurement.model) == ("my:block", "Block")
+    assert found.within_tolerance
+    with pytest.raises(UsageError, match="expected device='cpu'"):
+        validate_call(Block, model, (x,), {}, name="my:block", device="mps")  # type: ignore[arg-type]
 
 
 def test_gradients_of_a_real_model_are_not_its_copys() -> None:

@@ -76,19 +76,19 @@ def test_on_the_cpu_kernel_scratch_is_set_aside_and_the_full_figure_stands_besid
         Quantity.REQUESTED_WITHOUT_SCRATCH: 0,
     }
     assert found.judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
-    assert found.within
+    assert found.within_tolerance
 
 
 def test_a_prediction_that_counts_workspaces_is_held_to_the_full_figure() -> None:
     found = verdict(prediction(workspace=True), predicted_peak(), measurement(), 0.02)
     assert found.judged is Quantity.REQUESTED
-    assert not found.within
+    assert not found.within_tolerance
 
 
 def test_without_anything_set_aside_only_the_full_figure_is_compared() -> None:
     found = verdict(prediction(), predicted_peak(), measurement(set_aside=(), scratch=()), 0.2)
     assert [c.quantity for c in found.comparisons] == [found.judged] == [Quantity.REQUESTED]
-    assert found.within  # -20 % is not more than 20 %
+    assert found.within_tolerance  # -20 % is not more than 20 %
 
 
 def test_on_a_card_its_allocator_decides() -> None:
@@ -97,14 +97,14 @@ def test_on_a_card_its_allocator_decides() -> None:
     found = verdict(prediction(target=TINY_CARD), predicted, measured, 0.01)
     assert [c.quantity for c in found.comparisons] == [Quantity.REQUESTED, Quantity.ALLOCATED]
     assert found.judged is Quantity.ALLOCATED
-    assert found.within
+    assert found.within_tolerance
     assert sum(share.measured_bytes for share in found.shares) == measured.peak_bytes
 
 
 @pytest.mark.parametrize(("requested", "within"), [(99, True), (101, True), (98, False), (102, False)])
 def test_the_tolerance_holds_both_ways_and_includes_its_bound(requested: int, within: bool) -> None:
     measured = measurement(peak_without_kernel_scratch_bytes=100, peak_without_scratch_bytes=100)
-    assert verdict(prediction(), predicted_peak(requested_bytes=requested), measured, 0.010001).within is within
+    assert verdict(prediction(), predicted_peak(requested_bytes=requested), measured, 0.010001).within_tolerance is within
 
 
 def test_shares_add_up_to_both_peaks() -> None:
@@ -131,7 +131,7 @@ def test_only_the_same_step_is_compared(fields: dict[str, Any], message: str) ->
 
 
 def test_how_the_loss_was_described_does_not_matter() -> None:
-    assert verdict(prediction(), predicted_peak(), measurement(step=TRAINING.model_copy(update={"loss": "another text"})), 0.02).within
+    assert verdict(prediction(), predicted_peak(), measurement(step=TRAINING.model_copy(update={"loss": "another text"})), 0.02).within_tolerance
 
 
 def test_a_negative_tolerance_is_refused() -> None:
@@ -184,5 +184,5 @@ def test_the_report_of_a_card_names_its_versions() -> None:
 
 
 def test_names_from_a_model_cannot_drive_the_terminal() -> None:
-    text = report(verdict(prediction(), predicted_peak(), measurement(model="\x1b[2JToy"), 0.02))
+    text = report(verdict(prediction(model="\x1b[2JToy"), predicted_peak(), measurement(), 0.02))
     assert "\x1b" not in text

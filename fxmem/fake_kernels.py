@@ -1,0 +1,81 @@
+"""What some operators return on a card, where torch's own kernels for FakeTensors say nothing or something else.
+
+Each is given to FakeTensorMode by `_torch_kernels.allocates_as` and returns FakeTensors of the sizes, strides and dtypes the CUDA
+kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of arguments are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fxmem import _torch
+
+__all__ = ["FAKE_KERNELS"]
+
+aten = torch.ops.aten
+
+
+def _cudnn_attention(
+    fakes: _torch.FakeTensorMode, _: Any, query: Tensor, key: Tensor, value: Tensor, bias: Any, compute_log_sumexp: bool, *rest: Any, **kwargs: Any
+) -> Any:
+    """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it only where it is asked for."""
+    if compute_log_sumexp:
+        return NotImplemented
+    shape = (*query.shape[:3], value.shape[-1])
+    with fakes:
+        if tuple(query.shape) == shape:
+            out = torch.empty_like(query)
+        else:
+            order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
+            out = torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
+        seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+    return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
+
+
+def _grouped_mm(
+    fakes: _torch.FakeTensorMode, _: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> Any:
+    """torch's own takes bfloat16 only; the CUDA operator loops over the groups for other dtypes, with the same output.
+
+    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp) and `create_grouped_gemm_output_tensor` (GroupedMMUtils.h): rows are padded to 16 bytes.
+    """
+    dtype = out_dtype or a.dtype
+    if a.dtype is b.dtype is torch.bfloat16 or dtype.itemsize not in (2, 4):
+        return NotImplemented
+    rows, columns = a.shape[-2], b.shape[-1]
+    padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    with fakes:
+        if a.dim() != b.dim():
+            return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device=a.device)
+        groups = a.shape[0] if a.dim() == 3 or offs is None else offs.shape[0]
+        return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
+
+
+def _gru_cell(fakes: _torch.FakeTensorMode, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
+    """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
+    with fakes:
+        workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+        return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
+
+
+def _gru_cell_backward(fakes: _torch.FakeTensorMode, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
+    batch, hidden = workspace.shape[0], workspace.shape[1] // 5
+    with fakes:
+        grad_input_gates, grad_hidden_gates = workspace.new_empty((batch, 3 * hidden)), workspace.new_empty((batch, 3 * hidden))
+        grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
+        grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
+
+
+FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    aten._grouped_mm.default: _grouped_mm,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+"""By operator: `implementation(mode, operator, *args, **kwargs)`."""
