@@ -23,12 +23,14 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value  # so that the next use does not come through here
-    return value
+if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt name for a public one
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # so that the next use does not come through here
+        return value
 
 
 def __dir__() -> list[str]:

@@ -371,7 +371,7 @@ def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
 
 def _check_cudnn_dropout(call: AttentionCall, settings: Settings) -> str | None:
     """Since 2.12."""
-    whole = (call.dropout_p * 16).is_integer()
+    whole = call.dropout_p * 16 % 1 == 0
     return None if whole or settings.torch_version < (2, 12) else f"dropout {call.dropout_p} is no multiple of 1/16"
 
 

@@ -211,9 +211,9 @@ class _Run:
                     self._name_optimizer_state()
 
     def _name_gradients(self) -> None:
-        for parameter, tensor in self.parameters.items():
-            if tensor.grad is not None:
-                self.recorder.rename(tensor.grad, f"{parameter}.grad", Kind.GRADIENT)
+        for label, tensor in [*self.parameters.items(), *self.inputs]:
+            if tensor.is_leaf and tensor.grad is not None:
+                self.recorder.rename(tensor.grad, f"{label}.grad", Kind.GRADIENT)
 
     def _name_optimizer_state(self) -> None:
         assert self.optimizer is not None
@@ -261,7 +261,7 @@ class _Run:
             modules={path: type(module).__name__ for path, module in self.model.named_modules()},
             saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
             assumptions=tuple(self._assumptions()),
-            unknowns=tuple(Unknown(topic="flops", what=op, count=count) for op, count in sorted(self.unknown_flops.items())),
+            unknowns=tuple(self._unknowns()),
         )
         live, scratch, counted = liveness.node_live_bytes(bare), liveness.node_scratch_bytes(bare), _node_flops(bare)
         annotated = tuple(
@@ -370,6 +370,8 @@ class _Run:
         yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
         if self.optimizer is not None:
             yield Assumption(topic="optimizer", text=_describe_optimizer(self.optimizer))
+        if recorder.made_up_scalars:
+            yield Assumption(topic="optimizer", text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends")
         if self.cycles > 0:
             yield Assumption(topic="cycles", text=f"{self.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run")
         if self.target.device == "cuda":
@@ -380,6 +382,14 @@ class _Run:
         if unread:
             yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
         yield from kernels.assumptions(self.target)
+
+
+    def _unknowns(self) -> Iterator[Unknown]:
+        for op, count in sorted(self.unknown_flops.items()):
+            yield Unknown(topic="flops", what=op, count=count)
+        layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in self.recorder.ops)
+        if layers:
+            yield Unknown(topic="memory", what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows", count=layers)
 
 
 def _node_flops(profile: Profile) -> list[tuple[int | None, int | None]]:

@@ -83,6 +83,8 @@ class Recorder(_torch.TorchDispatchMode):
         self.dtype: list[str] = []
         self.kind: list[Kind | None] = []
         self.name: list[str] = []
+        self.made_up_scalars = 0
+        """Numbers the optimizer read from tensors without values, each answered with 1."""
         self.begin()
 
     @classmethod
@@ -108,7 +110,7 @@ class Recorder(_torch.TorchDispatchMode):
         for index, death in enumerate(self.death):
             if death is None:
                 self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
-                if self.kind[index] not in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE):
+                if self.kind[index] not in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT):
                     self.kind[index] = Kind.BUFFER
             else:
                 self.birth[index] = self.death[index] = 0
@@ -216,7 +218,11 @@ class Recorder(_torch.TorchDispatchMode):
         except _torch.DATA_DEPENDENT:
             known, result = values.recover(func, args, kwargs, self._fakes, self._device)
             if not known:
-                raise
+                if not self._is_scalar_of_optimizer(func):
+                    raise
+                # Adafactor scales its step by a norm it reads; no allocation hangs on the number.
+                self.made_up_scalars += 1
+                result = 1.0 if args[0].dtype.is_floating_point else 1
         if self._setup:
             self._note_tensors(result)
             return result
@@ -234,6 +240,9 @@ class Recorder(_torch.TorchDispatchMode):
         )
         self._inspect(index, func, args, kwargs, result)
         return result
+
+    def _is_scalar_of_optimizer(self, func: Any) -> bool:
+        return self._phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default
 
     def _note_tensors(self, result: Any) -> None:
         if isinstance(result, torch.Tensor):

@@ -2,40 +2,85 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from fxmem import liveness
 from fxmem.errors import UsageError
-from fxmem.records import SCHEMA_VERSION, Report
+from fxmem.records import SCHEMA_VERSION, Peak, Report, Timeline
 
-__all__ = ["MAX_BYTES", "load_report"]
+__all__ = ["MAX_BYTES", "load_report", "timeline"]
 
 MAX_BYTES = 1 << 30
 """Largest report read; one of 200,000 storages takes some 60 MB."""
 
+_EXPECTED = "expected a report written by `fxmem analyze --json`"
+
 
 def load_report(path: Path) -> Report:
-    """The report in a file that `fxmem analyze --json` wrote.
+    """The report in a file that `fxmem analyze --json` wrote; `-` is standard input.
 
     Raises:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts itself.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UsageError(f"expected a report of at most {MAX_BYTES} bytes, got {str(path)!r} of {size}")
-        text = path.read_bytes()
+        if str(path) == "-":
+            text = _read(sys.stdin.buffer)
+        else:
+            with path.open("rb") as file:
+                text = _read(file)
     except OSError as error:
-        raise UsageError(f"expected a report written by `fxmem analyze --json`, got {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"{_EXPECTED}, got {str(path)!r}: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"{_EXPECTED}, of at most {MAX_BYTES} bytes, got {str(path)!r}, which is longer")
+    if not text.strip():
+        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which is empty")
     try:
         report = Report.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(f"expected a report written by `fxmem analyze --json`, got {str(path)!r}, in which {where} is wrong: {first['msg']}") from error
+        raise UsageError(_complaint(path, text, error)) from error
     if report.schema_version != SCHEMA_VERSION:
-        raise UsageError(f"expected a report of schema version {SCHEMA_VERSION}, got version {report.schema_version} in {str(path)!r}; analyse the model again")
+        raise UsageError(_other_version(path, report.schema_version))
+    # Every tick is a storage that comes or goes, but for tick 0. Checked first: what follows takes memory by the tick.
+    if report.ticks > 2 * len(report.storages) + 1:
+        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which says {report.ticks} ticks of {len(report.storages)} storages")
     liveness.check(report)
     return report
+
+
+def timeline(report: Report) -> Timeline:
+    """The timeline of a report, with the peak as the report has it, the allocator's byte counts included.
+
+    Raises:
+        UsageError: the peak is not that of the report's storages.
+    """
+    line = liveness.timeline(report)
+    stated = report.peak.model_copy(update={"allocated_bytes": None, "reserved_bytes": None, "process_bytes": None})
+    if stated != line.peak:
+        field = next(name for name in Peak.model_fields if getattr(stated, name) != getattr(line.peak, name))
+        raise UsageError(f"the report contradicts itself: peak.{field} is not what follows from its storages; write it anew with `fxmem analyze --json`")
+    return line.model_copy(update={"peak": report.peak})
+
+
+def _read(file: BinaryIO) -> bytes:
+    return file.read(MAX_BYTES + 1)
+
+
+def _complaint(path: Path, text: bytes, error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return f"{_EXPECTED}, got {str(path)!r}, which is no JSON, or only a part of one: {first['msg'].removeprefix('Invalid JSON: ')}"
+    # A report of another version has other fields: that they differ is the lesser news.
+    content: Any = json.loads(text)
+    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        return _other_version(path, content["schema_version"])
+    where = ".".join(str(part) for part in first["loc"]) or "the whole"
+    return f"{_EXPECTED}, got {str(path)!r}, in which {where} is wrong: {first['msg']}"
+
+
+def _other_version(path: Path, version: object) -> str:
+    return f"expected a report of schema version {SCHEMA_VERSION!r}, got version {str(version)[:20]!r} in {str(path)!r}; write it anew with `fxmem analyze --json`"

@@ -32,7 +32,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
-from fxmem.usercode import chain, closest, construct, failure, importable, is_reference, load, one_line, process_unchanged, without_network
+from fxmem.usercode import chain, closest, construct, construct_with_values, failure, importable, is_reference, load, one_line, process_unchanged, without_network
 
 __all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
 
@@ -103,6 +103,7 @@ def build_model(
     mode: Literal["train", "infer"] = "train",
     weights_dtype: Literal["bf16", "fp16"] | None = None,
     channels_last: bool = False,
+    device: Literal["meta", "cpu"] = "meta",
 ) -> BuiltModel:
     """Build the model that `spec` names without allocating its weights.
 
@@ -114,6 +115,7 @@ def build_model(
         weights_dtype: Casts floating-point parameters and buffers, as `module.to(dtype)` does. None keeps the dtype the
             constructor chose; a `dtype` in a transformers config counts.
         channels_last: Lays 4-D parameters and buffers out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`.
+        device: "meta", or "cpu" to build it for real, initialised.
 
     Tied parameters stay tied. Random states, default dtype and device, grad mode and `sys.path` are left as they were.
     A module that already exists (`pkg.mod:instance`) is changed in place.
@@ -126,16 +128,16 @@ def build_model(
     settings = dict(settings or {})
     with process_unchanged():
         if spec.startswith("hf:"):
-            module, built_on, notes = _build_from_collection(functools.partial(_transformers, spec[3:]), spec, settings)
+            module, built_on, notes = _build_from_collection(functools.partial(_transformers, spec[3:]), spec, settings, device)
             if mode == "train":
                 _switch_cache_off(module)
         elif spec.startswith("torchvision:"):
-            module, built_on, notes = _build_from_collection(functools.partial(_torchvision, spec[12:]), spec, settings)
+            module, built_on, notes = _build_from_collection(functools.partial(_torchvision, spec[12:]), spec, settings, device)
         elif spec.startswith("timm:"):
-            module, built_on, notes = _build_from_collection(functools.partial(_timm, spec[5:]), spec, settings)
+            module, built_on, notes = _build_from_collection(functools.partial(_timm, spec[5:]), spec, settings, device)
         elif is_reference(spec):
             with importable(spec):
-                module, built_on, notes = _build(_own(spec, settings), spec, settings)
+                module, built_on, notes = _build(_own(spec, settings), spec, settings, device)
         else:
             raise UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_where_it_might_be(spec)}")
         module.train(mode == "train")
@@ -150,16 +152,22 @@ def build_model(
 
 
 def _build_from_collection(
-    recipe: Callable[[Mapping[str, Any]], _Recipe], spec: str, settings: Mapping[str, Any]
+    recipe: Callable[[Mapping[str, Any]], _Recipe], spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
 ) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
     with without_network(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a collection's warnings about initial weights do not concern a model without any
-        return _build(recipe(settings), spec, settings)
+        return _build(recipe(settings), spec, settings, device)
 
 
-def _build(recipe: _Recipe, spec: str, settings: Mapping[str, Any]) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+def _build(
+    recipe: _Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
+) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+    module: object
     try:
-        module, built_on, notes = construct(recipe.make)
+        if device == "cpu":
+            module, built_on, notes = construct_with_values(recipe.make), device, ()
+        else:
+            module, built_on, notes = construct(recipe.make)
     except FxmemError:
         raise
     except (Exception, SystemExit) as error:

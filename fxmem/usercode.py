@@ -35,6 +35,7 @@ __all__ = [
     "chain",
     "closest",
     "construct",
+    "construct_with_values",
     "failure",
     "importable",
     "is_file_reference",
@@ -235,6 +236,12 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
     if isinstance(made, torch.nn.Module):
         _move_to_meta(made)
     return made, "cpu", (f"built on the CPU and moved to meta, because its constructor reads values ({reason})",)
+
+
+def construct_with_values(make: Callable[[], object]) -> object:
+    """Call `make` on the CPU, values and all. The process is unchanged, as by `process_unchanged`."""
+    with process_unchanged(), _On("cpu"):
+        return make()
 
 
 def _wants_values(error: BaseException) -> bool:

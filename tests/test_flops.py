@@ -65,6 +65,8 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten.addr.default, (t(3, 5), t(3), t(5)), {"beta": 2}, 3 * 15),
     (aten.div.Tensor, (t(7), t(7)), {}, 7),
     (aten.div.Tensor_mode, (t(7), t(7)), {"rounding_mode": "floor"}, 2 * 7),
+    (aten.floor_divide.default, (t(7), t(7)), {}, 2 * 7),
+    (aten.floor_divide.default, (i(7), i(7)), {}, 0),
     (aten.clamp.default, (t(7), 0), {}, 7),
     (aten.clamp.default, (t(7), 0, 6), {}, 2 * 7),
     (aten.clamp.default, (t(7), None, 6), {}, 7),
@@ -88,6 +90,8 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten.linalg_vector_norm.default, (t(3, 5), float("inf")), {}, 2 * 15),
     (aten.linalg_vector_norm.default, (t(3, 5), 3, [1]), {}, 3 * 15 + 3),
     (aten.norm.ScalarOpt_dim, (t(3, 5), None, [1]), {}, 2 * 15 + 3),
+    (aten.aminmax.default, (t(3, 5),), {}, 2 * 15),
+    (aten.var_mean.correction, (t(3, 5), [1]), {}, 4 * 15 + 2 * 3),
     (aten.cumsum.default, (t(3, 5), 1), {}, 15),
     (aten.trace.default, (t(3, 5),), {}, 3),
     # Products, the bias free of charge.
@@ -113,6 +117,12 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten.upsample_nearest2d.default, (t(1, 2, 3, 3), [6, 6]), {}, 0),
     (aten.upsample_bilinear2d.default, (t(1, 2, 3, 3), [6, 6], False), {}, 72 * (4 + 2 + 2 + 1)),
     (aten.upsample_bilinear2d_backward.default, (t(1, 2, 6, 6), [6, 6], [1, 2, 3, 3], False), {}, 72 * 4 * (2 + 1)),
+    (aten.upsample_bicubic2d.default, (t(1, 2, 3, 3), [6, 6], False), {}, 72 * 5 * (4 + 3)),
+    (aten.upsample_bicubic2d_backward.default, (t(1, 2, 6, 6), [6, 6], [1, 2, 3, 3], False), {}, 72 * 16 * (2 + 1)),
+    (aten.upsample_trilinear3d.default, (t(1, 1, 3, 3, 3), [6, 6, 6], False), {}, 216 * 7 * (2 + 1)),
+    (aten.upsample_trilinear3d_backward.default, (t(1, 1, 6, 6, 6), [6, 6, 6], [1, 1, 3, 3, 3], False), {}, 216 * 8 * (3 + 1)),
+    (aten.reflection_pad2d_backward.default, (t(1, 2, 5, 5), t(1, 2, 3, 3), [1, 1, 1, 1]), {}, 50),
+    (aten.col2im.default, (t(1, 18, 4), [4, 4], [3, 3], [1, 1], [0, 0], [1, 1]), {}, 72),
     # Normalisation that is not training.
     (aten.native_batch_norm.default, (t(2, 3, 5), t(3), t(3), t(3), t(3), False, 0.1, 1e-5), {}, 4 * 30 + 2 * 3),
     (aten.native_batch_norm.default, (t(2, 3, 5), None, None, t(3), t(3), False, 0.1, 1e-5), {}, 2 * 30 + 2 * 3),
@@ -137,6 +147,9 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten._embedding_bag.default, (t(11, 3), i(10), i(2)), {}, 30),
     (aten._embedding_bag.default, (t(11, 3), i(10), i(2), False, 1), {}, 30 + 6),
     (aten._embedding_bag.default, (t(11, 3), i(10), i(2), False, 0, False, t(10)), {}, 2 * 30),
+    (aten._embedding_bag_dense_backward.default, (t(2, 3), i(10), i(10), i(2), i(2), 11, False, 0, None), {}, 30),
+    (aten._embedding_bag_dense_backward.default, (t(2, 3), i(10), i(10), i(2), i(2), 11, False, 1, None), {}, 30 + 6),
+    (aten._embedding_bag_dense_backward.default, (t(2, 3), i(10), i(10), i(2), i(2), 11, False, 2, None), {}, 6),
     # What moves, creates, selects, orders or compares.
     (aten.cat.default, ([t(3), t(5)],), {}, 0),
     (aten.clone.default, (t(3),), {}, 0),
@@ -488,6 +501,14 @@ def test_lstm_layer_on_the_cpu_counts_as_on_the_gpu() -> None:
     assert not counter.uncounted
     cuda = (t(5, 3, 11), recurrent_weights(4, 1, 1, 11, 7, biases=True), 4, None, t(1, 3, 7), t(1, 3, 7), 2, 7, 0, 1, False, 0.0, True, False, [], None)
     assert counter.total == op_flops(aten._cudnn_rnn.default, cuda, {}, (t(*out.shape), t(1), t(1), t(1), t(1)))
+
+
+def test_lstm_layer_backward_on_the_cpu_counts_as_on_the_gpu() -> None:
+    weights, x, h, y = recurrent_weights(4, 1, 1, 11, 7, biases=True), t(5, 3, 11), t(3, 7), t(5, 3, 7)
+    cpu = (x, *weights, h, h, y, h, h, y, h, h, False, 2, 7, 1, True, True, False, [], False, t(1))
+    cuda = (x, weights, 4, t(1), h, h, y, y, h, h, 2, 7, 0, 1, False, 0.0, True, False, [], None, t(1), [True] * 4)
+    assert op_flops(aten.mkldnn_rnn_layer_backward.default, cpu, {}, (x, *weights, h, h)) == 15 * (2 * 2 * 28 * 18 + 2 * 28 + 7 * 24)
+    assert op_flops(aten._cudnn_rnn_backward.default, cuda, {}, (x, h, h, weights)) == 15 * (2 * 2 * 28 * 18 + 2 * 28 + 7 * 24)
 
 
 # --- attention and grouped products -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,380 @@
+"""Analyse every architecture of torchvision, one of each timm module and the families of transformers; write what came of it.
+
+    python benchmarks/zoo.py                        all, for training with AdamW and for inference (`make zoo`)
+    python benchmarks/zoo.py --quick                a fixed sample of 21
+    python benchmarks/zoo.py --only resnet18 'timm:*vit*'
+
+Nothing is allocated and no GPU is used: models are built on meta, the prediction is for an H100. The result is a JSON file
+and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted goes on
+where it stopped; `--again` does what it is asked for anew.
+
+Counted as failed: fxmem raised, or a profile that contradicts itself (`fxmem.liveness.check`, more parameters than the
+peak has bytes, negative or unordered numbers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import enum
+import fnmatch
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers import Lost, run_jobs
+
+from fxmem import __version__
+
+RESULTS = Path(__file__).parent / "results"
+TARGET = "h100"
+MODES = ("train", "infer")
+PACKAGES = ("torch", "torchvision", "timm", "transformers")
+MIB = 1 << 20
+
+
+class Why(enum.StrEnum):
+    """Why an analysis failed."""
+
+    DATA_DEPENDENT = "data-dependent"
+    """The program asks for a value that only real data has."""
+    PACKAGE = "needs a package"
+    EAGER_TOO = "refuses in eager too"
+    """The model would raise the same on real tensors."""
+    NO_FAKE_KERNEL = "fake kernel missing"
+    SLOW = "time limit"
+    FXMEM = "fxmem bug"
+    """Everything else, until somebody has shown that it is not ours."""
+
+
+# What models say when they refuse a call that no device would change.
+_REFUSALS = re.compile(
+    "Expected more than 1 value per channel when training|only supports? (eval|inference)|(does not support|not implemented for) training"
+    "|You have to specify|must be provided"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One architecture in one mode."""
+
+    spec: str
+    settings: Mapping[str, Any]
+    mode: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from all others."""
+        return self.spec, self.mode
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What came of a job. Numbers are None where it failed."""
+
+    architecture: str
+    mode: str
+    why: str | None = None
+    """A value of `Why`; None where it worked."""
+    reason: str = ""
+    inputs: tuple[str, ...] = ()
+    parameters_bytes: int | None = None
+    peak_bytes: int | None = None
+    """Requested bytes at the peak, kernel workspaces and allocator rounding as the profile's assumptions say."""
+    saved_bytes: int | None = None
+    """Kept for backward when forward ends."""
+    nodes: int | None = None
+    ops: int | None = None
+    seconds: float | None = None
+    """Of the analysis alone, in a process that has imported everything; building the model is not in it."""
+    unknown_flops: tuple[str, ...] = ()
+    """Operators that compute and have no FLOP formula."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its job."""
+        return self.architecture, self.mode
+
+
+# --- in a worker ------------------------------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Import once what every job needs."""
+    import logging
+    import warnings
+
+    import timm
+    import torch
+    import torchvision
+    import transformers
+
+    import fxmem
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    _ = timm, torchvision, transformers, fxmem.analyze
+
+
+def examine(job: Job) -> Row:
+    """Build, analyse and check one architecture."""
+    from architectures import make_call
+
+    from fxmem.analysis import analyze_call
+    from fxmem.sources import build_model
+
+    row = Row(job.spec, job.mode)
+    try:
+        built = build_model(job.spec, job.settings, mode=job.mode)
+        args, kwargs = make_call(built)
+        began = time.perf_counter()
+        analysis = analyze_call(built.module, args, kwargs, name=job.spec, mode=job.mode, optimizer="adamw", target=TARGET)
+        profile, peak = analysis.profile, analysis.peak
+        seconds = time.perf_counter() - began
+        parameters_bytes = sum(p.numel() * p.element_size() for p in built.module.parameters())
+        row = dataclasses.replace(
+            row,
+            inputs=tuple(f"{i.name}:{'x'.join(map(str, i.shape))}:{i.dtype}" for i in profile.inputs),
+            parameters_bytes=parameters_bytes,
+            peak_bytes=peak.requested_bytes,
+            saved_bytes=profile.saved_bytes,
+            nodes=len(profile.nodes),
+            ops=len(profile.ops),
+            seconds=round(seconds, 3),
+            unknown_flops=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "flops"),
+        )
+        _check(profile, peak.requested_bytes, parameters_bytes)
+    except Exception as error:
+        why, reason = _explain(error)
+        return dataclasses.replace(row, why=why.value, reason=reason)
+    return row
+
+
+def _check(profile: Any, peak_bytes: int, parameters_bytes: int) -> None:
+    """Refuse a profile that cannot be true."""
+    from fxmem import liveness
+
+    liveness.check(profile)
+    resident = sum(storage.nbytes for storage in profile.storages if storage.kind == "parameter")
+    if resident != parameters_bytes:
+        raise AssertionError(f"the profile has {resident} bytes of parameters, the model {parameters_bytes}")
+    if peak_bytes < parameters_bytes:
+        raise AssertionError(f"a peak of {peak_bytes} bytes is less than the parameters' {parameters_bytes}")
+    negative = [name for node in profile.nodes for name in ("saved_bytes", "output_bytes", "params_bytes") if getattr(node, name) < 0]
+    if negative:
+        raise AssertionError(f"negative {negative[0]}")
+
+
+def _explain(error: Exception) -> tuple[Why, str]:
+    from fxmem import _torch
+    from fxmem.errors import EnvironmentLacksError, FxmemError
+    from fxmem.tracing import innermost_user_line
+
+    cause = error.__cause__ or error
+    line = innermost_user_line(cause) if isinstance(cause, Exception) else None
+    where = "" if line is None else f" at {line.file}:{line.line} `{line.code}`"
+    text = " ".join(str(cause).split())
+    said = _shortened(f"{type(cause).__name__}: {text}", 300) + where
+    if isinstance(error, EnvironmentLacksError):
+        return Why.PACKAGE, _portable(said)
+    if isinstance(cause, _torch.DATA_DEPENDENT):
+        return Why.DATA_DEPENDENT, _portable(f"{text}{where}")
+    if isinstance(cause, _torch.UnsupportedOperatorException):
+        return Why.NO_FAKE_KERNEL, _portable(said)
+    if isinstance(error, FxmemError) and _REFUSALS.search(text):
+        return Why.EAGER_TOO, _portable(said)
+    return Why.FXMEM, _portable(said)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _portable(text: str) -> str:
+    """Without the directories that only this machine has."""
+    return re.sub(rf"\S*/site-packages/|{re.escape(str(Path(__file__).parents[1]))}/", "", text)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------------
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The result for people: counts, failures with their reasons, and a line for each architecture."""
+    rows = [Row(**{**row, "inputs": tuple(row["inputs"]), "unknown_flops": tuple(row["unknown_flops"])}) for row in found["rows"]]
+    by_key = {row.key: row for row in rows}
+    specs = list(dict.fromkeys(row.architecture for row in rows))
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return "\n".join(
+        [
+            f"# The zoo, {found['date']}",
+            "",
+            f"`make zoo`: {len(specs)} architectures built on meta and analysed for `{found['target']}`, training with AdamW and inference; "
+            f"{versions}, Python {found['python']}.",
+            "",
+            *_counts(rows),
+            "",
+            *_failures(rows),
+            "## Architectures",
+            "",
+            "Peak: requested bytes. Saved: kept for backward when forward ends. Nodes: of the training graph. "
+            "Seconds: the analysis of the training step, on one core of a machine that did other work too.",
+            "",
+            "| architecture | train | infer | peak MiB, train | peak MiB, infer | saved MiB | nodes | seconds | without FLOPs | reason |",
+            "|---|---|---|---:|---:|---:|---:|---:|---|---|",
+            *(_line(spec, by_key.get((spec, "train")), by_key.get((spec, "infer"))) for spec in specs),
+            "",
+        ]
+    )
+
+
+def _counts(rows: Sequence[Row]) -> list[str]:
+    lines = ["| collection | train | infer |", "|---|---:|---:|"]
+    collections = list(dict.fromkeys(row.architecture.partition(":")[0] for row in rows))
+    for name in [*collections, "all"]:
+        cells = []
+        for mode in MODES:
+            these = [row for row in rows if row.mode == mode and (name == "all" or row.architecture.startswith(name + ":"))]
+            cells.append(f"{sum(row.why is None for row in these)} of {len(these)}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    failed = [row for row in rows if row.why is not None]
+    if not failed:
+        return []
+    lines = ["## Failures", ""]
+    for why, count in Counter(row.why for row in failed).most_common():
+        lines += [f"**{why}** ({count})", ""]
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for row in failed:
+            if row.why == why:
+                reasons.setdefault((row.architecture, row.reason), []).append(row.mode)
+        lines += [f"- `{spec}` ({', '.join(modes)}): {reason}" for (spec, reason), modes in reasons.items()]
+        lines.append("")
+    return lines
+
+
+def _line(spec: str, train: Row | None, infer: Row | None) -> str:
+    def state(row: Row | None) -> str:
+        return "" if row is None else "ok" if row.why is None else "failed"
+
+    def number(value: float | None, unit: float = 1, digits: int = 0) -> str:
+        return "" if value is None else f"{value / unit:,.{digits}f}"
+
+    some = train or infer
+    assert some is not None
+    whys = dict.fromkeys(row.why for row in (train, infer) if row is not None and row.why is not None)
+    cells = [
+        spec,
+        state(train),
+        state(infer),
+        number(train and train.peak_bytes, MIB, 1),
+        number(infer and infer.peak_bytes, MIB, 1),
+        number(train and train.saved_bytes, MIB, 1),
+        number(some.nodes),
+        number(some.seconds, 1, 2),
+        ", ".join(dict.fromkeys(op.removeprefix("aten.") for row in (train, infer) if row is not None for op in row.unknown_flops)),
+        ", ".join(str(why) for why in whys),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+# --- running ----------------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 1 if anything in the result is a bug of fxmem, else 0."""
+    asked = _parse(arguments)
+    from architectures import QUICK, every_architecture
+
+    zoo = every_architecture()
+    chosen = [a for a in zoo if _is_chosen(a.spec, QUICK if asked.quick else asked.only)]
+    if not chosen:
+        print(f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called {' or '.join(asked.only)}", file=sys.stderr)
+        return 2
+    found = _open(asked.out)
+    path = asked.out / f"zoo-{found['date']}"
+    order = {(a.spec, mode): position for position, (a, mode) in enumerate((a, mode) for a in zoo for mode in MODES)}
+    rows = {(row["architecture"], row["mode"]): row for row in found["rows"]}
+    jobs = [Job(a.spec, a.settings, mode) for a in chosen for mode in MODES]
+    jobs = [job for job in jobs if asked.again or job.key not in rows]
+    for number, (job, result) in enumerate(
+        run_jobs(jobs, examine, prepare=prepare, workers=asked.jobs, limit_s=asked.limit, jobs_per_worker=asked.jobs_per_worker), 1
+    ):
+        row = Row(job.spec, job.mode, *_lost(result)) if isinstance(result, Lost) else result
+        rows[job.key] = dataclasses.asdict(row)
+        found["rows"] = [rows[key] for key in sorted(rows, key=lambda key: order.get(key, len(order)))]
+        _write(path, found)
+        print(f"{number}/{len(jobs)} {job.spec} {job.mode}: {_summary(row)}", file=sys.stderr, flush=True)
+    _write(path, found)
+    bugs = sum(row["why"] == Why.FXMEM for row in found["rows"])
+    print(f"{path}.md: {len(found['rows'])} analyses, {sum(row['why'] is not None for row in found['rows'])} failed, {bugs} of them bugs of fxmem")
+    return 1 if bugs else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Analyse every architecture of the model collections.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=("*",), help="architectures by name or pattern: resnet18, 'timm:*vit*'")
+    parser.add_argument("--quick", action="store_true", help="a fixed sample")
+    parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
+    parser.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)")
+    parser.add_argument("--jobs-per-worker", type=int, default=60, metavar="N", help="analyses after which a worker is replaced (default 60)")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the table goes")
+    return parser.parse_args(arguments)
+
+
+def _is_chosen(spec: str, patterns: Iterable[str]) -> bool:
+    name = spec.partition(":")[2]
+    return any(fnmatch.fnmatchcase(spec, pattern) or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _open(out: Path) -> dict[str, Any]:
+    """The day's result as far as it is there and made with the same versions."""
+    today = datetime.date.today().isoformat()
+    new = {
+        "date": today,
+        "target": TARGET,
+        "versions": {"fxmem": __version__, **{name: importlib.metadata.version(name) for name in PACKAGES}},
+        "python": platform.python_version(),
+        "rows": [],
+    }
+    path = out / f"zoo-{today}.json"
+    if path.is_file():
+        old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {key: old.get(key) for key in new if key != "rows"} == {key: value for key, value in new.items() if key != "rows"}:
+            return old
+    return new
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", markdown(found))):
+        whole = path.with_name(path.name + suffix)
+        part = path.with_name(path.name + suffix + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(whole)
+
+
+def _lost(lost: Lost) -> tuple[str, str]:
+    return (Why.SLOW.value if "took longer" in lost.reason else Why.FXMEM.value), lost.reason
+
+
+def _summary(row: Row) -> str:
+    if row.why is not None:
+        return f"{row.why}: {row.reason}"
+    return f"peak {(row.peak_bytes or 0) / MIB:,.1f} MiB, {row.nodes} nodes, {row.seconds:.1f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
