@@ -479,8 +479,8 @@ def attend(
     aten/src/ATen/autocast_mode.h); a leaf weight passed as an input is not put into autocast's weight cache.
     """
     if torch.is_autocast_enabled("cuda"):
-        query, key, value = _lowered(query), _lowered(key), _lowered(value)
-        attn_mask = None if attn_mask is None else _lowered(attn_mask)
+        attn_mask = None if attn_mask is None else _lowered(attn_mask)  # C++ evaluates the wrapper's arguments last to first
+        value, key, query = _lowered(value), _lowered(key), _lowered(query)
     _validate(query, key, value, attn_mask)
     call = AttentionCall(
         Operand.of(query),
@@ -545,8 +545,9 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: 
             keys = bias.shape[-1]
             bias = torch.ops.aten.pad.default(bias, [0, 8 - keys % 8])[..., :keys]
         bias = bias.expand(*q.shape[:3], k.shape[2])
+    wanted = (q, k, v) if bias is None or TORCH_VERSION < (2, 15) else (q, k, v, bias)  # the mask's gradient counts in 2.15, and did not in 2.11
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    out: Tensor = kernel(q, k, v, bias, _requires_grad(q, k, v), dropout_p, is_causal, scale=scale)[0]
+    out: Tensor = kernel(q, k, v, bias, _requires_grad(*wanted), dropout_p, is_causal, scale=scale)[0]
     return out
 
 

@@ -107,7 +107,8 @@ def _cudnn() -> str:
         return f"convolution workspaces are estimated: {error}"
     answer = conv_workspaces([_SMALL_CONVOLUTION], target("h100"), library=library)[_SMALL_CONVOLUTION]
     found = library.version or "of unknown version"
-    return f"{found} does not answer, so workspaces are estimated: {answer.note}" if answer.source == "estimate" else f"{found}, asked for convolution workspaces"
+    silent = answer.source == "estimate"
+    return f"{found} does not answer, workspaces are estimated: {answer.note}" if silent else f"{found}, asked for convolution workspaces"
 
 
 def _collection(package: str, spec: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from fxmem.recording import LOSS, OPTIMIZER, Recorder
 from fxmem.records import Assumption, InputTensor, Kind, Node, Phase, Profile, Storage, Target, TensorInfo, Unknown
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
 from fxmem.tracing import ProgramTracer, innermost_user_line
+from fxmem.workspaces import Collector, ConvSettings, with_workspaces
 
 __all__ = ["Traced", "profile"]
 
@@ -111,7 +113,13 @@ class _Run:
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
         self.unknown_flops: dict[str, int] = {}
-        self.recorder = Recorder(device, self.fakes, self._count_flops)
+        self.collector: Collector | None = None
+        if target.device == "cuda":
+            cudnn = torch.backends.cudnn
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            settings = ConvSettings(allow_tf32=cudnn.allow_tf32, deterministic=cudnn.deterministic or deterministic, enabled=cudnn.enabled, cudnn_version=cudnn.version() or 0)
+            self.collector = Collector(target, torch.__version__, os.environ, settings, deterministic=deterministic)
+        self.recorder = Recorder(device, self.fakes, self._count_flops, self._inspect)
         self.model = fake_model(model, self.fakes, device)
         with self.fakes:
             kernels.flatten_rnn_weights(self.model)
@@ -163,6 +171,8 @@ class _Run:
         recorder = self.recorder
         gc.collect()
         recorder.begin()
+        if self.collector is not None:
+            self.collector.begin()
         self.tracer.again()
         if self.optimizer is None:
             self.optimizer = make_optimizer(self.optimizer_spec, self.model.parameters())
@@ -231,6 +241,10 @@ class _Run:
     def _tensor_method(self, name: str, tensor: torch.Tensor) -> None:
         (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
 
+    def _inspect(self, index: int, name: str, args: tuple[Any, ...], result: Any, phase: Phase) -> None:
+        if self.collector is not None:
+            self.collector.note(index, name, args, result, phase)
+
     def _count_flops(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
         count = flops.op_flops(func, args, kwargs, result)
         if count is None:
@@ -263,6 +277,9 @@ class _Run:
             assumptions=tuple(self._assumptions()),
             unknowns=tuple(self._unknowns()),
         )
+        if self.collector is not None:
+            bare = with_workspaces(bare, self.collector.settle(), self.collector.held_bytes())
+            bare = bare.model_copy(update={"assumptions": (*bare.assumptions, *self.collector.assumptions()), "unknowns": (*bare.unknowns, *self.collector.unknowns())})
         live, scratch, counted = liveness.node_live_bytes(bare), liveness.node_scratch_bytes(bare), _node_flops(bare)
         annotated = tuple(
             node.model_copy(update={"live_bytes": live[i], "scratch_bytes": scratch[i], "forward_flops": counted[i][0], "backward_flops": counted[i][1]})
@@ -375,7 +392,7 @@ class _Run:
         if self.cycles > 0:
             yield Assumption(topic="cycles", text=f"{self.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run")
         if self.target.device == "cuda":
-            yield Assumption(topic="workspace", text="memory that no tensor owns (cuBLAS and cuDNN workspaces, the CUDA context) and the allocator's rounding are not included")
+            yield Assumption(topic="context", text="the CUDA context and loaded kernels, which the driver keeps outside the allocator, are not included")
         else:
             yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
         unread = sum(recorder.nbytes[i] for i in range(len(recorder.nbytes)) if recorder.kind[i] is Kind.PARAMETER and recorder.birth[i] == 0 and i not in self._readers())

@@ -53,7 +53,7 @@ class Recorder(_torch.TorchDispatchMode):
         device: whose memory is counted; tensors elsewhere are not.
         fakes: the mode the program runs in.
         flops: `(op, args, kwargs, result) -> int | None`, None where the op computes and has no formula.
-        inspect: called with each op's index and the call itself, for those who want to know more about it.
+        inspect: told each op's index, name, positional arguments, result and phase.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Recorder(_torch.TorchDispatchMode):
         device: torch.device,
         fakes: _torch.FakeTensorMode,
         flops: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None],
-        inspect: Callable[[int, Any, tuple[Any, ...], dict[str, Any], Any], None] = lambda *_: None,
+        inspect: Callable[[int, str, tuple[Any, ...], Any, Phase], None] = lambda *_: None,
     ) -> None:
         super().__init__()
         self._device = device
@@ -238,7 +238,7 @@ class Recorder(_torch.TorchDispatchMode):
         self.ops.append(
             Op.model_construct(name=name, node=self._node, phase=self._phase, begin=begin, end=self.tick, flops=self._flops(func, args, kwargs, result))
         )
-        self._inspect(index, func, args, kwargs, result)
+        self._inspect(index, name, args, result, self._phase)
         return result
 
     def _is_scalar_of_optimizer(self, func: Any) -> bool:

@@ -83,4 +83,5 @@ def _complaint(path: Path, text: bytes, error: ValidationError) -> str:
 
 
 def _other_version(path: Path, version: object) -> str:
-    return f"expected a report of schema version {SCHEMA_VERSION!r}, got version {str(version)[:20]!r} in {str(path)!r}; write it anew with `fxmem analyze --json`"
+    got = f"{str(version)[:20]!r} in {str(path)!r}"
+    return f"expected a report of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `fxmem analyze --json`"

@@ -19,15 +19,18 @@ from fxmem.workspaces.attention import (
     flash_backward,
     flash_forward,
 )
+from fxmem.workspaces.collecting import Collector
 from fxmem.workspaces.convolution import CONVOLUTIONS, ConvBackend, ConvolutionMemory, ConvSettings, convolution_memory
 from fxmem.workspaces.cublas import CublasWorkspaces, cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.workspaces.hidden import ConvSignature, Event, HiddenMemory
+from fxmem.workspaces.inserting import with_workspaces
 from fxmem.workspaces.kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.workspaces.layouts import MemoryFormat, TensorLayout, layout_of
 
 __all__ = [
     "CONVOLUTIONS",
     "NO_SCRATCH",
+    "Collector",
     "ConvBackend",
     "ConvSettings",
     "ConvSignature",
@@ -55,4 +58,5 @@ __all__ = [
     "matmul_copies",
     "uses_cublas",
     "uses_cublaslt",
+    "with_workspaces",
 ]
