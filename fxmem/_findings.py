@@ -113,21 +113,24 @@ def total_facts(profile: Profile) -> Facts:
 def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
     """Whether the step fits the target's memory, and a sentence that says so and what was left out of the comparison.
 
-    The process total is compared where it is known, else the requested bytes, which are a lower bound: not fitting is
-    then certain, fitting is not. None where the target's memory is not known.
+    Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
+    certain, fitting is not. None where the target's memory is not known.
     """
     memory = profile.target.memory_bytes
     name = printable(profile.target.name)
     if memory is None:
         return None, f"not compared, because the memory of target {name} is not known"
-    whole = peak.process_bytes is not None
-    nbytes = peak.requested_bytes if peak.process_bytes is None else peak.process_bytes
-    verdict = "fits" if nbytes <= memory else "does NOT fit"
-    counted = "the whole process" if whole else "requested bytes"
-    missing = "other processes" if whole else "the allocator's rounding and fragmentation, the CUDA context, other processes"
+    if peak.fits is not None:
+        nbytes = peak.requested_bytes if peak.reserved_bytes is None else min(peak.reserved_bytes, memory) if peak.fits else peak.reserved_bytes
+        fitting, counted, missing = peak.fits, "what the allocator reserves", "the CUDA context, other processes"
+    else:
+        nbytes = peak.requested_bytes
+        fitting, counted, missing = nbytes <= memory, "requested bytes", "the allocator's rounding and fragmentation, the CUDA context, other processes"
+    verdict = "fits" if fitting else "does NOT fit"
+    why = f" {printable(peak.shortage)}." if peak.shortage else ""
     return (
-        nbytes <= memory,
-        f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}. Counted: {counted}; not counted: {missing}",
+        fitting,
+        f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}.{why} Counted: {counted}; not counted: {missing}",
     )
 
 

@@ -14,13 +14,14 @@ taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Final
 
+from fxmem import liveness
 from fxmem._allocator_settings import DEFAULT_SETTINGS, Settings
 from fxmem._caching_allocator import BlockView, CachingAllocator, OutOfMemory, Segment, Stat, Stats
 from fxmem.errors import UsageError
-from fxmem.records import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
+from fxmem.records import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage, Timeline
 
 __all__ = [
     "DEFAULT_SETTINGS",
@@ -35,6 +36,7 @@ __all__ = [
     "Shortage",
     "Stat",
     "Stats",
+    "complete_timeline",
     "fits",
     "replay",
 ]
@@ -180,6 +182,38 @@ def fits(profile: Profile, capacity_bytes: int, *, settings: Settings = DEFAULT_
     asks again. `replay(profile, capacity_bytes=…)` says what it costs, and what did not fit.
     """
     return replay(profile, settings=settings, capacity_bytes=capacity_bytes).shortage is None
+
+
+def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
+    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes and whether the step fits.
+
+    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated and
+    reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the target has,
+    the loop is replayed once more within the target's memory.
+
+    Raises: `UsageError` for settings PyTorch would refuse.
+    """
+    timeline = liveness.timeline(profile)
+    if profile.target.device != "cuda":
+        return timeline
+    settings = Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+    free, memory = replay(profile, settings=settings), profile.target.memory_bytes
+    bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
+    peak = timeline.peak.model_copy(
+        update={
+            "allocated_bytes": free.allocated_bytes,
+            "reserved_bytes": free.reserved_bytes,
+            "fits": None if memory is None else bounded.shortage is None,
+            "shortage": "" if bounded.shortage is None else _in_words(bounded.shortage),
+        }
+    )
+    return timeline.model_copy(update={"peak": peak})
+
+
+def _in_words(shortage: Shortage) -> str:
+    who = f"{shortage.op or 'the program'}{f' of {shortage.node}' if shortage.node else ''}"
+    when = f"in {shortage.phase} of step {shortage.step}" if shortage.phase is not None else "before the first step"
+    return f"It runs out {when}: {who} asks for {shortage.asked_bytes:,} bytes, {shortage.free_bytes:,} are free"
 
 
 def _device_bytes(profile: Profile, capacity_bytes: int | None) -> int | None:

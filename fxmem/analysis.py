@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fxmem import liveness, profiling, reporting, targets
+from fxmem import allocator, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
@@ -36,8 +36,8 @@ class Analysis:
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """Bytes alive at every moment, by kind."""
-        return liveness.timeline(self.profile)
+        """Bytes alive at every moment, by kind; for a CUDA target also what the caching allocator makes of it."""
+        return allocator.complete_timeline(self.profile, os.environ)
 
     @property
     def peak(self) -> Peak:

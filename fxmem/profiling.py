@@ -398,7 +398,8 @@ class _Run:
         unread = sum(recorder.nbytes[i] for i in range(len(recorder.nbytes)) if recorder.kind[i] is Kind.PARAMETER and recorder.birth[i] == 0 and i not in self._readers())
         if unread:
             yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
-        yield from kernels.assumptions(self.target)
+        if any("scaled_dot_product" in op.name for op in recorder.ops):
+            yield from kernels.assumptions(self.target)
 
 
     def _unknowns(self) -> Iterator[Unknown]:

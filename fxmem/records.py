@@ -292,6 +292,11 @@ class Peak(Record):
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
     process_bytes: Bytes | None = None
     """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
+    fits: bool | None = None
+    """Whether a loop over the step runs in the target's memory, the allocator giving its cache back where it must; the CUDA
+    context is not counted. None: not modelled, or the memory is not known."""
+    shortage: str = ""
+    """Where it runs out, in words; empty when it fits."""
     phase: Phase
     tick: Tick
     op: int | None = None
