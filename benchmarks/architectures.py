@@ -138,11 +138,12 @@ def make_call(built: BuiltModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return _detection(built)
     if kind in ("Wav2Vec2ForCTC", "HubertForCTC"):
         return _speech(built)
+    if kind == "DetrForObjectDetection":
+        images = torch.empty(BATCH, 3, 800, 800, device="meta")
+        labels = [_boxes(number, classes=91, corners=False) for number in range(1, BATCH + 1)]
+        return (), {"pixel_values": images, **({"labels": labels} if built.mode == "train" else {})}
     specs = [_shortened(spec, _LENGTHS.get(kind, TOKENS)) for spec in default_inputs(built, BATCH)]
-    args, kwargs = make_inputs(specs, weights_dtype=built.weights_dtype)
-    if kind == "DetrForObjectDetection" and built.mode == "train":
-        kwargs["labels"] = [_boxes(number, classes=91, corners=False) for number in range(1, BATCH + 1)]
-    return args, kwargs
+    return make_inputs(specs, weights_dtype=built.weights_dtype)
 
 
 def _shortened(spec: TensorSpec, tokens: int) -> TensorSpec:

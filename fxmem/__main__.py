@@ -91,6 +91,9 @@ class _Parser(argparse.ArgumentParser):
         if choice is not None:
             what, got, known = choice[1], choice[2], re.findall(r"[\w.-]+", choice[3])
             message = f"expected {what} to be one of {', '.join(known)}; got {got!r}{_meant(got, known)}"
+        number = re.fullmatch(r"argument (.+): invalid (int|float) value: (.+)", message)
+        if number is not None:
+            message = f"expected {number[1]} to be a {'whole number' if number[2] == 'int' else 'number'}; got {number[3]}"
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:

@@ -18,6 +18,6 @@ def why_plain() -> str:
     """Why there should be no colour, in a few words; empty when there may be (the convention of no-color.org)."""
     if os.environ.get("NO_COLOR"):
         return "NO_COLOR is set"
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return "stdout is no terminal"
     return "the terminal is dumb" if os.environ.get("TERM") == "dumb" else ""

@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as tensor_metadata  # what torch.fx puts in `node.meta["tensor_meta"]`
-from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real tensors in the midst of a fake run (since 2.0)
 from torch.utils._python_dispatch import TorchDispatchMode  # documented in the notes, private by name (since 1.12)
+from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real tensors in the midst of a fake run (since 2.0)
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only  # torch's own nested-structure walk (since 1.8)
 
 __all__ = [
@@ -138,7 +138,7 @@ def is_accumulate_grad(node: Any) -> bool:
 
 def output_number(tensor: torch.Tensor) -> int:
     """Which output of its `grad_fn` a tensor is (`Tensor.output_nr`, since 0.4)."""
-    return int(tensor.output_nr)  # type: ignore[attr-defined]
+    return int(tensor.output_nr)
 
 
 def _count_held_once(holder: list[Any], index: int) -> int:
@@ -228,7 +228,9 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 
 
 @contextlib.contextmanager
-def engine_routed_to(run_backward: Callable[..., tuple[Any, ...]], task_id: Callable[[], int], queue_callback: Callable[[Callable[[], None]], bool]) -> Iterator[None]:
+def engine_routed_to(
+    run_backward: Callable[..., tuple[Any, ...]], task_id: Callable[[], int], queue_callback: Callable[[Callable[[], None]], bool]
+) -> Iterator[None]:
     """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine.
 
     All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
@@ -293,7 +295,7 @@ def function_calls_seen_by(
         del original  # bound to this class, but each call needs its own
 
         def applying(cls: Any, *args: Any) -> Any:
-            c_apply = super(single, cls).apply  # type: ignore[misc]
+            c_apply = super(single, cls).apply
             return call(cls, args, c_apply) if threading.get_ident() == me else c_apply(*args)
 
         return classmethod(applying)
@@ -327,7 +329,9 @@ def function_calls_seen_by(
 
 
 @contextlib.contextmanager
-def checkpoint_regions(region: Callable[[], Callable[[Callable[..., Any]], Callable[..., Any]]], own_work: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+def checkpoint_regions(
+    region: Callable[[], Callable[[Callable[..., Any]], Callable[..., Any]]], own_work: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Iterator[None]:
     """Tell where `torch.utils.checkpoint` regions begin and when they are run again.
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function

@@ -6,6 +6,7 @@ Checked on torch 2.11; the names are the same in 2.12 to 2.15.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -80,14 +81,17 @@ def without_autocast() -> contextlib.AbstractContextManager[Any]:
 def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
     """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules and half-built ones.
 
-    The module remembers which objects they were, and flattens them anew in forward when they have changed; so it is
-    told to look again first (`_init_flat_weights`, since 2.0).
+    The module remembers which objects they were (`_flat_weight_refs`, since 2.0) and would flatten them anew in forward if
+    they had changed; so it is told what they are now.
     """
-    if not isinstance(module, torch.nn.RNNBase) or len(module._flat_weights) != len(module._flat_weights_names):
+    if not isinstance(module, torch.nn.RNNBase):
         return None
-    module._init_flat_weights()
-    weights = [w for w in module._flat_weights if isinstance(w, torch.Tensor)]
-    return weights if len(weights) == len(module._flat_weights) else None
+    weights = [weight for name in module._flat_weights_names if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)]
+    if len(weights) != len(module._flat_weights_names):
+        return None
+    module._flat_weights = [*weights]
+    module._flat_weight_refs = [weakref.ref(weight) for weight in weights]
+    return [*weights]
 
 
 @contextlib.contextmanager

@@ -52,7 +52,10 @@ class Analysis:
         given on. Raises AnalysisError if the program used values a graph cannot hold.
         """
         if self._traced.opaque:
-            raise AnalysisError(f"expected a program whose every argument a graph can hold; it passes {', '.join(self._traced.opaque)}. The profile is complete; only graph_module is not to be had.")
+            raise AnalysisError(
+                f"expected a program whose every argument a graph can hold; it passes {', '.join(self._traced.opaque)}. "
+                "The profile is complete; only graph_module is not to be had."
+            )
         return _graph_module(self._model, self._traced)
 
     def report(self) -> Report:
@@ -115,7 +118,9 @@ def analyze(
     tell = progress or (lambda _: None)
     built = _build(model, tell)
     args, kwargs = _arguments(inputs)
-    return analyze_call(built, args, kwargs, name=type(built).__name__, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=target, progress=progress)
+    return analyze_call(
+        built, args, kwargs, name=type(built).__name__, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=target, progress=progress
+    )
 
 
 def analyze_call(

@@ -156,7 +156,7 @@ class Engine:
         edges = [_edge(t) for t in roots]
         captures = {_edge(t): i for i, t in enumerate(inputs)}
         dependencies, wanted = _plan([node for node, _ in edges], {node for node, _ in captures})
-        if captures and not accumulate_grad and not allow_unreachable:
+        if wanted is not None and not accumulate_grad and not allow_unreachable:
             for (node, _), position in captures.items():
                 if node not in wanted:
                     raise RuntimeError(f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph.")
@@ -247,7 +247,7 @@ class Engine:
             for index, (gradient, wants) in enumerate(zip(received, _torch.input_metadata(node), strict=False)):
                 if gradient is None:
                     received[index] = torch.zeros(tuple(wants.shape), dtype=wants.dtype, device=wants.device)
-        outputs = node.apply(*received)
+        outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         if len(results) != len(node.next_functions):
             # The graph has an edge per tensor argument only; backward returns one gradient per argument of forward.

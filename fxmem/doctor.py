@@ -66,7 +66,7 @@ def catalogue() -> str:
 
 def _torch() -> str:
     if util.find_spec("torch") is None:
-        return "missing: pip install torch (reports can be shown without it, nothing analysed)"
+        return "missing: pip install torch; without it only reports can be shown"
     try:
         import torch
     except Exception as error:
@@ -75,7 +75,7 @@ def _torch() -> str:
     if release < OLDEST_TORCH:
         return f'{torch.__version__} is too old: pip install "torch>={".".join(map(str, OLDEST_TORCH))}"'
     if torch.version.cuda is None:
-        return f"{torch.__version__}, without CUDA: --target cpu only; pip install torch for cards"
+        return f"{torch.__version__} has no CUDA: only --target cpu, or pip install torch"
     return f"{torch.__version__}, built with CUDA {torch.version.cuda}: every target"
 
 
@@ -92,7 +92,7 @@ def _gpu() -> str:
     except ImportError:
         return "not known without torch"
     except Exception as error:
-        return f"found, but cannot be asked: {_one_line(error)}"
+        return f"cannot be asked: {_one_line(error)}"
     name = f"{properties.name}, {format_bytes(properties.total_memory)}" + (f", and {others} more" if others else "")
     try:
         return f"{name}: --target {target(properties.name).name}"
@@ -104,11 +104,11 @@ def _cudnn() -> str:
     try:
         library = find_cudnn()
     except LookupError as error:
-        return f"convolution workspaces are estimated: {error}"
+        return f"{error}; estimating"
     answer = conv_workspaces([_SMALL_CONVOLUTION], target("h100"), library=library)[_SMALL_CONVOLUTION]
     found = library.version or "of unknown version"
     silent = answer.source == "estimate"
-    return f"{found} does not answer, workspaces are estimated: {answer.note}" if silent else f"{found}, asked for convolution workspaces"
+    return f"{found} does not answer; estimating: {answer.note}" if silent else f"{found}, asked for convolution workspaces"
 
 
 def _collection(package: str, spec: str) -> str:

@@ -68,7 +68,7 @@ def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
 
 
 def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -76,7 +76,7 @@ def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tens
     first = tensors[0]
     if not _is_plain(first):
         raise AnalysisError(
-            f"expected dense, initialised tensors; got a {first.layout if first.layout is not torch.strided else 'lazy'} parameter of type {type(first).__name__}. "
+            f"expected dense, initialised tensors; got a {'lazy' if first.layout is torch.strided else first.layout} one of type {type(first).__name__}. "
             "Run lazy modules once before the analysis; sparse parameters are not supported."
         )
     whole = len(tensors) == 1 and first.storage_offset() == 0

@@ -2,8 +2,8 @@
 
 The program that runs is the plain training step of `fxmem.step`, on a fake copy of the model. Around it stand, each in
 its own module: FakeTensors on the target's device, the kernels the target would choose, the autograd engine, the
-tracer that writes the graph, and the recorder that logs every allocation and free. What is here ties them together and
-turns the log into records.
+tracer that writes the graph, and the recorder that logs every allocation and free. What is here ties them together;
+`fxmem.accounting` turns the log into records.
 
 The steady state. Optimizer state exists before the step: at the optimizer's turn it is stepped once unrecorded and what
 it leaves behind counts as there from the start. If anything else outlives the step (a cache the first call fills), the
@@ -17,21 +17,23 @@ import dataclasses
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 import torch.fx
 
-from fxmem import __version__, _torch, flops, kernels, liveness, values
+from fxmem import _torch, flops, kernels, values
+from fxmem.accounting import Run, account
 from fxmem.backward import Engine
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
 from fxmem.faking import fake_inputs, fake_model
 from fxmem.recording import LOSS, OPTIMIZER, Recorder
-from fxmem.records import Assumption, InputTensor, Kind, Node, Phase, Profile, Storage, Target, TensorInfo, Unknown
+from fxmem.records import Kind, Phase, Profile, Target
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
-from fxmem.tracing import ProgramTracer, innermost_user_line
-from fxmem.workspaces import Collector, ConvSettings, with_workspaces
+from fxmem.tracing import ProgramTracer, innermost_user_line, named_arguments
+from fxmem.usercode import process_unchanged
+from fxmem.workspaces import Collector, ConvSettings
 
 __all__ = ["Traced", "profile"]
 
@@ -85,13 +87,14 @@ def profile(
             progress("running it again: the first step left tensors behind")
             run.step()
     progress("accounting")
-    return run.result(name)
+    return run.traced(name)
 
 
 def _require_device(target: Target) -> None:
-    if target.device == "cuda" and not torch.backends.cuda.is_built():
+    if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
-            f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for the CPU only and cannot hold CUDA gradients, even fake ones. "
+            f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for the CPU only "
+            "and cannot hold CUDA gradients, even fake ones. "
             "Install the ordinary wheel (pip install torch; it needs no GPU), or use target='cpu'."
         )
 
@@ -115,10 +118,8 @@ class _Run:
         self.unknown_flops: dict[str, int] = {}
         self.collector: Collector | None = None
         if target.device == "cuda":
-            cudnn = torch.backends.cudnn
             deterministic = torch.are_deterministic_algorithms_enabled()
-            settings = ConvSettings(allow_tf32=cudnn.allow_tf32, deterministic=cudnn.deterministic or deterministic, enabled=cudnn.enabled, cudnn_version=cudnn.version() or 0)
-            self.collector = Collector(target, torch.__version__, os.environ, settings, deterministic=deterministic)
+            self.collector = Collector(target, torch.__version__, os.environ, _convolution_settings(deterministic), deterministic=deterministic)
         self.recorder = Recorder(device, self.fakes, self._count_flops, self._inspect)
         self.model = fake_model(model, self.fakes, device)
         with self.fakes:
@@ -131,12 +132,17 @@ class _Run:
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
         self.cycles = 0
-        for parameter, tensor in self.parameters.items():
-            self.recorder.resident(tensor, Kind.PARAMETER, parameter)
-        for buffer, tensor in self.model.named_buffers():
-            self.recorder.resident(tensor, Kind.BUFFER, buffer)
-        for label, tensor in self.inputs:
-            self.recorder.resident(tensor, Kind.INPUT, label)
+        self._name_residents()
+
+    def _name_residents(self) -> None:
+        named: tuple[tuple[Kind, Iterable[tuple[str, torch.Tensor]]], ...] = (
+            (Kind.PARAMETER, self.parameters.items()),
+            (Kind.BUFFER, self.model.named_buffers()),
+            (Kind.INPUT, self.inputs),
+        )
+        for kind, tensors in named:
+            for label, tensor in tensors:
+                self.recorder.resident(tensor, kind, label)
 
     # --- running -------------------------------------------------------------------------------------------------------
 
@@ -146,7 +152,7 @@ class _Run:
         collecting = gc.isenabled()
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(_rng_unchanged())
+                stack.enter_context(process_unchanged())
                 stack.enter_context(kernels.target_kernels(self.target))
                 stack.enter_context(values.libraries_ask_for_values())
                 stack.enter_context(self.fakes)
@@ -245,232 +251,57 @@ class _Run:
         if self.collector is not None:
             self.collector.note(index, name, args, result, phase)
 
+    def traced(self, name: str) -> Traced:
+        tracer = self.tracer
+        result = account(
+            Run(
+                name=name,
+                model=self.model,
+                inputs=tuple(self.inputs),
+                step=describe(self.mode, self.loss, self.optimizer, self.precision),
+                target=self.target,
+                optimizer=self.optimizer,
+                recorder=self.recorder,
+                nodes=tuple(tracer.nodes),
+                sources=tuple(tracer.sources),
+                collector=self.collector,
+                unknown_flops=self.unknown_flops,
+                cycles=self.cycles,
+            )
+        )
+        for fx_node, node in zip(tracer.nodes, result.nodes, strict=False):
+            fx_node.meta["fxmem"] = node
+        return Traced(result, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
+
     def _count_flops(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
         count = flops.op_flops(func, args, kwargs, result)
         if count is None:
             self.unknown_flops[str(func)] = self.unknown_flops.get(str(func), 0) + 1
         return count
 
-    # --- the record ----------------------------------------------------------------------------------------------------
-
-    def result(self, name: str) -> Traced:
-        recorder, tracer = self.recorder, self.tracer
-        loss_row, optimizer_row = len(tracer.nodes), len(tracer.nodes) + 1
-        rows = {LOSS: loss_row, OPTIMIZER: optimizer_row}
-        storages, renumbered = self._storages(rows)
-        ops = tuple(op.model_copy(update={"node": rows.get(op.node, op.node)}) if op.node < 0 else op for op in recorder.ops)
-        nodes = self._nodes(rows, storages, renumbered)
-        bare = Profile.model_construct(
-            fxmem_version=__version__,
-            torch_version=torch.__version__,
-            model=name,
-            inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in self.inputs),
-            step=describe(self.mode, self.loss, self.optimizer, self.precision),
-            target=self.target,
-            ticks=recorder.tick,
-            phases=tuple(recorder.phases),
-            nodes=nodes,
-            ops=ops,
-            storages=storages,
-            modules={path: type(module).__name__ for path, module in self.model.named_modules()},
-            saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
-            assumptions=tuple(self._assumptions()),
-            unknowns=tuple(self._unknowns()),
-        )
-        if self.collector is not None:
-            bare = with_workspaces(bare, self.collector.settle(), self.collector.held_bytes())
-            bare = bare.model_copy(update={"assumptions": (*bare.assumptions, *self.collector.assumptions()), "unknowns": (*bare.unknowns, *self.collector.unknowns())})
-        live, scratch, counted = liveness.node_live_bytes(bare), liveness.node_scratch_bytes(bare), _node_flops(bare)
-        annotated = tuple(
-            node.model_copy(update={"live_bytes": live[i], "scratch_bytes": scratch[i], "forward_flops": counted[i][0], "backward_flops": counted[i][1]})
-            for i, node in enumerate(nodes)
-        )
-        for fx_node, node in zip(tracer.nodes, annotated, strict=False):
-            fx_node.meta["fxmem"] = node
-        return Traced(bare.model_copy(update={"nodes": annotated}), tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
-
-    def _storages(self, rows: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
-        recorder = self.recorder
-        readers = self._readers()
-        storages: list[Storage] = []
-        renumbered: dict[int, int] = {}
-        for index, nbytes in enumerate(recorder.nbytes):
-            birth, death = recorder.birth[index], recorder.death[index]
-            if death is not None and death <= birth:
-                continue
-            node = recorder.node_of[index] if birth else readers.get(index)
-            renumbered[index] = len(storages)
-            storages.append(
-                Storage.model_construct(
-                    nbytes=nbytes,
-                    kind=recorder.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
-                    birth=birth,
-                    death=recorder.tick if death is None else death,
-                    op=recorder.op_of[index],
-                    node=rows.get(node, node) if node is not None else None,
-                    name=recorder.name[index],
-                    shape=recorder.shape[index],
-                    dtype=recorder.dtype[index],
-                )
-            )
-        return tuple(storages), renumbered
-
-    def _readers(self) -> dict[int, int]:
-        """The first node to read each parameter and buffer."""
-        modules = dict(self.model.named_modules())
-        readers: dict[int, int] = {}
-        for position, node in enumerate(self.tracer.nodes):
-            if node.op == "call_module":
-                tensors: list[torch.Tensor] = [*modules[str(node.target)].parameters(), *modules[str(node.target)].buffers()]
-                read = [self.recorder.index_of(t) for t in tensors]
-            elif node.op in ("get_attr", "placeholder"):
-                read = [storage for _, _, storage in self.recorder.results.get(position, ())]
-            else:
-                continue
-            for storage in read:
-                if storage is not None and self.recorder.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
-                    readers.setdefault(storage, position)
-        return readers
-
-    def _nodes(self, rows: dict[int, int], storages: tuple[Storage, ...], renumbered: dict[int, int]) -> tuple[Node, ...]:
-        recorder, tracer = self.recorder, self.tracer
-        position = {node: i for i, node in enumerate(tracer.nodes)}
-        parameters = [0] * (len(tracer.nodes) + 2)
-        for storage in storages:
-            if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
-                parameters[storage.node] += storage.nbytes
-        saved = [0] * (len(tracer.nodes) + 2)
-        for index, owner in recorder.saved_at_end.items():
-            saved[rows.get(owner, owner)] += recorder.nbytes[index]
-        kept = {rows.get(n, n): tuple(renumbered[i] for i in indices if i in renumbered and i in recorder.saved_at_end) for n, indices in recorder.saved_by_node.items()}
-        brought: dict[int, int] = {}
-        nodes: list[Node] = []
-        for i, node in enumerate(tracer.nodes):
-            outputs = recorder.results.get(i, []) if node.op != "output" else []
-            infos = tuple(TensorInfo.model_construct(shape=shape, dtype=dtype, storage=renumbered.get(s) if s is not None else None) for shape, dtype, s in outputs)
-            fresh = {s for _, _, s in outputs if s is not None and recorder.node_of[s] == i and s not in brought and recorder.birth[s] > 0}
-            owner = next((brought[s] for _, _, s in outputs if s in brought), None) if not fresh else None
-            for _, _, s in outputs:
-                if s is not None:
-                    brought.setdefault(s, i)
-            module, module_type = _module_of(node, self.model)
-            nodes.append(
-                Node.model_construct(
-                    name=node.name,
-                    op=node.op,
-                    target=_target_name(node.target),
-                    module=module,
-                    module_type=module_type,
-                    source=tracer.sources[i],
-                    inputs=tuple(position[n] for n in node.all_input_nodes),
-                    outputs=infos,
-                    view_of=owner if owner != i else None,
-                    params_bytes=parameters[i],
-                    output_bytes=sum(recorder.nbytes[s] for s in fresh),
-                    saved_bytes=saved[i],
-                    saved=kept.get(i, ()),
-                )
-            )
-        output = len(nodes) - 1
-        loss, step = rows[LOSS], rows[OPTIMIZER]
-        nodes.append(Node(name="loss", op="loss", target="loss", inputs=(output,), params_bytes=parameters[loss], saved_bytes=saved[loss], saved=kept.get(loss, ())))
-        nodes.append(Node(name="optimizer", op="optimizer", target=type(self.optimizer).__name__ if self.optimizer is not None else "none", params_bytes=parameters[step]))
-        return tuple(nodes)
-
-    def _assumptions(self) -> Iterator[Assumption]:
-        recorder = self.recorder
-        if self.mode == "train":
-            last = "the optimizer steps and gradients are set to None" if self.optimizer is not None else "no optimizer steps here; gradients are set to None by the caller"
-            yield Assumption(topic="step", text=f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the step's function returns")
-        else:
-            yield Assumption(topic="step", text="one forward under no_grad; the output lives until the step's function returns")
-        yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
-        if self.optimizer is not None:
-            yield Assumption(topic="optimizer", text=_describe_optimizer(self.optimizer))
-        if recorder.made_up_scalars:
-            yield Assumption(topic="optimizer", text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends")
-        if self.cycles > 0:
-            yield Assumption(topic="cycles", text=f"{self.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run")
-        if self.target.device == "cuda":
-            yield Assumption(topic="context", text="the CUDA context and loaded kernels, which the driver keeps outside the allocator, are not included")
-        else:
-            yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
-        unread = sum(recorder.nbytes[i] for i in range(len(recorder.nbytes)) if recorder.kind[i] is Kind.PARAMETER and recorder.birth[i] == 0 and i not in self._readers())
-        if unread:
-            yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
-        if any("scaled_dot_product" in op.name for op in recorder.ops):
-            yield from kernels.assumptions(self.target)
-
-
-    def _unknowns(self) -> Iterator[Unknown]:
-        for op, count in sorted(self.unknown_flops.items()):
-            yield Unknown(topic="flops", what=op, count=count)
-        layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in self.recorder.ops)
-        if layers:
-            yield Unknown(topic="memory", what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows", count=layers)
-
-
-def _node_flops(profile: Profile) -> list[tuple[int | None, int | None]]:
-    """FLOPs of each node's forward and backward; None as soon as one op has no formula, and for what never ran backward."""
-    sums: list[dict[bool, int | None]] = [{} for _ in profile.nodes]
-    for op in profile.ops:
-        backward = op.phase is Phase.BACKWARD
-        counted = sums[op.node].get(backward, 0)
-        sums[op.node][backward] = None if counted is None or op.flops is None else counted + op.flops
-    return [(row.get(False, 0), row.get(True)) for row in sums]
-
-
-def _module_of(node: torch.fx.Node, root: torch.nn.Module) -> tuple[str, str]:
-    if node.op == "call_module":
-        return str(node.target), type(root.get_submodule(str(node.target))).__name__
-    stack: dict[str, tuple[str, type]] = node.meta.get("nn_module_stack") or {}
-    if not stack:
-        return "", type(root).__name__
-    path, cls = next(reversed(stack.values()))
-    return path, cls.__name__
-
-
-def _target_name(target: Any) -> str:
-    if isinstance(target, str):
-        return target
-    if isinstance(target, _torch.OpOverload):
-        return str(target)
-    module = getattr(target, "__module__", None) or "torch"
-    module = {"_operator": "operator", "builtins": "builtins", "torch._C._nn": "torch.nn.functional"}.get(module, module)
-    return f"{module}.{getattr(target, '__qualname__', getattr(target, '__name__', str(target)))}"
-
 
 def _name_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    code = getattr(type(model).forward, "__code__", None)
-    names = [n for n in code.co_varnames[1 : code.co_argcount] if n not in kwargs] if code is not None else []
-    named: list[tuple[str, Any]] = [(names[i] if i < len(names) else f"input_{i}", value) for i, value in enumerate(args)]
     found: list[tuple[str, torch.Tensor]] = []
-    for label, value in [*named, *kwargs.items()]:
+    for label, value in named_arguments(model, args, kwargs):
         tensors = [t for t in _torch.tree_leaves(value) if isinstance(t, torch.Tensor)]
         found += [(label if len(tensors) == 1 else f"{label}.{i}", t) for i, t in enumerate(tensors)]
     return found
 
 
+def _convolution_settings(deterministic: bool) -> ConvSettings:
+    cudnn = torch.backends.cudnn
+    version = cudnn.version()  # type: ignore[no-untyped-call]
+    return ConvSettings(allow_tf32=cudnn.allow_tf32, deterministic=cudnn.deterministic or deterministic, enabled=cudnn.enabled, cudnn_version=version or 0)
+
+
 def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> None:
-    """Settle what torch would settle by looking at the parameters, which it does not do for fake ones (torch/optim/optimizer.py, `_default_to_fused_or_foreach`)."""
+    """Settle what torch settles by looking at the parameters, which it does not do for fake ones.
+
+    `_default_to_fused_or_foreach` in torch/optim/optimizer.py.
+    """
     for group in optimizer.param_groups if optimizer is not None else ():
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = foreach
-
-
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    form = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
-    return f"{type(optimizer).__name__} in its {form} form, its state already there"
-
-
-@contextlib.contextmanager
-def _rng_unchanged() -> Iterator[None]:
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 def _explain(error: Exception, model: torch.nn.Module) -> AnalysisError:
@@ -478,8 +309,10 @@ def _explain(error: Exception, model: torch.nn.Module) -> AnalysisError:
     at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
     if isinstance(error, _torch.DATA_DEPENDENT):
         return AnalysisError(
-            f"expected a model whose control flow and shapes do not depend on the data; {type(model).__name__} asks for a tensor's value ({error}){at}. "
-            "Replace .item(), .tolist(), nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), or analyse the part of the model without it."
+            f"expected a model whose control flow and shapes do not depend on the data; {type(model).__name__} asks for a tensor's value "
+            f"({error}){at}. "
+            "Replace .item(), .tolist(), nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), "
+            "or analyse the part of the model without it."
         )
     if isinstance(error, _torch.UnsupportedOperatorException):
         return AnalysisError(

@@ -46,7 +46,7 @@ class _Watch(weakref.ref[Any]):
     index: int
 
 
-class Recorder(_torch.TorchDispatchMode):
+class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One program's log.
 
     Args:
@@ -63,7 +63,7 @@ class Recorder(_torch.TorchDispatchMode):
         flops: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None],
         inspect: Callable[[int, str, tuple[Any, ...], Any, Phase], None] = lambda *_: None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._device_type = device.type
         self._fakes = fakes

@@ -32,7 +32,19 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
-from fxmem.usercode import chain, closest, construct, construct_with_values, failure, importable, is_reference, load, one_line, process_unchanged, without_network
+from fxmem.usercode import (
+    chain,
+    closest,
+    construct,
+    construct_with_values,
+    failure,
+    importable,
+    is_reference,
+    load,
+    one_line,
+    process_unchanged,
+    without_network,
+)
 
 __all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
 
@@ -163,6 +175,8 @@ def _build(
     recipe: _Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
 ) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
     module: object
+    built_on: Literal["meta", "cpu"]
+    notes: tuple[str, ...]
     try:
         if device == "cpu":
             module, built_on, notes = construct_with_values(recipe.make), device, ()

@@ -36,10 +36,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fxmem import _torch
 from fxmem.records import SourceLine
 
-__all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "user_line"]
+__all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "named_arguments", "user_line"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
+_STEP = _HERE + "step.py"
 _NOT_THE_USERS = (_TORCH, _HERE, os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py", os.path.dirname(os.__file__) + os.sep + "functools.py")
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -51,7 +52,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     )
 }
 _REFLECTED = {f"__r{name[2:]}": function for name, function in _OPERATORS.items()}
-_METADATA_METHODS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"})
+_METADATA_METHODS = frozenset(
+    {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
+)
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), enum.Enum)
 
 
@@ -129,7 +132,11 @@ class ProgramTracer(torch.fx.Tracer):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
-        with _torch.patched(torch.nn.Module, "__call__", self._make_module_call), _Listener(self), _torch.checkpoint_regions(self._checkpoint_region, self._own_work):
+        with (
+            _torch.patched(torch.nn.Module, "__call__", self._make_module_call),
+            _Listener(self),
+            _torch.checkpoint_regions(self._checkpoint_region, self._own_work),
+        ):
             yield
 
     @contextlib.contextmanager
@@ -281,10 +288,7 @@ class ProgramTracer(torch.fx.Tracer):
         return len(self.nodes) - 1
 
     def _placeholders(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = [p for p in _parameter_names(self.root) if p not in kwargs]
-        for position, value in enumerate(args):
-            self._placeholder(names[position] if position < len(names) else f"input_{position}", value)
-        for name, value in kwargs.items():
+        for name, value in named_arguments(self.root, args, kwargs):
             self._placeholder(name, value)
 
     def _placeholder(self, name: str, value: Any) -> None:
@@ -338,7 +342,7 @@ class ProgramTracer(torch.fx.Tracer):
         return node
 
     def _lift_tensor(self, tensor: torch.Tensor) -> torch.fx.Node:
-        known = self._node_of.get(tensor)
+        known = self._node_of.get(tensor)  # type: ignore[no-untyped-call]
         if isinstance(known, torch.fx.Node):
             return known
         if isinstance(known, _Element):
@@ -413,9 +417,11 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or any(True for _ in _torch.tensors_in(value))
 
 
-def _parameter_names(root: torch.nn.Module) -> list[str]:
+def named_arguments(root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments of `root(*args, **kwargs)` with the names its forward gives them."""
     code = getattr(type(root).forward, "__code__", None)
-    return list(code.co_varnames[1 : code.co_argcount]) if code is not None else []
+    names = [n for n in code.co_varnames[1 : code.co_argcount] if n not in kwargs] if code is not None else []
+    return [*((names[i] if i < len(names) else f"input_{i}", value) for i, value in enumerate(args)), *kwargs.items()]
 
 
 def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
@@ -436,6 +442,8 @@ def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
 def _source_line() -> SourceLine | None:
     frame = sys._getframe(2)
     while frame is not None:
+        if frame.f_code.co_filename == _STEP:
+            return None  # beyond it is whoever asked for the analysis
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             return user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:

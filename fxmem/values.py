@@ -25,14 +25,30 @@ LIMIT = 1 << 20
 """Elements."""
 
 _ATTRIBUTE = "_fxmem_value"
-_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "eye", "tril_indices", "triu_indices", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+_FACTORIES = (
+    "arange",
+    "full",
+    "zeros",
+    "ones",
+    "scalar_tensor",
+    "eye",
+    "tril_indices",
+    "triu_indices",
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+)
 _factory_calls: dict[Any, bool] = {}
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
     if _is_trackable(value) and value.device.type == "cpu" and not isinstance(value, _torch.FakeTensor):
-        setattr(fake, _ATTRIBUTE, value.detach().clone())
+        with _torch.no_modes():
+            setattr(fake, _ATTRIBUTE, value.detach().clone())
 
 
 def is_known(tensor: Any) -> bool:
@@ -93,7 +109,8 @@ def _is_trackable(tensor: torch.Tensor) -> bool:
 
 def _value(tensor: Any) -> torch.Tensor | None:
     if not isinstance(tensor, _torch.FakeTensor):
-        return None
+        # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
+        return tensor if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and _is_trackable(tensor) else None
     value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
     return value if value is not None else tensor.constant
 
@@ -126,10 +143,9 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = _value(tensor)
             if value is None or (value.numel() and not value.untyped_storage().nbytes()):
                 return None
+    if func._schema.is_mutable and not all(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
+        return None  # the program's own real tensor must not be written to
     real: dict[int, torch.Tensor] = {}
-    for tensor in tensors:
-        value = _value(tensor)
-        real[id(tensor)] = value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     def swap(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -137,6 +153,9 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
     with _torch.no_modes():
+        for tensor in tensors:
+            value = _value(tensor)
+            real[id(tensor)] = value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         arguments, options = _torch.tree_map(swap, (args, kwargs))
         if factory and tensors:
             options = {**options, "device": torch.device("cpu")}

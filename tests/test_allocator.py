@@ -743,7 +743,9 @@ def test_requested_bytes_are_the_live_bytes(profile: Profile, text: str) -> None
     result = replay(profile, settings=Settings.from_string(text), capacity_bytes=1 << 40)
     live = timeline(profile).live_bytes
     assert result.requested_bytes == max(live)
-    assert result.allocated_bytes is not None and result.reserved_bytes is not None and result.at_peak is not None
+    assert result.allocated_bytes is not None
+    assert result.reserved_bytes is not None
+    assert result.at_peak is not None
     assert result.requested_bytes <= result.allocated_bytes <= result.reserved_bytes
     assert result.at_peak.allocated_bytes == result.allocated_bytes
     for span, peak in zip(profile.phases, result.phases, strict=True):
@@ -756,7 +758,8 @@ def test_any_profile_fits_or_says_why_not(profile: Profile, capacity: int) -> No
     profile = profile.model_copy(update={"target": TINY_CARD})
     result = replay(profile, capacity_bytes=capacity)
     if result.shortage is None:
-        assert result.reserved_bytes is not None and result.reserved_bytes <= capacity
+        assert result.reserved_bytes is not None
+        assert result.reserved_bytes <= capacity
     else:
         assert profile.storages[result.shortage.storage].nbytes == result.shortage.asked_bytes > 0
         assert result.shortage.segment_bytes > result.shortage.free_bytes

@@ -25,8 +25,16 @@ WITHOUT_CONVOLUTION = [
     ("hf:LlamaForCausalLM", _KV, _TEXT),
     ("hf:Qwen3ForCausalLM", {**_KV, "head_dim": 32}, _TEXT),
     ("hf:Gemma2ForCausalLM", {**_KV, "head_dim": 32}, _TEXT),
-    ("hf:T5ForConditionalGeneration", {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 1000}, ("input_ids:2x64", "decoder_input_ids:2x32", "labels:2x32")),
-    ("hf:OPTForCausalLM", {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256, "vocab_size": 1000, "word_embed_proj_dim": 128}, _TEXT),
+    (
+        "hf:T5ForConditionalGeneration",
+        {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 1000},
+        ("input_ids:2x64", "decoder_input_ids:2x32", "labels:2x32"),
+    ),
+    (
+        "hf:OPTForCausalLM",
+        {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256, "vocab_size": 1000, "word_embed_proj_dim": 128},
+        _TEXT,
+    ),
     ("hf:GPTNeoXForCausalLM", _SMALL, _TEXT),
 ]
 WITH_CONVOLUTION = [
@@ -47,7 +55,9 @@ def _verdict(spec, settings, inputs, mode, **step):
     built = build_model(spec, settings, mode=mode)
     inputs = inputs if mode == "train" else tuple(text for text in inputs if "labels" not in text)
     args, kwargs = make_inputs([parse_input(text) for text in inputs], weights_dtype=built.weights_dtype)
-    return validate_call(lambda: build_model(spec, settings, mode=mode, device="cpu").module, built.module, args, kwargs, name=spec, mode=mode, tolerance=1e-4, **step)
+    return validate_call(
+        lambda: build_model(spec, settings, mode=mode, device="cpu").module, built.module, args, kwargs, name=spec, mode=mode, tolerance=1e-4, **step
+    )
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -87,7 +97,9 @@ def test_half_precision_weights():
     spec, settings, inputs = WITHOUT_CONVOLUTION[5]
     built = build_model(spec, settings, weights_dtype="bf16")
     args, kwargs = make_inputs([parse_input(text) for text in inputs])
-    verdict = validate_call(lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module, built.module, args, kwargs, name=spec, tolerance=1e-4)
+    verdict = validate_call(
+        lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module, built.module, args, kwargs, name=spec, tolerance=1e-4
+    )
     assert verdict.within_tolerance
 
 

@@ -67,9 +67,10 @@ class _Producing(torch.fx.Interpreter):
 
     def run_node(self, n):
         result = super().run_node(n)
-        if n.op in ("call_function", "call_method") and _name(n) != "getitem" and _name(n) not in self.wrapped:
-            if any(isinstance(t, torch.Tensor) for t in tree_leaves(result)):
-                self.calls.append(_name(n))
+        if n.op not in ("call_function", "call_method") or _name(n) == "getitem" or _name(n) in self.wrapped:
+            return result
+        if any(isinstance(t, torch.Tensor) for t in tree_leaves(result)):
+            self.calls.append(_name(n))
         return result
 
 

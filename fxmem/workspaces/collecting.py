@@ -124,13 +124,18 @@ class Collector:
         """Where the numbers came from."""
         estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
         if self._notes["cudnn"]:
-            yield Assumption(topic="workspace", text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, of the plan torch {self._torch_version} takes without benchmarking")
+            plan = f"of the plan torch {self._torch_version} takes without benchmarking"
+            yield Assumption(topic="workspace", text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}")
         for note, count in estimates.items():
-            yield Assumption(topic="workspace", text=f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could not be asked ({note.removeprefix('estimate').lstrip(': ') or 'no reason given'})")
+            why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
+            text = f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could not be asked ({why})"
+            yield Assumption(topic="workspace", text=text)
         if self._multiplying:
             held = cublas_workspaces(self._target, self._torch_version, self._environ)
             other = "" if self._torch_version.startswith(held.torch_version) else f", whose sizes stand in for those of {self._torch_version}"
-            yield Assumption(topic="workspace", text=f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it{other}")
+            yield Assumption(
+                topic="workspace", text=f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it{other}"
+            )
             yield from (Assumption(topic="workspace", text=note) for note in held.notes)
 
     def unknowns(self) -> Iterator[Unknown]:

@@ -6,10 +6,10 @@ allocates and frees; later ticks move up. What is held for good is there before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from fxmem.records import Kind, Profile, Storage
-from fxmem.workspaces.hidden import HiddenMemory
+from fxmem.records import Kind, Op, Profile, Storage
+from fxmem.workspaces.hidden import Event, HiddenMemory
 
 __all__ = ["with_workspaces"]
 
@@ -22,44 +22,60 @@ def with_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: 
         memory: by index of the op, what it hides. Buffers of unknown size are left out.
         held: name and bytes of what is there all the time.
     """
-    moved = list(range(profile.ticks + 1))
-    shift = tick = 0
-    ops, added, shift_after = [], [], [0]
+    log = _Log(profile.ticks)
+    ops, shift_before = [], [0]
     for index, op in enumerate(profile.ops):
-        for old in range(tick, op.begin):
-            moved[old] = old + shift
-        tick = op.begin
-        begin = op.begin + shift
-        open_buffers: dict[str, tuple[int, int]] = {}
-
-        def close(name: str, index: int = index, node: int = op.node, open_buffers: dict[str, tuple[int, int]] = open_buffers) -> None:
-            nonlocal shift
-            nbytes, birth = open_buffers.pop(name)
-            added.append(Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=birth, death=tick + shift, op=index, node=node, name=name))
-            shift += 1
-
-        for event in memory[index].events if index in memory else ():
-            if event.action == "output" and tick < op.end:
-                moved[tick] = tick + shift
-                tick += 1
-            elif event.action == "alloc" and event.nbytes:
-                open_buffers[event.name] = event.nbytes, tick + shift
-                shift += 1
-            elif event.action == "free" and event.name in open_buffers:
-                close(event.name)
-        for old in range(tick, op.end):
-            moved[old] = old + shift
-        tick = op.end
-        # The op's range ends before its buffers go: they are alive while it runs.
-        end = op.end + shift
-        for name in list(open_buffers):
-            close(name)
-        ops.append(op.model_copy(update={"begin": begin, "end": end}))
-        shift_after.append(shift)
-    for old in range(tick, profile.ticks + 1):
-        moved[old] = old + shift
-    ticks = profile.ticks + shift
-    storages = [s.model_copy(update={"birth": moved[s.birth] if s.birth else 0, "death": moved[s.death]}) for s in profile.storages]
+        ops.append(log.run(index, op, memory[index].events if index in memory else ()))
+        shift_before.append(log.shift)
+    log.keep(profile.ticks + 1)
+    ticks = profile.ticks + log.shift
+    storages = [s.model_copy(update={"birth": log.moved[s.birth] if s.birth else 0, "death": log.moved[s.death]}) for s in profile.storages]
     residents = [Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, name=name) for name, nbytes in held.items()]
-    spans = tuple(span.model_copy(update={"begin": span.begin + shift_after[span.first_op], "end": span.end + shift_after[span.last_op]}) for span in profile.phases)
-    return profile.model_copy(update={"ticks": ticks, "ops": tuple(ops), "storages": (*storages, *added, *residents), "phases": spans})
+    spans = tuple(
+        span.model_copy(update={"begin": span.begin + shift_before[span.first_op], "end": span.end + shift_before[span.last_op]}) for span in profile.phases
+    )
+    return profile.model_copy(update={"ticks": ticks, "ops": tuple(ops), "storages": (*storages, *log.added, *residents), "phases": spans})
+
+
+class _Log:
+    """Copies a log tick by tick, making room as it goes."""
+
+    def __init__(self, ticks: int) -> None:
+        self.moved = list(range(ticks + 1))
+        """Where each old tick is now."""
+        self.shift = 0
+        """How many ticks were put in so far."""
+        self.added: list[Storage] = []
+        self._tick = 0
+
+    def keep(self, until: int) -> None:
+        """The old ticks before `until` follow."""
+        for tick in range(self._tick, until):
+            self.moved[tick] = tick + self.shift
+        self._tick = max(self._tick, until)
+
+    def run(self, index: int, op: Op, events: Sequence[Event]) -> Op:
+        """One op with its hidden events; its range ends before the buffers it leaves to go at its return."""
+        self.keep(op.begin)
+        begin = op.begin + self.shift
+        buffers: dict[str, Storage] = {}
+        for event in events:
+            if event.action == "output" and self._tick < op.end:
+                self.keep(self._tick + 1)
+            elif event.action == "alloc" and event.nbytes:
+                birth = self._put_in()
+                buffers[event.name] = Storage(nbytes=event.nbytes, kind=Kind.WORKSPACE, birth=birth, death=birth, op=index, node=op.node, name=event.name)
+            elif event.action == "free" and event.name in buffers:
+                self._end(buffers.pop(event.name))
+        self.keep(op.end)
+        end = op.end + self.shift
+        for buffer in buffers.values():
+            self._end(buffer)
+        return op.model_copy(update={"begin": begin, "end": end})
+
+    def _put_in(self) -> int:
+        self.shift += 1
+        return self._tick + self.shift - 1
+
+    def _end(self, buffer: Storage) -> None:
+        self.added.append(buffer.model_copy(update={"death": self._put_in()}))

@@ -1,0 +1,261 @@
+"""The log of a finished run becomes a `Profile`: what each node brought, kept and cost, each storage with its owner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from fxmem import __version__, _torch, kernels, liveness
+from fxmem.recording import LOSS, OPTIMIZER, Recorder
+from fxmem.records import Assumption, InputTensor, Kind, Node, Op, Phase, Profile, SourceLine, Step, Storage, Target, TensorInfo, Unknown
+from fxmem.workspaces import Collector, with_workspaces
+
+__all__ = ["Run", "account"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A step that has been run on FakeTensors, and everything that watched it."""
+
+    name: str
+    model: torch.nn.Module
+    """The fake one."""
+    inputs: tuple[tuple[str, torch.Tensor], ...]
+    step: Step
+    target: Target
+    optimizer: torch.optim.Optimizer | None
+    recorder: Recorder
+    nodes: tuple[torch.fx.Node, ...]
+    sources: tuple[SourceLine | None, ...]
+    collector: Collector | None
+    """Of the target's hidden memory; None for the CPU."""
+    unknown_flops: dict[str, int]
+    """How often each op without a formula ran."""
+    cycles: int
+    """Storages that only Python's garbage collector freed."""
+
+    def row(self, node: int) -> int:
+        """Index in `Profile.nodes` of what the recorder calls a node: two rows follow the graph's, loss and optimizer."""
+        return {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}.get(node, node)
+
+
+def account(run: Run) -> Profile:
+    """The profile of a run."""
+    recorder = run.recorder
+    readers = _first_readers(run)
+    storages, renumbered = _storages(run, readers)
+    profile = Profile.model_construct(
+        fxmem_version=__version__,
+        torch_version=torch.__version__,
+        model=run.name,
+        inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in run.inputs),
+        step=run.step,
+        target=run.target,
+        ticks=recorder.tick,
+        phases=tuple(recorder.phases),
+        nodes=_nodes(run, storages, renumbered),
+        ops=tuple(op if op.node >= 0 else op.model_copy(update={"node": run.row(op.node)}) for op in recorder.ops),
+        storages=storages,
+        modules={path: type(module).__name__ for path, module in run.model.named_modules()},
+        saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
+        assumptions=tuple(_assumptions(run, readers)),
+        unknowns=tuple(_unknowns(run)),
+    )
+    if run.collector is not None:
+        profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
+        assumed, unknown = (*profile.assumptions, *run.collector.assumptions()), (*profile.unknowns, *run.collector.unknowns())
+        profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
+    return _annotated(profile)
+
+
+def _annotated(profile: Profile) -> Profile:
+    """What only the finished log tells of each node."""
+    live, scratch, counted = liveness.node_live_bytes(profile), liveness.node_scratch_bytes(profile), _node_flops(profile.ops, len(profile.nodes))
+    nodes = (
+        node.model_copy(update={"live_bytes": live[i], "scratch_bytes": scratch[i], "forward_flops": counted[i][0], "backward_flops": counted[i][1]})
+        for i, node in enumerate(profile.nodes)
+    )
+    return profile.model_copy(update={"nodes": tuple(nodes)})
+
+
+def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
+    """FLOPs of each node's forward and backward; None as soon as one op has no formula, and for what never ran backward."""
+    sums: list[dict[bool, int | None]] = [{} for _ in range(nodes)]
+    for op in ops:
+        backward = op.phase is Phase.BACKWARD
+        counted = sums[op.node].get(backward, 0)
+        sums[op.node][backward] = None if counted is None or op.flops is None else counted + op.flops
+    return [(row.get(False, 0), row.get(True)) for row in sums]
+
+
+# --- storages ---------------------------------------------------------------------------------------------------------------
+
+
+def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
+    """The storages that were alive at some moment of the step, and the index each has now."""
+    recorder = run.recorder
+    storages: list[Storage] = []
+    renumbered: dict[int, int] = {}
+    for index, nbytes in enumerate(recorder.nbytes):
+        birth, death = recorder.birth[index], recorder.death[index]
+        if death is not None and death <= birth:
+            continue
+        node = recorder.node_of[index] if birth else readers.get(index)
+        renumbered[index] = len(storages)
+        storages.append(
+            Storage.model_construct(
+                nbytes=nbytes,
+                kind=recorder.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
+                birth=birth,
+                death=recorder.tick if death is None else death,
+                op=recorder.op_of[index],
+                node=None if node is None else run.row(node),
+                name=recorder.name[index],
+                shape=recorder.shape[index],
+                dtype=recorder.dtype[index],
+            )
+        )
+    return tuple(storages), renumbered
+
+
+def _first_readers(run: Run) -> dict[int, int]:
+    """The first node to read each parameter, buffer and input."""
+    recorder, readers = run.recorder, dict[int, int]()
+    modules = dict(run.model.named_modules())
+    for position, node in enumerate(run.nodes):
+        if node.op == "call_module":
+            module = modules[str(node.target)]
+            read = [recorder.index_of(t) for tensors in (module.parameters(), module.buffers()) for t in tensors]
+        elif node.op in ("get_attr", "placeholder"):
+            read = [storage for _, _, storage in recorder.results.get(position, ())]
+        else:
+            continue
+        for storage in read:
+            if storage is not None and recorder.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
+                readers.setdefault(storage, position)
+    return readers
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------------
+
+
+def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
+    recorder, rows = run.recorder, len(run.nodes) + 2
+    position = {node: i for i, node in enumerate(run.nodes)}
+    parameters, saved = [0] * rows, [0] * rows
+    for storage in storages:
+        if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
+            parameters[storage.node] += storage.nbytes
+    for index, owner in recorder.saved_at_end.items():
+        saved[run.row(owner)] += recorder.nbytes[index]
+    kept = {
+        run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in recorder.saved_at_end)
+        for node, indices in recorder.saved_by_node.items()
+    }
+    first: dict[int, int] = {}
+    nodes: list[Node] = []
+    for i, node in enumerate(run.nodes):
+        outputs = recorder.results.get(i, []) if node.op != "output" else []
+        held = [storage for _, _, storage in outputs if storage is not None]
+        fresh = {s for s in held if recorder.node_of[s] == i and recorder.birth[s] > 0 and s not in first}
+        view_of = None if fresh else next((first[s] for s in held if s in first), None)
+        for index in held:
+            first.setdefault(index, i)
+        module, module_type = _module_of(node, run.model)
+        nodes.append(
+            Node.model_construct(
+                name=node.name,
+                op=node.op,
+                target=_target_name(node.target),
+                module=module,
+                module_type=module_type,
+                source=run.sources[i],
+                inputs=tuple(position[n] for n in node.all_input_nodes),
+                outputs=tuple(
+                    TensorInfo.model_construct(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s)) for shape, dtype, s in outputs
+                ),
+                view_of=view_of,
+                params_bytes=parameters[i],
+                output_bytes=sum(recorder.nbytes[s] for s in fresh),
+                saved_bytes=saved[i],
+                saved=kept.get(i, ()),
+            )
+        )
+    loss, step = run.row(LOSS), run.row(OPTIMIZER)
+    optimizer = "none" if run.optimizer is None else type(run.optimizer).__name__
+    nodes.append(
+        Node(name="loss", op="loss", target="loss", inputs=(loss - 1,), params_bytes=parameters[loss], saved_bytes=saved[loss], saved=kept.get(loss, ()))
+    )
+    nodes.append(Node(name="optimizer", op="optimizer", target=optimizer, params_bytes=parameters[step]))
+    return tuple(nodes)
+
+
+def _module_of(node: torch.fx.Node, root: torch.nn.Module) -> tuple[str, str]:
+    if node.op == "call_module":
+        return str(node.target), type(root.get_submodule(str(node.target))).__name__
+    stack: dict[str, tuple[str, type]] = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return "", type(root).__name__
+    path, cls = next(reversed(stack.values()))
+    return path, cls.__name__
+
+
+def _target_name(target: Any) -> str:
+    """As a user would write it."""
+    if isinstance(target, (str, _torch.OpOverload)):
+        return str(target)
+    name = getattr(target, "__name__", str(target))
+    for public, holder in (("torch", torch), ("torch.nn.functional", torch.nn.functional)):
+        if getattr(holder, name, None) is target:
+            return f"{public}.{name}"
+    module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(target.__module__ or "", target.__module__ or "torch")
+    return f"{module}.{getattr(target, '__qualname__', name)}".removeprefix("builtins.")
+
+
+# --- what was taken for granted, what is not known ----------------------------------------------------------------------------
+
+
+def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
+    recorder = run.recorder
+    if run.step.mode == "train":
+        stepped, left = "the optimizer steps and gradients are set to None", "the step ends there; whoever runs it again clears the gradients"
+        last = left if run.optimizer is None else stepped
+        text = f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the step's function returns"
+        yield Assumption(topic="step", text=text)
+    else:
+        yield Assumption(topic="step", text="one forward under no_grad; the output lives until the step's function returns")
+    yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
+    if run.optimizer is not None:
+        yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
+    if recorder.made_up_scalars:
+        yield Assumption(topic="optimizer", text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends")
+    if run.cycles > 0:
+        text = f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run"
+        yield Assumption(topic="cycles", text=text)
+    if run.target.device == "cuda":
+        yield Assumption(topic="context", text="the CUDA context and loaded kernels, which the driver keeps outside the allocator, are not included")
+    else:
+        yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
+    unread = sum(recorder.nbytes[i] for i, kind in enumerate(recorder.kind) if kind is Kind.PARAMETER and recorder.birth[i] == 0 and i not in readers)
+    if unread:
+        yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
+    if any("scaled_dot_product" in op.name for op in recorder.ops):
+        yield from kernels.assumptions(run.target)
+
+
+def _unknowns(run: Run) -> Iterator[Unknown]:
+    for op, count in sorted(run.unknown_flops.items()):
+        yield Unknown(topic="flops", what=op, count=count)
+    layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.recorder.ops)
+    if layers:
+        yield Unknown(topic="memory", what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows", count=layers)
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    form = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
+    return f"{type(optimizer).__name__} in its {form} form, its state already there"

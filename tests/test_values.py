@@ -1,0 +1,98 @@
+"""Values that do not depend on data are computed, and nothing else is believed."""
+
+import pytest
+import torch
+from torch import nn
+
+from fxmem import analyze
+from fxmem.errors import AnalysisError
+
+
+class Asks(nn.Module):
+    """Runs `question` on what it makes itself; the answer decides how large its output is."""
+
+    def __init__(self, question):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.question = question
+
+    def forward(self, x):
+        return self.weight * torch.ones(1 + int(self.question(x)), 4, device=x.device)
+
+
+def _rows(question, x=None):
+    analysis = analyze(Asks(question), torch.randn(3, 4) if x is None else x, mode="infer", target="cpu")
+    return analysis.profile.nodes[-4].outputs[0].shape[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (lambda x: torch.arange(5, device=x.device).sum().item(), 10),
+        (lambda x: (torch.arange(5, device=x.device).diff() != 1).any(), 0),
+        (lambda x: torch.zeros(3, dtype=torch.long, device=x.device).add_(2)[1], 2),
+        (lambda x: torch.ones_like(x, dtype=torch.bool).all(), 1),
+        (lambda x: len(torch.nonzero(torch.arange(6, device=x.device) % 2)), 3),
+        (lambda x: torch.full((2, 2), 3, device=x.device).view(-1).max(), 3),
+        (lambda x: torch.tensor([1, 2, 3], device=x.device).sum(), 6),
+    ],
+)
+def test_what_comes_from_constants_is_known(question, answer):
+    assert _rows(question) == answer
+
+
+def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
+    assert _rows(lambda x: x.sum(), torch.tensor([[1, 2, 3, 4]])) == 10
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: x.sum().long(),
+        lambda x: torch.randint(0, 3, (2,), device=x.device).sum(),
+        lambda x: torch.zeros(3, dtype=torch.long, device=x.device).index_add_(0, torch.arange(3, device=x.device), x[:, 0].long()).sum(),
+        lambda x: torch.zeros(3, dtype=torch.long, device=x.device)[:2].copy_(x[:2, 0].long()).sum(),
+    ],
+)
+def test_what_data_or_chance_went_into_is_not(question):
+    with pytest.raises(AnalysisError, match="do not depend on the data"):
+        _rows(question)
+
+
+def test_a_view_of_what_data_was_written_into_is_not_believed():
+    def question(x):
+        base = torch.zeros(4, dtype=torch.long, device=x.device)
+        view = base[:2]
+        base.copy_(x[0].long())
+        return view.sum()
+
+    with pytest.raises(AnalysisError, match="do not depend on the data"):
+        _rows(question)
+
+
+def test_the_users_own_buffer_keeps_its_values():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(1, dtype=torch.long))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.linear(x)
+
+    model = Counting()
+    analyze(model, torch.randn(2, 4), target="cpu")
+    assert model.calls.item() == 0
+
+
+def test_transformers_skips_the_mask_it_would_skip_on_a_card():
+    """Positions made by arange hold no packed sequences; with a mask, attention could not take the flash or cuDNN kernels."""
+    import transformers
+
+    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_hidden_layers=1, vocab_size=64, dtype=torch.bfloat16)
+    ids = torch.empty(2, 96, dtype=torch.long, device="meta")
+    analysis = analyze(lambda: transformers.LlamaForCausalLM(config).bfloat16(), {"input_ids": ids, "use_cache": False}, mode="infer", target="a100")
+    names = {op.name for op in analysis.profile.ops}
+    assert "aten._scaled_dot_product_flash_attention.default" in names
+    assert not [s for s in analysis.profile.storages if s.shape[-2:] == (96, 96)]
