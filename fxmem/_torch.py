@@ -282,20 +282,22 @@ def function_calls_seen_by(
 ) -> Iterator[None]:
     """Show every `autograd.Function.apply` on this thread to `call(cls, args, original)`.
 
-    `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so functions that were
-    bound as `f = F.apply` at import time are seen too (since 2.0). Hooks put on a Function's node are told to
-    `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs
-    them; `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
+    Up to torch 2.14 `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so that functions
+    bound as `f = F.apply` at import time are seen too (since 2.0). From 2.15 it is the C method itself: what was bound
+    before goes past us, and is seen as the torch calls its forward makes. Hooks put on a Function's node are told to
+    `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs them;
+    `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
     """
     me = threading.get_ident()
-    single = torch.autograd.function._SingleLevelFunction
+    function = torch.autograd.Function
+    applied: Any = torch.autograd.function._SingleLevelFunction if isinstance(vars(function).get("apply"), classmethod) else function
     nodes = torch.autograd.function.BackwardCFunction
 
     def apply(original: Any) -> Any:
         del original  # bound to this class, but each call needs its own
 
         def applying(cls: Any, *args: Any) -> Any:
-            c_apply = super(single, cls).apply
+            c_apply = super(applied, cls).apply
             return call(cls, args, c_apply) if threading.get_ident() == me else c_apply(*args)
 
         return classmethod(applying)
@@ -320,7 +322,7 @@ def function_calls_seen_by(
         return setting
 
     with (
-        patched(single, "apply", apply),
+        patched(applied, "apply", apply),
         patched(nodes, "register_hook", hook("register_hook")),
         patched(nodes, "register_prehook", hook("register_prehook")),
         patched(torch.autograd.function.FunctionCtx, "set_materialize_grads", materialize),

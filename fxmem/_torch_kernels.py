@@ -1,6 +1,6 @@
 """The private torch names that choosing the target's kernels needs, each with why and since when.
 
-Checked on torch 2.11; the names are the same in 2.12 to 2.15.
+Checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ class Engine:
         self._tensor_hooks: dict[tuple[int, int], Any] = {}
         self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
         self._node_hooks: dict[int, dict[str, list[Callable[..., Any]]]] = {}
-        self._is_tensor_argument: dict[int, list[bool]] = {}
         self._raw_none: set[int] = set()
 
     # --- what autograd records -----------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ class Engine:
         with (
             _torch.saved_tensors_seen_by(self._pack, self._unpack),
             _torch.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
-            _torch.function_calls_seen_by(self._noting_arguments(call), self._note_node_hook, self._note_raw_none),
+            _torch.function_calls_seen_by(call, self._note_node_hook, self._note_raw_none),
         ):
             yield
 
@@ -120,13 +119,6 @@ class Engine:
         if handle.hooks is None:
             raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
         return handle.hooks.unpack(handle.value)
-
-    def _noting_arguments(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
-            self._is_tensor_argument[_torch.next_sequence_number()] = [isinstance(a, torch.Tensor) for a in args]
-            return call(cls, args, apply)
-
-        return noting
 
     def _note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         self._node_hooks.setdefault(_torch.sequence_number(node), {}).setdefault(kind, []).append(hook)
@@ -249,10 +241,9 @@ class Engine:
                     received[index] = torch.zeros(tuple(wants.shape), dtype=wants.dtype, device=wants.device)
         outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        if len(results) != len(node.next_functions):
-            # The graph has an edge per tensor argument only; backward returns one gradient per argument of forward.
-            results = [g for g, is_tensor in zip(results, self._is_tensor_argument.get(number, ()), strict=False) if is_tensor]
-        return results
+        # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where none is wanted.
+        wanted = iter([gradient for gradient, needed in zip(results, node.needs_input_grad, strict=False) if needed])
+        return [None if consumer is None else next(wanted) for consumer, _ in node.next_functions]
 
     def _tensor_pre_hooks(self, node: Any, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:

@@ -120,7 +120,7 @@ def flatten_rnn_weights(model: torch.nn.Module) -> None:
 
 
 def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Where the weights lie in a flat buffer. cuDNN puts all matrices before all biases; for memory any order will do."""
+    """Where the weights lie in a flat buffer. cuDNN has an order of its own; for memory any will do."""
     views, offset = [], 0
     for weight in weights:
         views.append(flat.as_strided(weight.shape, _contiguous_strides(weight.shape), offset))

@@ -210,12 +210,12 @@ def test_second_gradient_is_added_in_place():
 
 def test_everything_is_put_back_after_an_error():
     before = torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine
-    single = torch.autograd.function._SingleLevelFunction.__dict__.get("apply")
+    applied = vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")
     engine = Engine(Watching())
     with pytest.raises(ZeroDivisionError), engine.routed(lambda cls, args, apply: apply(*args)):
         raise ZeroDivisionError
     assert (torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine) == before
-    assert torch.autograd.function._SingleLevelFunction.__dict__.get("apply") is single
+    assert (vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")) == applied
     x = torch.randn(3, requires_grad=True)
     (x * x).sum().backward()
     assert torch.equal(x.grad, 2 * x)

@@ -44,7 +44,7 @@ def test_one_plain_line_of_at_most_80_columns_for_each_thing() -> None:
     text = doctor.report()
     assert list(lines()) == ["fxmem", "Python", "torch", "GPU", "cuDNN", "torchvision", "timm", "transformers", "Cache", "Terminal"]
     assert max(map(len, text.splitlines())) <= 80
-    assert text.isprintable() or set(text) - {"\n"} == {char for char in text if char.isprintable()}
+    assert text.replace("\n", "").isprintable()
 
 
 def test_long_news_are_cut_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,9 +119,6 @@ class Triple(torch.autograd.Function):
         return grad * 3, None
 
 
-triple = Triple.apply  # bound before any tracer exists
-
-
 @torch.library.custom_op("fxmem_tests::shifted", mutates_args=())
 def shifted(x: torch.Tensor, by: float) -> torch.Tensor:
     return x + by
@@ -150,7 +147,7 @@ class Odd(nn.Module):
         y += 1
         y.relu_()
         zeros = torch.zeros(4, device=x.device)
-        y = 2 - triple(y, 3)
+        y = 2 - Triple.apply(y, 3)
         y = shifted(y, 0.5)
         left, _ = y.chunk(2, 1)
         largest = y.max(1)
