@@ -1,8 +1,8 @@
 """FLOPs of each layer of a small CIFAR CNN, forward and backward. One multiply-add counts as 2.
 
-The first convolution's backward costs as much as its forward, every other layer's twice as much: the gradient of the
-weight and the gradient of the input, which for the first layer nobody asks for. What has no formula is not counted as
-zero: it is `None` here, and listed under `unknowns`.
+A layer's backward costs twice its forward: the gradient of its weight and the gradient of its input. The first
+convolution's costs only as much as its forward, because nobody asks for the gradient of the image. `None` stands for
+what did not run or has no formula; it is never written as 0, and what has no formula is listed under `unknowns`.
 """
 
 import torch
@@ -33,11 +33,11 @@ def build():
 
 
 def written(count):
-    """A count with separators, or what `None` means."""
-    return "unknown" if count is None else f"{count:,}"
+    """A count with separators."""
+    return "-" if count is None else f"{count:,}"
 
 
-analysis = fxmem.analyze(build, torch.empty(1, 3, 32, 32, device="meta"))
+analysis = fxmem.analyze(build, torch.empty(4, 3, 32, 32, device="meta"), target="rtx4090")
 
 print(f"{'layer':<6}{'type':<12}{'shape':<14}{'forward':>14}{'backward':>14}   FLOPs")
 for node in analysis.profile.nodes:
@@ -46,6 +46,7 @@ for node in analysis.profile.nodes:
         print(f"{node.module:<6}{node.module_type:<12}{shape:<14}{written(node.forward_flops):>14}{written(node.backward_flops):>14}")
 
 layers = [node for node in analysis.profile.nodes if node.module_type in ("Conv2d", "Linear")]
-print(f"\nconvolutions and linear layers: {sum(node.forward_flops for node in layers):,} forward, {sum(node.backward_flops for node in layers):,} backward")
+forward, backward = sum(node.forward_flops for node in layers), sum(node.backward_flops for node in layers)
+print(f"\nconvolutions and linear layers: {forward:,} forward, {backward:,} backward")
 for unknown in analysis.profile.unknowns:
     print(f"not counted: {unknown.what}, {unknown.count} times")

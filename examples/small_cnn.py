@@ -1,38 +1,44 @@
-"""A small CNN for 28x28 digits: what the parameters and the activations of each layer take, and where the step peaks.
+"""A small CNN for 28x28 digits: what the parameters and the activations of each call take, and where the step peaks.
 
-`params` is what the layer owns, `output` the new memory its result takes (a view such as flatten brings none), and
-`saved` what autograd keeps of the call until backward. Nothing is allocated: the model is built on meta.
+`params` is what the call is the first to read, `output` the new memory its result takes (a view such as flatten brings
+none), and `saved` what autograd keeps of it until backward, unless an earlier call kept the same tensor already. The
+model is built on meta and the step runs on tensors without data: nothing is allocated.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fxmem
 
 
-def build():
+class Net(nn.Module):
     """Two convolutions, a pooling, two fully connected layers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3),  # 28x28 -> 26x26
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),  # 26x26 -> 24x24
-        nn.ReLU(),
-        nn.MaxPool2d(2),  # 24x24 -> 12x12
-        nn.Flatten(),  # 64 x 12 x 12 = 9216
-        nn.Linear(9216, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x))  # 28x28 -> 26x26
+        x = F.relu(self.conv2(x))  # 26x26 -> 24x24
+        x = F.max_pool2d(x, 2)  # 24x24 -> 12x12
+        x = torch.flatten(x, 1)  # 64 x 12 x 12 = 9216
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
 
 
 batch = torch.empty(64, 1, 28, 28, device="meta")
-analysis = fxmem.analyze(build, batch, optimizer="adam", target="t4")
+analysis = fxmem.analyze(Net, batch, optimizer="adam", target="t4")
 
-print(f"{'layer':<12}{'shape':<18}{'params':>12}{'output':>12}{'saved':>12}   bytes")
+print(f"{'call':<12}{'shape':<14}{'params':>12}{'output':>12}{'saved':>12}   bytes")
 for node in analysis.profile.nodes:
-    if node.op == "call_module":
+    if node.op in ("call_module", "call_function"):
         shape = "x".join(map(str, node.outputs[0].shape))
-        print(f"{node.module_type:<12}{shape:<18}{node.params_bytes:>12,}{node.output_bytes:>12,}{node.saved_bytes:>12,}")
+        print(f"{node.name:<12}{shape:<14}{node.params_bytes:>12,}{node.output_bytes:>12,}{node.saved_bytes:>12,}")
 
 peak = analysis.peak
 print(f"\npeak: {peak.requested_bytes:,} bytes in {peak.phase}, while {peak.node} runs; of these")

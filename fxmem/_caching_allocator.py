@@ -554,7 +554,8 @@ class CachingAllocator:
 
         Source: `garbage_collect_cached_blocks`.
         """
-        assert self._allowed is not None and self.settings.garbage_collection_threshold is not None, "guarded by _collects"
+        assert self._allowed is not None, "guarded by _collects"
+        assert self.settings.garbage_collection_threshold is not None, "guarded by _collects"
         excess = self._reserved.current - int(self.settings.garbage_collection_threshold * self._allowed)
         if excess <= 0:
             return

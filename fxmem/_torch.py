@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.autograd
 import torch.utils.checkpoint
-from torch._ops import OpOverload  # the type of every ATen and custom operator a dispatch mode sees (since 1.9)
+from torch._ops import OpOverload, OpOverloadPacket  # the types of ATen and custom operators as a dispatch mode sees them (since 1.9)
 
 # FakeTensors are how torch itself runs a program without data (since 1.13); there is no public spelling.
 from torch._subclasses.fake_tensor import (
@@ -40,17 +40,21 @@ __all__ = [
     "FakeTensorMode",
     "Hooks",
     "OpOverload",
+    "OpOverloadPacket",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
     "checkpoint_regions",
+    "detached",
     "engine_routed_to",
     "function_calls_seen_by",
     "input_metadata",
     "is_accumulate_grad",
     "is_function_mode_on",
+    "is_mutable",
     "is_sole_owner",
     "next_sequence_number",
     "no_modes",
+    "op_arguments",
     "output_number",
     "patched",
     "quiet_fake_kernels",
@@ -95,6 +99,16 @@ def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
             setattr(owner, name, raw)
         else:
             delattr(owner, name)
+
+
+def op_arguments(func: OpOverload) -> Any:
+    """The arguments an op is declared with (`OpOverload._schema`, since 1.10)."""
+    return func._schema.arguments
+
+
+def is_mutable(func: OpOverload) -> bool:
+    """Whether an op writes to an argument (`OpOverload._schema`, since 1.10)."""
+    return bool(func._schema.is_mutable)
 
 
 def is_function_mode_on() -> bool:
@@ -161,6 +175,12 @@ def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
     if _count_held_once(holder, index) > _HELD_ONCE or holder[index]._use_count() > 1:
         return False
     return not storage or torch._C._storage_Use_Count(holder[index].untyped_storage()._cdata) <= 2
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """The same storage without its history, made behind the back of whoever watches calls (`torch._C.DisableTorchFunction`, since 1.11)."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach()
 
 
 # --- saved tensors ----------------------------------------------------------------------------------------------------------
@@ -338,7 +358,7 @@ def checkpoint_regions(
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function
     that recomputes it; what checkpointing does for itself happens within `own_work()`. Non-reentrant checkpointing
-    recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator` (since 2.1), reentrant the `run_function` of
+    recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator` (since 2.1; `…_impl` in 2.15), reentrant the `run_function` of
     `CheckpointFunction`.
     """
     me = threading.get_ident()
@@ -352,7 +372,11 @@ def checkpoint_regions(
             del fn, args, kwargs  # held by the region itself, and no longer than it needs them
             with own_work():
                 next(steps)
-            yield
+            try:
+                yield
+            except BaseException as error:
+                steps.throw(error)
+                raise
             with own_work():
                 next(steps, None)
 
@@ -370,5 +394,7 @@ def checkpoint_regions(
         return staticmethod(running)
 
     module = torch.utils.checkpoint
-    with patched(module, "_checkpoint_without_reentrant_generator", generator), patched(module.CheckpointFunction, "forward", forward):
+    name = "_checkpoint_without_reentrant_generator"
+    name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
+    with patched(module, name, generator), patched(module.CheckpointFunction, "forward", forward):
         yield

@@ -105,7 +105,7 @@ class Engine:
     def _pack(self, hooks: _torch.Hooks, tensor: torch.Tensor) -> Saved:
         if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == _torch.next_sequence_number() - 1:
             # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
-            tensor = tensor.detach()
+            tensor = _torch.detached(tensor)
         handle = Saved(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         # A node takes its number when it is made, just before it saves.

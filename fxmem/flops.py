@@ -24,14 +24,13 @@ from contextlib import suppress
 from itertools import zip_longest
 from math import inf, prod
 from types import SimpleNamespace as Call
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-if TYPE_CHECKING:
-    from torch._ops import OpOverload, OpOverloadPacket
+from fxmem._torch import OpOverload, OpOverloadPacket, op_arguments
 
 __all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops"]
 
@@ -89,7 +88,7 @@ def _base_name(func: Any) -> str:
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
     """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`), and the result."""
-    schema = func._schema.arguments  # private by name only: the schema every op is declared with (since 1.10)
+    schema = op_arguments(func)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
     return Call(**(named | {"read": _numel(named[schema[0].name]), "made": _numel(result), "result": result}))

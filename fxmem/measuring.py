@@ -32,8 +32,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from fxmem import _torch_profiler
 from fxmem._torch import tree_leaves
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records import Kind, Phase
@@ -42,54 +43,6 @@ from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredOp, Measurement
 
 __all__ = ["WORKSPACE_KERNELS", "Call", "Event", "measure_cpu", "resident_bytes", "scratch_events"]
-
-# --- private torch names ------------------------------------------------------------------------------------------------------
-# The public profiler gives each operator's net memory but neither the single allocations nor their addresses.
-
-
-def _profiler(**settings: Any) -> profile:
-    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`, there in 2.11)."""
-    config: Any = torch._C._profiler._ExperimentalConfig
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=config(capture_overload_names=True), **settings)
-
-
-def _event_tree(profiled: profile) -> list[Any]:
-    """Operators and allocations, nested by time and thread (`_ProfilerResult.experimental_event_tree`, since 1.13)."""
-    results: Any = profiled.profiler
-    return list(results.kineto_results.experimental_event_tree())
-
-
-def _is_allocation(entry: Any) -> bool:
-    """Whether an entry of the tree is an allocation or a free (`_EventType`, since 1.13)."""
-    return bool(entry.tag == torch._C._profiler._EventType.Allocation)
-
-
-def _is_function(entry: Any) -> bool:
-    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark (`RecordScope`, since 1.13)."""
-    profiler = torch._C._profiler
-    return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)
-
-
-@functools.cache
-def _is_composite(name: str) -> bool:
-    """Whether an operator is taken apart before autograd and dispatch modes see it, e.g. `aten::conv2d`.
-
-    The rule is the dispatcher's own (`OperatorEntry::computeDispatchTableEntryWithDebug`, aten/src/ATen/core/dispatch):
-    a CompositeImplicitAutograd kernel serves AutogradCPU where neither it nor CPU has a kernel.
-    `torch._C._dispatch_has_kernel_for_dispatch_key` (since 1.8); a name that is no operator counts as composite.
-    """
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    try:
-        return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "AutogradCPU")
-    except RuntimeError:
-        return True
-
-
-@functools.cache
-def _has_autocast(name: str) -> bool:
-    """Whether autocast on the CPU has a rule for an operator."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
-
 
 # --- the log ------------------------------------------------------------------------------------------------------------------
 
@@ -154,16 +107,16 @@ def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -
 def _read(profiled: profile) -> list[Event]:
     """The memory events of a profile in order of time."""
     found: list[tuple[int, Event | Phase]] = []
-    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [(root, None, ()) for root in _event_tree(profiled)]
+    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [(root, None, ()) for root in _torch_profiler.event_tree(profiled)]
     while pending:
         entry, call, path = pending.pop()
-        if _is_allocation(entry):
+        if _torch_profiler.is_allocation(entry):
             block = entry.extra_fields
             if block.device.type == "cpu":
                 found.append((entry.start_time_ns, Event(block.alloc_size, block.ptr, call=call, path=path)))
         elif entry.name.startswith(_MARK):
             found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(_MARK)]))
-        elif _is_function(entry) and _OPERATOR.fullmatch(entry.name):
+        elif _torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
             call = call or _leaf_call(entry)
             path = (*path, _qualified(entry)) if call else path
         pending += [(child, call, path) for child in entry.children]
@@ -174,10 +127,10 @@ def _read(profiled: profile) -> list[Event]:
 def _leaf_call(entry: Any) -> Call | None:
     """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the operator itself."""
     name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
-    if _is_composite(name):
+    if _torch_profiler.is_composite(name):
         return None
-    inner = (child for child in entry.children if _is_function(child))
-    if _has_autocast(name) and any(child.name == entry.name and child.overload_name == entry.overload_name for child in inner):
+    inner = (child for child in entry.children if _torch_profiler.is_function(child))
+    if _torch_profiler.has_autocast(name) and any(child.name == entry.name and child.overload_name == entry.overload_name for child in inner):
         return None
     shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
     return Call(_qualified(entry), shapes)
@@ -235,7 +188,11 @@ def measure_cpu(
             if mode == "train" and stepper is None:
                 model.zero_grad(set_to_none=True)
         resident = resident_bytes(model, args, kwargs, stepper)
-        with _collected(), _quiet(), _profiler(record_shapes=True, acc_events=True) as profiled:  # acc_events: else it warns of cycles there are not
+        with (
+            _collected(),
+            _quiet(),
+            _torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
+        ):  # acc_events: else it warns of cycles there are not
             step(mark=_mark)
     except FxmemError:
         raise

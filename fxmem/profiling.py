@@ -113,7 +113,7 @@ class _Run:
         target: Target,
     ) -> None:
         self.mode, self.loss, self.precision, self.target = mode, loss, precision, target
-        self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
         self.unknown_flops: dict[str, int] = {}
         self.collector: Collector | None = None

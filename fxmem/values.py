@@ -69,7 +69,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         return
     value = _compute(func, args, kwargs)
     if value is None:
-        if func._schema.is_mutable:
+        if _torch.is_mutable(func):
             _forget(result)
     elif isinstance(value, torch.Tensor) and value.shape == result.shape:
         setattr(result, _ATTRIBUTE, value)
@@ -143,7 +143,7 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = _value(tensor)
             if value is None or (value.numel() and not value.untyped_storage().nbytes()):
                 return None
-    if func._schema.is_mutable and not all(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
+    if _torch.is_mutable(func) and not all(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
         return None  # the program's own real tensor must not be written to
     real: dict[int, torch.Tensor] = {}
 

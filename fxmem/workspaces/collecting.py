@@ -76,6 +76,8 @@ class Collector:
         if short in _ATTENTION:
             return self._attention(short, args)
         tensors = [layout_of(a) for a in args if _is_tensor(a)]
+        if short in _RECURRENT:
+            return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
         if short == "_foreach_norm":
             tensors = [layout_of(t) for t in args[0]]
         if short == "embedding_dense_backward":
@@ -146,7 +148,14 @@ class Collector:
 
 
 _ATTENTION = frozenset(f"_scaled_dot_product_{kernel}_attention{end}" for kernel in ("flash", "efficient", "cudnn") for end in ("", "_backward"))
-_INTERESTING = CONVOLUTIONS | _ATTENTION | {"embedding_dense_backward", "native_layer_norm_backward", "_softmax_backward_data", "topk", "_foreach_norm"}
+_RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
+_INTERESTING = (
+    CONVOLUTIONS
+    | _ATTENTION
+    | _RECURRENT
+    | {"_safe_softmax"}
+    | {"embedding_dense_backward", "native_layer_norm_backward", "_softmax_backward_data", "topk", "_foreach_norm"}
+)
 
 
 def _is_tensor(value: Any) -> bool:

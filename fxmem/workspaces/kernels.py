@@ -140,7 +140,13 @@ def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target
     return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/ForeachReduceOp.cu")
 
 
+def _safe_softmax(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`_safe_softmax` (SoftMax.cpp): which scores are -inf, one byte each, to find the rows that are nothing else."""
+    return HiddenMemory(events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))), source="aten/src/ATen/native/SoftMax.cpp")
+
+
 _RULES: dict[str, _Rule] = {
+    "_safe_softmax": _safe_softmax,
     "embedding_dense_backward": _embedding_dense_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     "_softmax_backward_data": _softmax_backward,

@@ -1,0 +1,58 @@
+"""Private names of torch's profiler and dispatcher, each with why and since when.
+
+The public profiler gives each operator's net memory but neither the single allocations nor their addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+__all__ = ["event_tree", "has_autocast", "is_allocation", "is_composite", "is_function", "profiler"]
+
+
+def profiler(**settings: Any) -> profile:
+    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`, there in 2.11)."""
+    config: Any = torch._C._profiler._ExperimentalConfig
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=config(capture_overload_names=True), **settings)
+
+
+def event_tree(profiled: profile) -> list[Any]:
+    """Operators and allocations, nested by time and thread (`_ProfilerResult.experimental_event_tree`, since 1.13)."""
+    results: Any = profiled.profiler
+    return list(results.kineto_results.experimental_event_tree())
+
+
+def is_allocation(entry: Any) -> bool:
+    """Whether an entry of the tree is an allocation or a free (`_EventType`, since 1.13)."""
+    return bool(entry.tag == torch._C._profiler._EventType.Allocation)
+
+
+def is_function(entry: Any) -> bool:
+    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark (`RecordScope`, since 1.13)."""
+    profiler = torch._C._profiler
+    return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)
+
+
+@functools.cache
+def is_composite(name: str) -> bool:
+    """Whether an operator is taken apart before autograd and dispatch modes see it, e.g. `aten::conv2d`.
+
+    The rule is the dispatcher's own (`OperatorEntry::computeDispatchTableEntryWithDebug`, aten/src/ATen/core/dispatch):
+    a CompositeImplicitAutograd kernel serves AutogradCPU where neither it nor CPU has a kernel.
+    `torch._C._dispatch_has_kernel_for_dispatch_key` (since 1.8); a name that is no operator counts as composite.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "AutogradCPU")
+    except RuntimeError:
+        return True
+
+
+@functools.cache
+def has_autocast(name: str) -> bool:
+    """Whether autocast on the CPU has a rule for an operator."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
