@@ -7,7 +7,7 @@ the widths of their configs' defaults and two layers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from fxmem.inputs import TensorSpec, default_inputs, make_inputs
 from fxmem.sources import BuiltModel
 
-__all__ = ["QUICK", "Architecture", "every_architecture", "make_call"]
+__all__ = ["COLLECTIONS", "QUICK", "Architecture", "every_architecture", "make_call"]
 
+COLLECTIONS = ("torchvision", "timm", "hf")
 BATCH = 8
 """Images, clips, pairs of frames or sequences in a step."""
 TOKENS = 512
@@ -95,6 +96,8 @@ _LENGTHS: Mapping[str, int] = {
     "SiglipModel": 64,
     "CLIPModel": 77,
 }
+_IMAGE_SIZES: Mapping[str, int] = {"DetrForObjectDetection": 800, "SegformerForSemanticSegmentation": 512}
+"""Of models whose config names none."""
 _SECONDS_OF_SOUND = 5
 
 QUICK = tuple(
@@ -117,18 +120,21 @@ class Architecture:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def every_architecture() -> list[Architecture]:
-    """The whole zoo, by collection, then as the collections list them."""
-    import timm
-    from torchvision.models import list_models
+def every_architecture(collections: Collection[str] = COLLECTIONS) -> list[Architecture]:
+    """The zoo, or those collections of it, each as its library lists it."""
+    found: list[Architecture] = []
+    if "torchvision" in collections:
+        from torchvision.models import list_models
 
-    vision = [Architecture(f"torchvision:{name}") for name in list_models()]
-    first_of_modules = [timm.list_models(module=module)[0] for module in timm.list_modules() if timm.list_models(module=module)]
-    return [
-        *vision,
-        *(Architecture(f"timm:{name}") for name in dict.fromkeys(first_of_modules)),
-        *(Architecture(f"hf:{name}", settings) for name, settings in TRANSFORMERS.items()),
-    ]
+        found += [Architecture(f"torchvision:{name}") for name in list_models()]
+    if "timm" in collections:
+        import timm
+
+        modules = [timm.list_models(module=module) for module in timm.list_modules()]
+        found += [Architecture(f"timm:{name}") for name in dict.fromkeys(names[0] for names in modules if names)]
+    if "hf" in collections:
+        found += [Architecture(f"hf:{name}", settings) for name, settings in TRANSFORMERS.items()]
+    return found
 
 
 def make_call(built: BuiltModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -138,10 +144,8 @@ def make_call(built: BuiltModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return _detection(built)
     if kind in ("Wav2Vec2ForCTC", "HubertForCTC"):
         return _speech(built)
-    if kind == "DetrForObjectDetection":
-        images = torch.empty(BATCH, 3, 800, 800, device="meta")
-        labels = [_boxes(number, classes=91, corners=False) for number in range(1, BATCH + 1)]
-        return (), {"pixel_values": images, **({"labels": labels} if built.mode == "train" else {})}
+    if kind in _IMAGE_SIZES:
+        return (), _images(kind, built.mode)
     specs = [_shortened(spec, _LENGTHS.get(kind, TOKENS)) for spec in default_inputs(built, BATCH)]
     return make_inputs(specs, weights_dtype=built.weights_dtype)
 
@@ -155,6 +159,16 @@ def _speech(built: BuiltModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
     sound = torch.empty(BATCH, 16_000 * _SECONDS_OF_SOUND, device="meta")
     labels = torch.ones(BATCH, 12, dtype=torch.int64)
     return (), {"input_values": sound, **({"labels": labels} if built.mode == "train" else {})}
+
+
+def _images(kind: str, mode: str) -> dict[str, Any]:
+    size = _IMAGE_SIZES[kind]
+    images = {"pixel_values": torch.empty(BATCH, 3, size, size, device="meta")}
+    if mode == "infer":
+        return images
+    if kind == "DetrForObjectDetection":
+        return {**images, "labels": [_boxes(number, classes=91, corners=False) for number in range(1, BATCH + 1)]}
+    return {**images, "labels": torch.empty(BATCH, size, size, dtype=torch.int64, device="meta")}
 
 
 def _boxes(number: int, *, classes: int, corners: bool) -> dict[str, torch.Tensor]:

@@ -108,21 +108,18 @@ class Row:
 
 
 def prepare() -> None:
-    """Import once what every job needs."""
+    """Import once what every job needs; a collection is imported by the first model of it."""
     import logging
     import warnings
 
-    import timm
     import torch
-    import torchvision
-    import transformers
 
     import fxmem
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    _ = timm, torchvision, transformers, fxmem.analyze
+    _ = fxmem.analyze
 
 
 def examine(job: Job) -> Row:
@@ -295,16 +292,17 @@ def _line(spec: str, train: Row | None, infer: Row | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; 1 if anything in the result is a bug of fxmem, else 0."""
     asked = _parse(arguments)
-    from architectures import QUICK, every_architecture
+    from architectures import COLLECTIONS, QUICK, every_architecture
 
-    zoo = every_architecture()
-    chosen = [a for a in zoo if _is_chosen(a.spec, QUICK if asked.quick else asked.only)]
+    patterns = QUICK if asked.quick else asked.only
+    named = {pattern.partition(":")[0] for pattern in patterns}
+    zoo = every_architecture(named if named <= set(COLLECTIONS) else COLLECTIONS)
+    chosen = [a for a in zoo if _is_chosen(a.spec, patterns)]
     if not chosen:
-        print(f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called {' or '.join(asked.only)}", file=sys.stderr)
+        print(f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called {' or '.join(patterns)}", file=sys.stderr)
         return 2
     found = _open(asked.out)
     path = asked.out / f"zoo-{found['date']}"
-    order = {(a.spec, mode): position for position, (a, mode) in enumerate((a, mode) for a in zoo for mode in MODES)}
     rows = {(row["architecture"], row["mode"]): row for row in found["rows"]}
     jobs = [Job(a.spec, a.settings, mode) for a in chosen for mode in MODES]
     jobs = [job for job in jobs if asked.again or job.key not in rows]
@@ -313,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         row = Row(job.spec, job.mode, *_lost(result)) if isinstance(result, Lost) else result
         rows[job.key] = dataclasses.asdict(row)
-        found["rows"] = [rows[key] for key in sorted(rows, key=lambda key: order.get(key, len(order)))]
+        found["rows"] = [rows[key] for key in sorted(rows, key=lambda key: (COLLECTIONS.index(key[0].partition(":")[0]), key))]
         _write(path, found)
         print(f"{number}/{len(jobs)} {job.spec} {job.mode}: {_summary(row)}", file=sys.stderr, flush=True)
     _write(path, found)

@@ -1,9 +1,11 @@
 """In-place ReLU against out-of-place ReLU: which bytes it saves, and which it does not.
 
 ReLU keeps its *result* for backward, so a convolution's own output can go as soon as ReLU has run. Out of place, both are
-there for a moment; in place there is one. Hence `output_bytes` of a ReLU falls to 0 and the peak of inference with it,
-while `saved_bytes` stays what it was: in training the results are kept either way.
+there for a moment; in place there is only one. So a ReLU's `output_bytes` falls to 0 and the peak of inference falls to the
+next highest moment, the pooling. In training neither `saved_bytes` nor the peak moves: the results are kept either way.
 """
+
+import functools
 
 import torch
 from torch import nn
@@ -28,7 +30,7 @@ images = torch.empty(16, 3, 128, 128, device="meta")
 print(f"{'mode':<8}{'ReLU':<14}{'output of ReLUs':>18}{'saved by ReLUs':>18}{'saved in all':>16}{'peak':>16}   bytes")
 for mode in ("train", "infer"):
     for inplace in (False, True):
-        analysis = fxmem.analyze(lambda: build(inplace), images, mode=mode, optimizer=None, target="cpu")  # noqa: B023
+        analysis = fxmem.analyze(functools.partial(build, inplace), images, mode=mode, optimizer=None, target="cpu")
         relus = [node for node in analysis.profile.nodes if node.module_type == "ReLU"]
         output, saved = sum(node.output_bytes for node in relus), sum(node.saved_bytes for node in relus)
         how = "in place" if inplace else "out of place"
