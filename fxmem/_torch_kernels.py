@@ -118,3 +118,7 @@ def _forget(ops: dict[Any, Callable[..., Any]]) -> None:
     cache = fake_tensor.FakeTensorMode.cache
     for key in [key for key in cache if key.key[0] in ops]:
         del cache[key]
+
+
+CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_conv_determine_backend_memory_format"))
+"""How the fake convolution learns which library would run and in which layout (torch/_subclasses/fake_impls.py, `conv`, since 1.13)."""

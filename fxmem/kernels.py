@@ -225,6 +225,9 @@ def target_kernels(target: Target) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, builtin in _torch_kernels.CALL_SITES:
             stack.enter_context(_torch.patched(owner, name, _only_here(_routed(builtin))))
+        _forget_results_for_others(card)
+        for owner, name in _torch_kernels.CONVOLUTION_CHOICES:
+            stack.enter_context(_torch.patched(owner, name, functools.partial(_as_half, card)))
         for name, answer in _answers(card).items():
             stack.enter_context(_torch.patched(torch.cuda, name, _only_here(answer)))
         # Imported as a name of its own by torch.amp.
@@ -237,6 +240,39 @@ def target_kernels(target: Target) -> Iterator[None]:
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield
+
+
+_last: list[bool] = []
+"""Whether the last card entered was of capability 8.0 or later; empty before the first."""
+
+
+def _forget_results_for_others(card: _Card) -> None:
+    """FakeTensor remembers results by the call alone, for the whole process; where they depend on the card, they must not be another's."""
+    takes_bfloat16 = card.capability >= (8, 0)
+    if _last != [takes_bfloat16]:
+        _torch.FakeTensorMode.cache_clear()
+        _last[:] = [takes_bfloat16]
+
+
+def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask about a bfloat16 convolution as if it were float16.
+
+    From compute capability 8.0 on cuDNN takes both alike; with no card torch finds no support for bfloat16, and the result
+    loses its channels_last strides (`use_cudnn` in aten/src/ATen/native/Convolution.cpp).
+    """
+    me = threading.get_ident()
+
+    def twin(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16 or not _is_fake_cuda(value):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=torch.float16, device=value.device)
+
+    def choosing(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != me or card.capability < (8, 0):
+            return choose(*args, **kwargs)
+        return choose(*map(twin, args), **{name: twin(value) for name, value in kwargs.items()})
+
+    return choosing
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:

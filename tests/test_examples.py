@@ -9,9 +9,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
+import torch
 
 from fxmem.__main__ import main
 from fxmem.records import Report
@@ -25,9 +27,10 @@ Run = Callable[[str], str]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs an example as its user would, in an empty folder, and gives what it prints; once each."""
     folder = tmp_path_factory.mktemp("examples")
-    # torch is some two thousand modules: where nothing else keeps their bytecode, half of each run would go into compiling them.
-    keep = {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": "", "FXMEM_CACHE_DIR": str(folder / "cache")}
-    environment = {**os.environ, **keep, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "FXMEM_CACHE_DIR": str(folder / "cache")}
+    if not Path(cache_from_source(torch.__file__)).exists():
+        # Nobody keeps the bytecode of torch's two thousand modules here; compiling them would take half of every run.
+        environment |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     printed: dict[str, str] = {}
 
     def once(name: str) -> str:

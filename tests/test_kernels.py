@@ -871,3 +871,14 @@ def test_random_calls_run_what_was_chosen() -> None:
                 ran[backend] += 1
                 assert attention_ops(ops) == ([f"aten._scaled_dot_product_{names[backend]}_attention.default"] if backend in names else [])
     assert ran.keys() == {FLASH, EFFICIENT, CUDNN, MATH}
+
+
+@pytest.mark.parametrize(("card", "kept"), [("h100", True), ("t4", False), ("a100", True)])
+def test_bfloat16_convolutions_keep_channels_last_where_cudnn_takes_them(card: str, kept: bool) -> None:
+    with kernels.target_kernels(target(card)), FakeTensorMode():
+        x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last) for shape in ((2, 8, 16, 16), (8, 8, 3, 3)))
+        result = F.conv2d(x, weight.requires_grad_(), padding=1)
+        assert result.grad_fn is not None
+        gradient = result.grad_fn(torch.empty_like(result))[1]
+        assert result.is_contiguous(memory_format=torch.channels_last) is kept
+        assert gradient.is_contiguous(memory_format=torch.channels_last) is kept
