@@ -103,13 +103,15 @@ class Engine:
             self._retains_grad[key] = weakref.ref(tensor)
 
     def _pack(self, hooks: _torch.Hooks, tensor: torch.Tensor) -> Saved:
-        if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == _torch.next_sequence_number() - 1:
+        # A node takes its number when it is made, just before it saves.
+        number = _torch.next_sequence_number() - 1
+        if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == number:
             # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
+            number = _saver_of_output(tensor.grad_fn)
             tensor = _torch.detached(tensor)
         handle = Saved(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
-        # A node takes its number when it is made, just before it saves.
-        self._saved_by.setdefault(_torch.next_sequence_number() - 1, []).append(reference)
+        self._saved_by.setdefault(number, []).append(reference)
         self._observer.on_save(handle.value, reference)
         return handle
 
@@ -296,6 +298,20 @@ class Engine:
 
 def _is_reusable(slots: list[Any], index: int) -> bool:
     return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and _torch.is_sole_owner(slots, index, storage=True)
+
+
+def _saver_of_output(maker: Any) -> int:
+    """The number under which a node saves its own output, which `maker` made last.
+
+    An in-place op on a view saves after autograd has rebuilt the view's `grad_fn` on top of the op's own node, a
+    `CopySlices` (torch/csrc/autograd/variable.cpp, `grad_fn` and `rebase_history`).
+    """
+    last = number = _torch.sequence_number(maker)
+    while type(maker).__name__ != "CopySlices":
+        maker, number = maker.next_functions[0][0] if maker.next_functions else None, number - 1
+        if maker is None or _torch.sequence_number(maker) != number:
+            return last
+    return number
 
 
 def _edge(tensor: Any) -> tuple[Any, int]:

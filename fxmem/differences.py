@@ -17,39 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from fxmem.records import Bytes, Phase, Profile, Record
+from fxmem.records import Phase, Profile
+from fxmem.validation_records import Difference, Side
 
-__all__ = ["Difference", "Event", "Side", "first_differences", "predicted_events"]
+__all__ = ["Event", "first_differences", "predicted_events"]
 
 _MAX_EDITS = 1500
 """Edits after which a phase is given up: the search takes time and memory in their square."""
-
-
-class Side(StrEnum):
-    """Which of the two logs."""
-
-    PREDICTED = "predicted"
-    MEASURED = "measured"
-
-
-class Difference(Record):
-    """A block on which the logs disagree."""
-
-    side: Side
-    """The log that has it, or where it lives longer."""
-    lives_longer: bool = False
-    """Both have it, and on this side it goes later."""
-    nbytes: Bytes
-    phase: Phase
-    position: int
-    """Index into that side's log of its allocation, or of the free that comes late."""
-    op: str = ""
-    """Operator that takes it, e.g. `aten.convolution.default`; of a block that only the measurement has, that of the last common
-    allocation before it. Empty before the first."""
-    node: str = ""
-    """Name of the node that operator runs for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,23 @@ def _gru_cell_backward(fakes: _torch.FakeTensorMode, _: Any, grad_hy: Tensor, wo
     return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
 
 
+def _cudnn_grid_sampler(fakes: _torch.FakeTensorMode, _: Any, source: Tensor, grid: Tensor) -> Any:
+    """`cudnn_grid_sampler_forward` (cudnn/GridSampler.cpp): contiguous, of the grid's size."""
+    with fakes:
+        return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
+
+
+def _cudnn_grid_sampler_backward(fakes: _torch.FakeTensorMode, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
+    """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
+    with fakes:
+        return source.new_empty(source.shape), grid.new_empty(grid.shape)
+
+
 FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
     aten._grouped_mm.default: _grouped_mm,
+    aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
 }

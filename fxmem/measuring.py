@@ -24,7 +24,7 @@ import itertools
 import os
 import platform
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_opti
 from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredOp, Measurement
 
-__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "measure_cpu", "resident_bytes", "scratch_events"]
+__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "check_device", "collected", "measure_cpu", "resident_bytes", "scratch_events"]
 
 # --- the log ------------------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def measure_cpu(
     """
     if steps < 2:
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
-    _check_on_cpu(model, args, kwargs)
+    check_device(model, args, kwargs, "cpu")
     stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
     step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
     try:
@@ -189,7 +189,7 @@ def measure_cpu(
                 model.zero_grad(set_to_none=True)
         resident = resident_bytes(model, args, kwargs, stepper)
         with (
-            _collected(),
+            collected(),
             _quiet(),
             _torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
         ):  # acc_events: else it warns of cycles there are not
@@ -207,7 +207,7 @@ def _mark(part: str) -> None:
 
 
 @contextlib.contextmanager
-def _collected() -> Iterator[None]:
+def collected() -> Iterator[None]:
     """No garbage at the start, and no collector that frees what a plain step would keep."""
     enabled = gc.isenabled()
     gc.collect()
@@ -232,8 +232,10 @@ def _quiet() -> Iterator[None]:
             del os.environ[key]
 
 
-def resident_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: Optimizer | None) -> dict[Kind, int]:
-    """Bytes alive between two steps, each storage once, under the first kind that applies in the order of `Kind`.
+def resident_bytes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: Optimizer | None, *, device_type: str = "cpu"
+) -> dict[Kind, int]:
+    """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of `Kind`.
 
     Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one; what a
     module keeps inside objects of other classes is not found. Kinds with nothing are left out.
@@ -251,7 +253,7 @@ def resident_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     sizes: dict[Kind, int] = defaultdict(int)
     for kind, leaves in owners:
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == device_type and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
                 if storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
@@ -259,11 +261,17 @@ def resident_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     return {kind: size for kind, size in sizes.items() if size}
 
 
-def _check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_device(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
+    """Refuse a step of which a parameter, a buffer or an input is on a device of another type.
+
+    Raises:
+        UsageError: names the first that is.
+    """
     named = [*model.named_parameters(), *model.named_buffers(), *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs)))))]
     for name, tensor in named:
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-            raise UsageError(f"expected everything on the CPU to measure there, but {name} is on {tensor.device}")
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != device_type:
+            where = {"cpu": "the CPU", "cuda": "the card"}.get(device_type, device_type)
+            raise UsageError(f"expected everything on {where} to measure there, but {name} is on {tensor.device}")
 
 
 # --- the record ---------------------------------------------------------------------------------------------------------------
@@ -295,6 +303,7 @@ def _measurement(model: str, step: Any, resident: dict[Kind, int], events: Seque
         peak_without_scratch_bytes=max(_live(start, events, scratch)),
         scratch=_scratch_by_op(events, scratch, at),
         events=tuple(event.nbytes for event in events),
+        events_by_phase=dict(Counter(event.phase for event in events)),
     )
 
 

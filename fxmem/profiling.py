@@ -162,6 +162,7 @@ class _Run:
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
+                stack.enter_context(_little_garbage())
                 gc.disable()  # a collection in mid-step would free at a moment no real run can be held to
                 yield
         except FxmemError:
@@ -175,7 +176,6 @@ class _Run:
 
     def step(self) -> None:
         recorder = self.recorder
-        gc.collect()
         recorder.begin()
         if self.collector is not None:
             self.collector.begin()
@@ -278,6 +278,19 @@ class _Run:
         if count is None:
             self.unknown_flops[str(func)] = self.unknown_flops.get(str(func), 0) + 1
         return count
+
+
+@contextlib.contextmanager
+def _little_garbage() -> Iterator[None]:
+    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands of objects."""
+    if gc.get_freeze_count():
+        yield  # somebody else's freeze is not ours to undo
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _name_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:

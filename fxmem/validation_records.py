@@ -12,7 +12,19 @@ from pydantic import Field
 
 from fxmem.records import Bytes, Kind, Peak, Phase, Record, Step
 
-__all__ = ["VALIDATION_SCHEMA_VERSION", "Comparison", "Machine", "MeasuredOp", "Measurement", "Quantity", "Share", "Verdict"]
+__all__ = [
+    "VALIDATION_SCHEMA_VERSION",
+    "Comparison",
+    "Difference",
+    "Machine",
+    "MeasuredOp",
+    "MeasuredPhase",
+    "Measurement",
+    "Quantity",
+    "Share",
+    "Side",
+    "Verdict",
+]
 
 VALIDATION_SCHEMA_VERSION = "1"
 
@@ -32,6 +44,14 @@ class Machine(Record):
     """Whether the CPU's convolutions and half-precision products may run in oneDNN; None on a card."""
     threads: int | None = None
     """Threads inside one operator; some CPU kernels take scratch memory per thread. None on a card."""
+    driver_version: str | None = None
+    """The card's driver. None on the CPU, or where it does not say."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability (major, minor); None for the CPU."""
+    memory_bytes: Bytes | None = None
+    """What the card reports as its total memory; None for the CPU."""
+    allocator_settings: str = ""
+    """`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`; empty where neither is set, and on the CPU."""
 
 
 class MeasuredOp(Record):
@@ -57,6 +77,17 @@ class MeasuredOp(Record):
     """Scratch of it alive at the measured peak; at most one row has any."""
 
 
+class MeasuredPhase(Record):
+    """What a card's caching allocator reports of one phase: its largest values, each at its own moment."""
+
+    phase: Phase
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    active_bytes: Bytes
+    """Blocks in use, those included that wait for another stream before they can be used again."""
+    reserved_bytes: Bytes
+
+
 class Measurement(Record):
     """One real step in its steady state: the bytes its program asked of the allocator and gave back."""
 
@@ -66,9 +97,11 @@ class Measurement(Record):
     step: Step
     machine: Machine
     resident_bytes: Bytes
-    """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once."""
+    """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once; on a card also what no tensor
+    of the step owns, as the libraries' workspaces."""
     resident_by_kind: dict[Kind, Bytes]
-    """Splits `resident_bytes`; kinds with nothing are left out."""
+    """Splits `resident_bytes`; kinds with nothing are left out. On a card, `workspace` is what no tensor found in the model, the
+    inputs or the optimizer owns."""
     retained_bytes: int
     """Alive when the step's function has returned, less `resident_bytes`. 0 in a steady state; the gradients if there is no optimizer."""
     peak_bytes: PositiveBytes
@@ -76,7 +109,7 @@ class Measurement(Record):
     peak_phase: Phase
     """Phase of the first moment with `peak_bytes` alive."""
     peak_op: str
-    """Operator running at that moment; empty between two operators."""
+    """Operator running at that moment; empty between two operators, and on a card, which does not say."""
     peak_by_phase: dict[Phase, Bytes]
     """The same for each phase on its own."""
     set_aside: tuple[str, ...] = ()
@@ -92,9 +125,14 @@ class Measurement(Record):
     reserved_bytes: Bytes | None = None
     """Peak of the caching allocator; `torch.cuda.max_memory_reserved()`. None: this device has none."""
     process_bytes: Bytes | None = None
-    """Reserved plus the CUDA context. None: this device has none, or it was not measured."""
+    """`reserved_bytes` plus everything else in use on the card when the step is over: the CUDA context, loaded kernels, and other
+    processes if there are any. None: this device has none, or it was not measured."""
+    phases: tuple[MeasuredPhase, ...] = ()
+    """What the card's allocator reports phase by phase, in their order; empty on the CPU."""
     events: tuple[int, ...] = ()
     """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest running sum is `peak_bytes`."""
+    events_by_phase: dict[Phase, int] = {}
+    """How many events fall into each phase, in the order of the phases; empty if there is no log."""
 
 
 class Quantity(StrEnum):
@@ -134,6 +172,31 @@ class Share(Record):
     """Of the figure that is judged; the rest is what the figure leaves after the resident kinds."""
 
 
+class Side(StrEnum):
+    """Which of the two logs."""
+
+    PREDICTED = "predicted"
+    MEASURED = "measured"
+
+
+class Difference(Record):
+    """A block on which the logs disagree."""
+
+    side: Side
+    """The log that has it, or where it lives longer."""
+    lives_longer: bool = False
+    """Both have it, and on this side it goes later."""
+    nbytes: Bytes
+    phase: Phase
+    position: int
+    """Index into that side's log of its allocation, or of the free that comes late."""
+    op: str = ""
+    """Operator that takes it, e.g. `aten.convolution.default`; of a block that only the measurement has, that of the last common
+    allocation before it. Empty before the first."""
+    node: str = ""
+    """Name of the node that operator runs for."""
+
+
 class Verdict(Record):
     """A prediction held against a measurement."""
 
@@ -156,3 +219,6 @@ class Verdict(Record):
     """Whether the judged error is within the tolerance."""
     shares: tuple[Share, ...]
     """The judged figure split by kinds."""
+    differences: tuple[Difference, ...] = ()
+    """The first blocks on which the predicted and the measured log disagree, in the order of the step. Empty on the CPU, where most of
+    what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""

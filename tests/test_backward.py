@@ -229,3 +229,16 @@ def test_saved_handles_die_with_the_graph():
         assert [isinstance(h, weakref.ref) and h() is not None for h in watching.saved] == [True]
         del y
         assert watching.saved[0]() is None
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 4)])
+def test_an_in_place_op_on_a_view_keeps_what_it_saved_until_it_runs(shape):
+    """A linear layer of a 3-d input returns a view of its product; ReLU in place rebuilds that view's history before it saves."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    ours = copy.deepcopy(reference)
+    x = torch.randn(shape)
+    reference(x).sum().backward()
+    run(ours, x)
+    for a, b in zip(reference.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)

@@ -210,9 +210,12 @@ def test_fits() -> None:
     assert sentence.startswith("does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. Counted: requested bytes; not counted: the allocator")
     roomy = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 3 << 30})})
     assert fits(roomy, peak)[0] is True
-    fitting, sentence = fits(roomy, peak.model_copy(update={"process_bytes": 4 << 30}))
-    assert fitting is False
-    assert sentence.endswith("Counted: the whole process; not counted: other processes")
+    replayed = peak.model_copy(update={"fits": False, "reserved_bytes": 4 << 30, "shortage": "It runs out at op 3"})
+    counted = "Counted: what the allocator reserves; not counted: the CUDA context, other processes"
+    assert fits(roomy, replayed) == (False, f"does NOT fit: 4.00 GiB of 3.00 GiB on tiny, 133.3 %. It runs out at op 3. {counted}")
+    # More is reserved than there is only as long as nobody asks for it back.
+    giving_back = replayed.model_copy(update={"fits": True, "shortage": ""})
+    assert fits(roomy, giving_back) == (True, f"fits: 3.00 GiB of 3.00 GiB on tiny, 100.0 %. {counted}")
     exactly = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 2 << 30})})
     assert fits(exactly, peak)[0] is True
 
