@@ -131,7 +131,7 @@ def _vision() -> Iterator[tuple[str, Case]]:
     for model in _VISION:
         yield f"tv/{model}/train", case(model)
     yield "tv/inception_v3/train", Case("torchvision", "inception_v3", _images(32, 299))
-    yield "tv/deeplabv3_resnet50/train", Case("torchvision", "deeplabv3_resnet50", _images(4, 320))
+    yield "tv/deeplabv3_resnet50/train", Case("torchvision", "deeplabv3_resnet50", _images(4, 320), {"weights_backbone": None})
     yield "tv/r3d_18/train", Case("torchvision", "r3d_18", {"x": ((4, 3, 16, 112, 112), None)})
     for model in ("resnet50", "vgg16", "densenet121", "vit_b_16", "swin_t", "convnext_tiny"):
         yield f"tv/{model}/infer", case(model, mode="infer")
@@ -204,6 +204,8 @@ def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False) -> 
     kind: Any = module
     if case.family == "hf":
         kind.config.use_cache = False
+        for key in _SET_LATER & case.kw.keys():
+            setattr(kind.config, key, case.kw[key])
     if case.grad_checkpointing and case.family == "timm":
         kind.set_grad_checkpointing(True)
     elif case.grad_checkpointing:
@@ -212,9 +214,13 @@ def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False) -> 
     return Built(module, (), inputs) if case.family == "hf" else Built(module, tuple(inputs.values()), {})
 
 
+# What transformers' models read from their config although the config class does not declare it, so that it is no setting.
+_SET_LATER = frozenset({"decoder_start_token_id"})
+
+
 def _settings(case: Case, tiny: bool) -> dict[str, Any]:
     # fxmem itself builds without weights and refuses a setting about them.
-    settings = {key: value for key, value in case.kw.items() if key not in ("weights", "weights_backbone")}
+    settings = {key: value for key, value in case.kw.items() if key not in {"weights", "weights_backbone", *_SET_LATER}}
     if tiny and case.family == "hf":
         smaller = {"num_hidden_layers": 1, "vocab_size": 2000}
         settings |= {key: value for key, value in smaller.items() if key in settings}

@@ -139,8 +139,8 @@ def _parser() -> _Parser:
 
     validate = command(_validate, "run the step for real and compare", "Run the step on this machine and hold the prediction against what was measured.")
     _add_step(validate)
-    validate.add_argument("--device", default="cpu", choices=["cpu"], help="where to run (default cpu)")
-    tolerance = "largest error allowed, kernels' own scratch set aside; beyond it the exit code is 4 (default 0.01)"
+    validate.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to run: this machine's CPU or its NVIDIA GPU (default cpu)")
+    tolerance = "largest error allowed, on the CPU with kernels' own scratch set aside; beyond it the exit code is 4 (default 0.01)"
     validate.add_argument("--tolerance", type=float, default=0.01, metavar="FRACTION", help=tolerance)
     validate.add_argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text")
 

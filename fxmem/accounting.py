@@ -83,13 +83,13 @@ def _annotated(profile: Profile) -> Profile:
 
 
 def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
-    """FLOPs of each node's forward and backward; None as soon as one op has no formula, and for what never ran backward."""
+    """FLOPs of each node's forward and backward; None as soon as one op has no formula."""
     sums: list[dict[bool, int | None]] = [{} for _ in range(nodes)]
     for op in ops:
         backward = op.phase is Phase.BACKWARD
         counted = sums[op.node].get(backward, 0)
         sums[op.node][backward] = None if counted is None or op.flops is None else counted + op.flops
-    return [(row.get(False, 0), row.get(True)) for row in sums]
+    return [(row.get(False, 0), row.get(True, 0)) for row in sums]
 
 
 # --- storages ---------------------------------------------------------------------------------------------------------------
@@ -236,9 +236,7 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     if run.cycles > 0:
         text = f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run"
         yield Assumption(topic="cycles", text=text)
-    if run.target.device == "cuda":
-        yield Assumption(topic="context", text="the CUDA context and loaded kernels, which the driver keeps outside the allocator, are not included")
-    else:
+    if run.target.device == "cpu":
         yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
     unread = sum(recorder.nbytes[i] for i, kind in enumerate(recorder.kind) if kind is Kind.PARAMETER and recorder.birth[i] == 0 and i not in readers)
     if unread:
@@ -248,6 +246,8 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
 
 
 def _unknowns(run: Run) -> Iterator[Unknown]:
+    if run.target.device == "cuda":
+        yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
     for op, count in sorted(run.unknown_flops.items()):
         yield Unknown(topic="flops", what=op, count=count)
     layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.recorder.ops)

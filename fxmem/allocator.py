@@ -213,7 +213,8 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
 def _in_words(shortage: Shortage) -> str:
     who = f"{shortage.op or 'the program'}{f' of {shortage.node}' if shortage.node else ''}"
     when = f"in {shortage.phase} of step {shortage.step}" if shortage.phase is not None else "before the first step"
-    return f"It runs out {when}: {who} asks for {shortage.asked_bytes:,} bytes, {shortage.free_bytes:,} are free"
+    asked = f"{shortage.asked_bytes:,} bytes, for which a segment of {shortage.segment_bytes:,} is needed"
+    return f"It runs out {when}: {who} asks for {asked}, and {shortage.free_bytes:,} are free"
 
 
 def _device_bytes(profile: Profile, capacity_bytes: int | None) -> int | None:

@@ -283,6 +283,8 @@ def _refuse_weights(collection: str, settings: Mapping[str, Any]) -> None:
 def _where_it_might_be(name: str) -> str:
     if re.fullmatch(r"\w+Model|\w+For\w+", name):
         return f"; did you mean hf:{name}?"
+    if name.endswith(".py"):
+        return f"; name the function or class in it that makes the model: {name}:NAME"
     if not re.fullmatch(r"[\w.]+", name):
         return ""
     for package, module in (("torchvision", "torchvision.models"), ("timm", "timm")):

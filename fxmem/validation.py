@@ -18,12 +18,14 @@ from fxmem._torch import FakeTensor, tree_leaves, tree_map_only
 from fxmem.analysis import Analysis, analyze, analyze_call
 from fxmem.errors import FxmemError, UsageError
 from fxmem.measuring import measure_cpu
+from fxmem.measuring_cuda import found_card, measure_cuda
+from fxmem.records import Target
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.usercode import failure, one_line, process_unchanged
 from fxmem.validation_records import Verdict
 from fxmem.verdicts import verdict
 
-__all__ = ["real_model", "real_values", "validate", "validate_call"]
+__all__ = ["on_card", "real_model", "real_values", "validate", "validate_call"]
 
 _PARAMETER_STD = 0.02
 
@@ -36,7 +38,7 @@ def validate(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
-    device: Literal["cpu"] = "cpu",
+    device: Literal["cpu", "cuda"] = "cpu",
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
@@ -46,17 +48,18 @@ def validate(
         model: real, on meta, or a function without arguments that builds it.
         inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
         mode, loss, optimizer, precision: as in `fxmem.analyze`.
-        device: where to run.
+        device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes allocated there.
         tolerance: largest absolute error allowed, as a fraction of the measured peak.
         progress: told in a few words what happens next.
 
     Raises:
         UsageError: the model or the inputs cannot be made real; no such device.
+        EnvironmentLacksError: there is no card.
         AnalysisError: the model raised.
     """
-    _check_device(device)
+    target = _target(device)
     settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    analysis = analyze(model, inputs, target=device, progress=progress, **settings)
+    analysis = analyze(model, inputs, target=target, progress=progress, **settings)
     args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     return _held(analysis, model, args, kwargs, settings, tolerance, progress)
@@ -73,7 +76,7 @@ def validate_call(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
-    device: Literal["cpu"] = "cpu",
+    device: Literal["cpu", "cuda"] = "cpu",
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
@@ -89,9 +92,9 @@ def validate_call(
     Raises:
         The errors of `validate`.
     """
-    _check_device(device)
+    target = _target(device)
     settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    analysis = analyze_call(model, args, kwargs, name=name, target=device, progress=progress, **settings)
+    analysis = analyze_call(model, args, kwargs, name=name, target=target, progress=progress, **settings)
     return _held(analysis, build, args, kwargs, settings, tolerance, progress)
 
 
@@ -105,20 +108,38 @@ def _held(
     progress: Callable[[str], None] | None,
 ) -> Verdict:
     """The analysis held against a run of the same step with real values."""
+    device = analysis.profile.target.device
     if progress:
-        progress("running the step on the CPU")
+        progress(f"running the step on the {'card' if device == 'cuda' else 'CPU'}")
     with process_unchanged():
         torch.manual_seed(0)
         real = real_model(model)
         set_training(real, settings["mode"])
         real_args, real_kwargs = real_values((args, kwargs))
-        measurement = measure_cpu(real, real_args, real_kwargs, **settings)
+        if device == "cuda":
+            real, (real_args, real_kwargs) = real.to("cuda"), on_card((real_args, real_kwargs))
+            measurement = measure_cuda(real, real_args, real_kwargs, **settings)
+        else:
+            measurement = measure_cpu(real, real_args, real_kwargs, **settings)
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
 
 
-def _check_device(device: str) -> None:
-    if device != "cpu":
-        raise UsageError(f"expected device='cpu' (where a step can be measured), got {device!r}")
+def _target(device: str) -> str | Target:
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"expected device='cpu' or 'cuda' (where a step can be measured), got {device!r}")
+    return found_card() if device == "cuda" else device
+
+
+def on_card(tree: Any) -> Any:
+    """Nested arguments with their tensors moved to the current card: layouts and `requires_grad` as they were, leaves still leaves."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
+        return moved[id(tensor)]
+
+    return tree_map_only(torch.Tensor, move, tree)
 
 
 def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:

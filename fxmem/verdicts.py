@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem._units import exact_bytes, format_bytes, format_shape, printable
+from fxmem.differences import first_differences, predicted_events
 from fxmem.errors import UsageError
 from fxmem.records import Kind, Peak, Profile
-from fxmem.validation_records import Comparison, MeasuredOp, Measurement, Quantity, Share, Verdict
+from fxmem.validation_records import Comparison, Difference, MeasuredOp, Measurement, Quantity, Share, Side, Verdict
 
-__all__ = ["report", "verdict"]
+__all__ = ["describe_difference", "report", "verdict"]
 
 _KNOWN_BEFORE_THE_STEP = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE)
 _SCRATCH_SHOWN = 5
+_DIFFERENCES_SHOWN = 8
 
 
 def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance: float) -> Verdict:
@@ -47,7 +49,14 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         tolerance=tolerance,
         within_tolerance=abs(error) <= tolerance,
         shares=_shares(peak, measurement, judged),
+        differences=_differences(prediction, measurement),
     )
+
+
+def _differences(prediction: Profile, measurement: Measurement) -> tuple[Difference, ...]:
+    if measurement.machine.device != "cuda" or not measurement.events:
+        return ()
+    return first_differences(predicted_events(prediction), measurement.events, measurement.events_by_phase)
 
 
 def _check_same(prediction: Profile, measurement: Measurement) -> None:
@@ -127,8 +136,9 @@ def report(verdict: Verdict) -> str:
         "",
         *(_row(_kinds(share), share.predicted_bytes, share.measured_bytes) for share in verdict.shares if share.predicted_bytes or share.measured_bytes),
         "",
-        f"peak in {measured.peak_phase} ({measured.peak_op or 'between two operators'}), predicted in {verdict.predicted.phase}",
+        f"peak in {measured.peak_phase}{_running(measured)}, predicted in {verdict.predicted.phase}",
         *_scratch(measured),
+        *_parting(verdict.differences),
     ]
     if measured.retained_bytes:
         lines.append(f"left alive when the step returned: {exact_bytes(measured.retained_bytes)}")
@@ -168,6 +178,28 @@ def _machine(measurement: Measurement) -> str:
     if machine.threads is not None:
         parts.append(f"{machine.threads} thread{'s' * (machine.threads != 1)}")
     return ", ".join(parts)
+
+
+def _running(measurement: Measurement) -> str:
+    if measurement.machine.device == "cuda":
+        return ""
+    return f" ({measurement.peak_op or 'between two operators'})"
+
+
+def describe_difference(difference: Difference) -> str:
+    """One line for a person: which log has the block, how large it is, whose it is."""
+    where = f"{difference.op.removesuffix('.default')} of {difference.node}" if difference.op else "the step's begin"
+    after = "after " if difference.side is Side.MEASURED and not difference.lives_longer else ""
+    verb = "lives longer where" if difference.lives_longer else "only"
+    return f"{format_bytes(difference.nbytes):>9} {verb} {difference.side.value}, {difference.phase}: {after}{printable(where)}"
+
+
+def _parting(differences: Sequence[Difference]) -> list[str]:
+    if not differences:
+        return []
+    more = len(differences) - _DIFFERENCES_SHOWN
+    shown = [f"  {describe_difference(difference)}" for difference in differences[:_DIFFERENCES_SHOWN]]
+    return ["blocks on which the two logs disagree, the first ones:", *shown, *([f"  and {more} more in the JSON"] if more > 0 else [])]
 
 
 def _scratch(measurement: Measurement) -> list[str]:

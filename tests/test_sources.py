@@ -548,3 +548,8 @@ def test_a_broken_collection_says_what_is_wrong(write: Any, tmp_path: Path, monk
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(EnvironmentLacksError, match=r"timm cannot be imported .ImportError: cannot import name 'nothing'"):
         build_model("timm:resnet18")
+
+
+def test_a_file_without_a_name_says_how_to_name_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"own\.py:NAME"):
+        build_model(str(tmp_path / "own.py"))
