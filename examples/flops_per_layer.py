@@ -2,7 +2,7 @@
 
 A layer's backward costs twice its forward: the gradient of its weight and the gradient of its input. The first
 convolution's costs only as much as its forward, because nobody asks for the gradient of the image. `None` stands for
-what did not run or has no formula; it is never written as 0, and what has no formula is listed under `unknowns`.
+what has no formula; it is never written as 0, and is listed under `unknowns`.
 """
 
 import torch

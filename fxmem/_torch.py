@@ -45,6 +45,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "checkpoint_regions",
     "detached",
+    "device_type",
     "engine_routed_to",
     "function_calls_seen_by",
     "input_metadata",
@@ -70,6 +71,11 @@ __all__ = [
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""
+
+
+def device_type(tensor: torch.Tensor) -> str:
+    """`tensor.device.type`, which for a FakeTensor would be an operator call of its own (`FakeTensor.fake_device`, since 1.13)."""
+    return str((tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -141,7 +141,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def index_of(self, tensor: torch.Tensor) -> int | None:
         """The storage of a tensor, noted now if it is new; None for other devices and for no bytes."""
-        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+        if _torch.device_type(tensor) != self._device_type or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         address = storage._cdata

@@ -110,7 +110,7 @@ def _is_trackable(tensor: torch.Tensor) -> bool:
 def _value(tensor: Any) -> torch.Tensor | None:
     if not isinstance(tensor, _torch.FakeTensor):
         # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
-        return tensor if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and _is_trackable(tensor) else None
+        return tensor if isinstance(tensor, torch.Tensor) and _torch.device_type(tensor) == "cpu" and _is_trackable(tensor) else None
     value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
     return value if value is not None else tensor.constant
 

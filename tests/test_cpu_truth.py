@@ -84,8 +84,11 @@ def test_models_that_checkpoint_already(reentrant):
 
     def build(device):
         module = build_model(spec, settings, device=device).module
-        enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)  # renamed in transformers 5
-        enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        kwargs = {"use_reentrant": reentrant}
+        if hasattr(module, "activation_checkpointing_enable"):  # its name since transformers 5
+            module.activation_checkpointing_enable(kwargs)
+        else:
+            module.gradient_checkpointing_enable(kwargs)
         return module
 
     args, kwargs = make_inputs([parse_input(text) for text in inputs])
