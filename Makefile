@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ zoo: $(READY) ## analyse every architecture of the model collections
 
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py
+
+validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
+	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
+
+accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
+	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
 
 constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
 	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \

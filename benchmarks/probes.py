@@ -18,6 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 __all__ = ["Operator", "gradient_of_ones", "probes"]
 
+_Held = Callable[[], Mapping[str, torch.Tensor]]
+"""Makes the indices and masks of an operator."""
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,7 +111,9 @@ class _Misc:
 
         return make
 
-    def _function(self, call: Callable[..., Any], *shapes: Sequence[int], held: Callable[[], Mapping[str, torch.Tensor]] | None = None) -> Callable[[], Operator]:
+    def _function(
+        self, call: Callable[..., Any], *shapes: Sequence[int], held: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    ) -> Callable[[], Operator]:
         return lambda: Operator(call, [self._normal(*shape) for shape in shapes], held=held() if held else None)
 
     def _pointwise_and_norms(self) -> dict[str, Callable[[], Operator]]:
@@ -130,7 +135,7 @@ class _Misc:
     def _indexed(self) -> dict[str, Callable[[], Operator]]:
         b, s = self.batch, self.tokens
 
-        def below(high: int, *shape: int) -> Callable[[], Mapping[str, torch.Tensor]]:
+        def below(high: int, *shape: int) -> _Held:
             return lambda: {"index": torch.randint(high, shape, device=self.device)}
 
         return {
@@ -166,9 +171,7 @@ class _Misc:
             "sdpa": self._function(attention, *qkv),
             "sdpa-causal": self._function(lambda q, k, v: attention(q, k, v, is_causal=True), *qkv),
             "sdpa-dropout": self._function(lambda q, k, v: attention(q, k, v, dropout_p=0.1), *qkv),
-            "sdpa-mask": self._function(
-                lambda q, k, v, mask: attention(q, k, v, attn_mask=mask), *qkv, held=lambda: {"mask": torch.zeros(b, 1, s, s, **on)}
-            ),
+            "sdpa-mask": self._function(lambda q, k, v, mask: attention(q, k, v, attn_mask=mask), *qkv, held=lambda: {"mask": torch.zeros(b, 1, s, s, **on)}),
             "sdpa-gqa": self._function(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), *grouped),
             "mha-module": self._self_attention,
         }

@@ -10,10 +10,10 @@ What is compared, for one training step with Adam, everything imported and warme
 - MemTracker: the same step inside `torch.distributed._tools.mem_tracker.MemTracker`.
 
 The last two are on the CPU because the C++ engine refuses fake CUDA tensors on a machine without a GPU. They take turns in
-one process, so a slow spell of the machine falls on all; what counts is the ratio of medians, the seconds are this
-machine's. Peak memory is a process's own (`ru_maxrss`), one process for each figure, less what a process has
-after the imports. Growth: the analysis of Llama stacks of growing depth, and the exponent p of seconds ~ layers^p, fitted by
-least squares on logarithms.
+one process. Seconds are the process's CPU time, all of it on one thread, which other work on the machine moves least; what
+counts is the ratio of medians, the seconds are one machine's. Peak memory is a process's own (`ru_maxrss`), one process for
+each figure, less what a process has after the imports. Growth: the analysis of Llama stacks of growing depth, and the
+exponent p of seconds ~ layers^p, fitted by least squares on logarithms.
 
 Writes `benchmarks/results/speed-DATE.json` and `.md`.
 """
@@ -25,7 +25,6 @@ import datetime
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import resource
 import statistics
@@ -137,7 +136,7 @@ def _import_all() -> None:
 
 
 def measure(model: str, methods: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Seconds of each method, taking turns, and this process's largest resident set before and after."""
+    """CPU seconds of each method, taking turns, and this process's largest resident set before and after."""
     _import_all()
     imported_bytes = _peak_rss_bytes()
     runs: dict[str, Callable[[], object]] = {}
@@ -149,9 +148,9 @@ def measure(model: str, methods: Sequence[str], rounds: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {method: [] for method in runs}
     for _ in range(rounds):
         for method, run in runs.items():
-            began = time.perf_counter()
+            began = time.process_time()
             run()
-            seconds[method].append(time.perf_counter() - began)
+            seconds[method].append(time.process_time() - began)
     return {"seconds": seconds, "imported_bytes": imported_bytes, "peak_rss_bytes": _peak_rss_bytes()}
 
 
@@ -171,24 +170,29 @@ def _child(model: str, methods: Sequence[str], rounds: int) -> dict[str, Any]:
     return answer
 
 
+def _own_bytes(model: str, method: str) -> int:
+    """What a process needs to do it once, beyond the imports."""
+    alone = _child(model, [method], 0)
+    return int(alone["peak_rss_bytes"] - alone["imported_bytes"])
+
+
 def run_all(rounds: int) -> dict[str, Any]:
     """Every figure of the report."""
     comparison = []
     for model in MODELS:
         seconds = _child(model, list(METHODS), rounds)["seconds"]
         for method in METHODS:
-            alone = _child(model, [method], 0)
-            own_bytes = alone["peak_rss_bytes"] - alone["imported_bytes"]
-            comparison.append({"model": model, "method": method, "seconds": seconds[method], "rss_above_imports_bytes": own_bytes})
+            comparison.append({"model": model, "method": method, "seconds": seconds[method], "rss_above_imports_bytes": _own_bytes(model, method)})
     growth = []
     for layers in GROWTH_LAYERS:
-        found = _child(f"llama{layers}", ["analyze"], max(1, rounds // 2))
-        growth.append({"layers": layers, "seconds": found["seconds"]["analyze"], "rss_above_imports_bytes": found["peak_rss_bytes"] - found["imported_bytes"]})
+        model = f"llama{layers}"
+        seconds = _child(model, ["analyze"], max(1, rounds // 2))["seconds"]["analyze"]
+        growth.append({"layers": layers, "seconds": seconds, "rss_above_imports_bytes": _own_bytes(model, "analyze")})
     return {
         "date": datetime.date.today().isoformat(),
         "versions": {"fxmem": __version__, **{name: importlib.metadata.version(name) for name in PACKAGES}},
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, one thread used",
+        "machine": platform.machine(),
         "rounds": rounds,
         "comparison": comparison,
         "growth": growth,
@@ -212,10 +216,10 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"# Speed, {found['date']}",
         "",
         f"`make bench`; {versions}, Python {found['python']}; {found['machine']}. Medians of {found['rounds']} rounds in turns. "
-        "What counts is the ratios; the seconds are this machine's, which did other work too. "
+        "Seconds of CPU time on one thread; what counts is the ratios. "
         "Memory is the process's peak less what it has after the imports. The methods are described in `benchmarks/speed.py`.",
         "",
-        "| model | method | seconds | of the bare step | memory MiB |",
+        "| model | method | CPU seconds | of the bare step | memory MiB |",
         "|---|---|---:|---:|---:|",
     ]
     bare = {row["model"]: statistics.median(row["seconds"]) for row in found["comparison"] if row["method"] == "bare"}
@@ -224,12 +228,14 @@ def markdown(found: Mapping[str, Any]) -> str:
         cells = [MODELS[row["model"]], METHODS[row["method"]], f"{seconds:.2f}", f"{seconds / bare[row['model']]:.2f}", _mib(row["rss_above_imports_bytes"])]
         lines.append(f"| {' | '.join(cells)} |")
     exponents = found["growth_exponents"]
+    slope = statistics.linear_regression([row["layers"] for row in found["growth"]], [row["rss_above_imports_bytes"] for row in found["growth"]]).slope
     lines += [
         "",
         f"`fxmem.analyze` of Llama stacks (`{TARGET}`, 1 x 2048 tokens) by depth: seconds grow as layers^{exponents['seconds']:.2f}, "
-        f"memory as layers^{exponents['rss_above_imports_bytes']:.2f}.",
+        f"memory as layers^{exponents['rss_above_imports_bytes']:.2f} "
+        f"(what the analysis needs whatever the depth, and {_mib(slope)} MiB for each layer).",
         "",
-        "| layers | seconds | seconds per layer | memory MiB |",
+        "| layers | CPU seconds | per layer | memory MiB |",
         "|---:|---:|---:|---:|",
     ]
     for row in found["growth"]:
@@ -238,8 +244,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.0f}"
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 20):,.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,8 +8,8 @@ Nothing is allocated and no GPU is used: models are built on meta, the predictio
 and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted goes on
 where it stopped; `--again` does what it is asked for anew.
 
-Counted as failed: fxmem raised, or a profile that contradicts itself (`fxmem.liveness.check`, more parameters than the
-peak has bytes, negative or unordered numbers).
+Counted as failed: fxmem raised, or its result cannot be true (`fxmem.liveness.check`; parameters that are not the model's or
+are more than the peak; kinds that do not sum to it), or its report cannot be printed, or read back.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Row:
     nodes: int | None = None
     ops: int | None = None
     seconds: float | None = None
-    """Of the analysis alone, in a process that has imported everything; building the model is not in it."""
+    """CPU time of the analysis alone, in a process that has imported everything; building the model is not in it."""
     unknown_flops: tuple[str, ...] = ()
     """Operators that compute and have no FLOP formula."""
 
@@ -133,10 +133,10 @@ def examine(job: Job) -> Row:
     try:
         built = build_model(job.spec, job.settings, mode=job.mode)
         args, kwargs = make_call(built)
-        began = time.perf_counter()
+        began = time.process_time()
         analysis = analyze_call(built.module, args, kwargs, name=job.spec, mode=job.mode, optimizer="adamw", target=TARGET)
         profile, peak = analysis.profile, analysis.peak
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         parameters_bytes = sum(p.numel() * p.element_size() for p in built.module.parameters())
         row = dataclasses.replace(
             row,
@@ -149,26 +149,32 @@ def examine(job: Job) -> Row:
             seconds=round(seconds, 3),
             unknown_flops=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "flops"),
         )
-        _check(profile, peak.requested_bytes, parameters_bytes)
+        _check(analysis, parameters_bytes)
     except Exception as error:
         why, reason = _explain(error)
         return dataclasses.replace(row, why=why.value, reason=reason)
     return row
 
 
-def _check(profile: Any, peak_bytes: int, parameters_bytes: int) -> None:
-    """Refuse a profile that cannot be true."""
+def _check(analysis: Any, parameters_bytes: int) -> None:
+    """Refuse a profile that cannot be true, and a report that cannot be written or read back."""
     from fxmem import liveness
+    from fxmem.records import Report
 
+    profile, peak = analysis.profile, analysis.peak
     liveness.check(profile)
     resident = sum(storage.nbytes for storage in profile.storages if storage.kind == "parameter")
     if resident != parameters_bytes:
         raise AssertionError(f"the profile has {resident} bytes of parameters, the model {parameters_bytes}")
-    if peak_bytes < parameters_bytes:
-        raise AssertionError(f"a peak of {peak_bytes} bytes is less than the parameters' {parameters_bytes}")
-    negative = [name for node in profile.nodes for name in ("saved_bytes", "output_bytes", "params_bytes") if getattr(node, name) < 0]
-    if negative:
-        raise AssertionError(f"negative {negative[0]}")
+    if peak.requested_bytes < parameters_bytes:
+        raise AssertionError(f"a peak of {peak.requested_bytes} bytes is less than the parameters' {parameters_bytes}")
+    if sum(peak.by_kind.values()) != peak.requested_bytes:
+        raise AssertionError(f"the kinds at the peak sum to {sum(peak.by_kind.values())} bytes, the peak is {peak.requested_bytes}")
+    if Report.model_validate_json(analysis.to_json()) != analysis.report():
+        raise AssertionError("the report read back from JSON is another")
+    too_wide = [line for line in analysis.table(width=100).splitlines() if len(line) > 100]
+    if too_wide:
+        raise AssertionError(f"a line of the table is {len(too_wide[0])} characters wide, not 100: {too_wide[0]!r}")
 
 
 def _explain(error: Exception) -> tuple[Why, str]:
@@ -223,7 +229,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             "## Architectures",
             "",
             "Peak: requested bytes. Saved: kept for backward when forward ends. Nodes: of the training graph. "
-            "Seconds: the analysis of the training step, on one core of a machine that did other work too.",
+            "Seconds: CPU time of the training step's analysis.",
             "",
             "| architecture | train | infer | peak MiB, train | peak MiB, infer | saved MiB | nodes | seconds | without FLOPs | reason |",
             "|---|---|---|---:|---:|---:|---:|---:|---|---|",

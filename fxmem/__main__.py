@@ -28,12 +28,14 @@ from fxmem._units import printable
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 
 if TYPE_CHECKING:
-    from fxmem.records import Report, Timeline
+    from fxmem.records import Report, Target, Timeline
     from fxmem.sources import BuiltModel
 
 __all__ = ["main"]
 
 _MODEL = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+_HEATS = ("saved", "output", "params", "flops", "live", "scratch")
+_RENDERERS = ("auto", "dot", "wasi", "plain")
 _NARROWEST = 60
 """Columns that the table needs."""
 
@@ -133,6 +135,11 @@ def _parser() -> _Parser:
     analyze.add_argument("--target", default="h100", metavar="NAME|FILE.json", help=target)
     _add_output(analyze)
 
+    graph = command(_graph, "the annotated graph, as SVG or DOT", "Draw the graph of a step, annotated; of a report, needs no torch.")
+    _add_step(graph, or_report=True)
+    graph.add_argument("--target", default="h100", metavar="NAME|FILE.json", help=target)
+    _add_drawing(graph)
+
     show = command(_show, "the table of a report written earlier", "Print a report that `fxmem analyze --json` wrote; needs no torch.")
     show.add_argument("report", metavar="REPORT.json|-", help="the file; `-` reads stdin")
     _add_output(show)
@@ -152,11 +159,12 @@ def _parser() -> _Parser:
     return parser
 
 
-def _add_step(parser: argparse.ArgumentParser) -> None:
+def _add_step(parser: argparse.ArgumentParser, *, or_report: bool = False) -> None:
     inputs = "32x3x224x224[:dtype], name:8x1024:int64 or pkg.mod:make_batch; repeatable; default: what the model's family takes"
     settings = "a keyword argument of the factory, or a field of the hf: config; repeatable"
     optimizer = "a torch.optim class, sgd-momentum, adamw:fused, pkg.mod:factory, or none (default adamw)"
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    report = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
+    parser.add_argument("model", metavar="MODEL|REPORT.json" if or_report else "MODEL", help=(report if or_report else "") + _MODEL)
     parser.add_argument("--input", action="append", default=[], metavar="SPEC", help=inputs)
     parser.add_argument("--batch", type=int, metavar="N", help="batch size of the default inputs (default 8)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=settings)
@@ -173,6 +181,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, metavar="N", help="levels of the module tree to show")
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
     parser.add_argument("--json", metavar="FILE|-", help="write the report as JSON; `-` writes it to stdout instead of the table")
+    parser.add_argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose")
+
+
+def _add_drawing(parser: argparse.ArgumentParser) -> None:
+    renderer = "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; plain: built in; auto: the first that works (default auto)"
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.svg|FILE.dot", help="what to write, by its ending")
+    parser.add_argument("--heat", choices=_HEATS, default="saved", help="the quantity that colours the boxes (default saved)")
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)")
+    parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes there may be (default 400)")
+    parser.add_argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls")
+    parser.add_argument("--no-fold", action="store_true", help="draw equal siblings one by one")
+    parser.add_argument("--renderer", choices=_RENDERERS, default="auto", help=renderer)
 
 
 # --- commands: each returns its exit code and what to write to stdout -------------------------------------------------------
@@ -183,6 +203,10 @@ def _analyze(options: argparse.Namespace) -> tuple[int, str]:
 
     _check_output(options)
     card = targets.target(options.target)
+    return 0, _reported(options, *_analyzed(options, card))
+
+
+def _analyzed(options: argparse.Namespace, card: Target) -> tuple[Report, Timeline]:
     _require_torch()
     with _Working(options.quiet) as progress:
         progress("loading torch")
@@ -191,7 +215,7 @@ def _analyze(options: argparse.Namespace) -> tuple[int, str]:
         step = _step(options)
         built, args, kwargs = _model_and_inputs(options, progress)
         analysis = analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **step)
-    return 0, _reported(options, analysis.report(), analysis.timeline)
+        return analysis.report(), analysis.timeline
 
 
 def _show(options: argparse.Namespace) -> tuple[int, str]:
@@ -202,6 +226,27 @@ def _show(options: argparse.Namespace) -> tuple[int, str]:
     return 0, _reported(options, report, reports.timeline(report))
 
 
+def _graph(options: argparse.Namespace) -> tuple[int, str]:
+    from fxmem import drawing, reports, targets
+    from fxmem.files import write_text
+
+    _check_ending("--output", options.output, (".svg", ".dot"))
+    _check_writable("--output", options.output)
+    path = Path(options.model)
+    if path.suffix == ".json" and path.is_file():
+        report = reports.load_report(path)
+        timeline = reports.timeline(report)
+    else:
+        report, timeline = _analyzed(options, targets.target(options.target))
+    what = {"heat": options.heat, "fold": not options.no_fold, "depth": options.depth, "focus": options.focus, "max_boxes": options.max_boxes}
+    if Path(options.output).suffix == ".dot":
+        text = drawing.dot_source(report, timeline, **what)
+    else:
+        text = drawing.svg(report, timeline, renderer=options.renderer, **what)
+    write_text(Path(options.output), text)
+    return 0, ""
+
+
 def _validate(options: argparse.Namespace) -> tuple[int, str]:
     _check_output(options)
     if not 0 <= options.tolerance < 1:
@@ -209,9 +254,12 @@ def _validate(options: argparse.Namespace) -> tuple[int, str]:
     _require_torch()
     with _Working(options.quiet) as progress:
         progress("loading torch")
+        from fxmem.measuring_cuda import require_card
         from fxmem.sources import build_model, parse_settings
         from fxmem.validation import validate_call
 
+        if options.device == "cuda":
+            require_card()
         step = _step(options)
         built, args, kwargs = _model_and_inputs(options, progress)
         shape: dict[str, Any] = {"mode": options.mode, "weights_dtype": options.weights, "channels_last": options.channels_last}
@@ -334,22 +382,42 @@ def _check_output(options: argparse.Namespace) -> None:
         raise UsageError(f"expected --width of at least {_NARROWEST} columns, got {width}")
     if depth is not None and depth < 0:
         raise UsageError(f"expected --depth of at least 0, got {depth}")
-    if options.json is None or options.json == "-":
-        return
-    path = Path(options.json).absolute()
+    if options.json is not None and options.json != "-":
+        _check_writable("--json", options.json, ", or - for stdout")
+    if getattr(options, "svg", None) is not None:
+        _check_ending("--svg", options.svg, (".svg",))
+        _check_writable("--svg", options.svg)
+
+
+def _check_writable(option: str, name: str, or_else: str = "") -> None:
+    path = Path(name).absolute()
     if not path.parent.is_dir():
-        raise UsageError(f"expected --json to name a file in a folder that exists, got {options.json!r}")
+        raise UsageError(f"expected {option} to name a file in a folder that exists, got {name!r}")
     if path.exists() and not path.is_file():  # a folder; or a device, which the file moved into place would replace
-        raise UsageError(f"expected --json to name a file, or - for stdout, got {options.json!r}")
+        raise UsageError(f"expected {option} to name a file{or_else}, got {name!r}")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"expected --json to name a file in a folder that can be written, got {options.json!r}")
+        raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")
+
+
+def _check_ending(option: str, name: str, endings: Sequence[str]) -> None:
+    if Path(name).suffix not in endings:
+        raise UsageError(f"expected {option} to name a file that ends in {' or '.join(endings)}, got {name!r}")
 
 
 def _reported(options: argparse.Namespace, report: Report, timeline: Timeline) -> str:
     from fxmem import reporting
 
+    if options.svg is not None:
+        _write_svg(options, report, timeline)
     width = columns() if options.width is None else options.width
     return _json_or(options, report.model_dump_json(), lambda: reporting.table(report, timeline, width=width, depth=options.depth, color=not why_plain()))
+
+
+def _write_svg(options: argparse.Namespace, report: Report, timeline: Timeline) -> None:
+    from fxmem import drawing
+    from fxmem.files import write_text
+
+    write_text(Path(options.svg), drawing.svg(report, timeline))
 
 
 def _json_or(options: argparse.Namespace, document: str, text: Callable[[], str]) -> str:

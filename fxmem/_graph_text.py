@@ -28,20 +28,20 @@ def fit(text: str, size: float, width: float, *, bold: bool = False) -> str:
     return text[:kept].rstrip() + "…"
 
 
-def wrap(text: str, size: float, width: float, *, lines: int) -> list[str]:
+def wrap(text: str, size: float, width: float, *, lines: int, bold: bool = False) -> list[str]:
     """The text in lines of at most `width` pixels, broken at spaces, the last of at most `lines` cut short if need be."""
     done: list[str] = []
     line = ""
     words = text.split(" ")
     for index, word in enumerate(words):
         longer = f"{line} {word}" if line else word
-        if line and text_width(longer, size) > width:
+        if line and text_width(longer, size, bold=bold) > width:
             if len(done) == lines - 1:
-                return [*done, fit(" ".join([line, *words[index:]]), size, width)]
+                return [*done, fit(" ".join([line, *words[index:]]), size, width, bold=bold)]
             done.append(line)
             longer = word
         line = longer
-    return [*done, fit(line, size, width)]
+    return [*done, fit(line, size, width, bold=bold)]
 
 
 def _em(char: str) -> float:

@@ -59,7 +59,7 @@ class Run:
     repeats: tuple[tuple[int, ...], ...]
     """Nodes of every repeat, the first included; equal places hold equal nodes."""
     last: Item
-    """What the last repeat starts with."""
+    """What the last repeat ends with."""
 
 
 Item = Leaf | Visit | Run
@@ -249,7 +249,7 @@ class _Folding:
             if times > 1:
                 starts = range(at, at + length * times, length)
                 repeats = tuple(tuple(node for item in items[start : start + length] for node in all_nodes(item)) for start in starts)
-                folded.append(Run(tuple(items[at : at + length]), repeats, items[starts[-1]]))
+                folded.append(Run(tuple(items[at : at + length]), repeats, items[at + length * times - 1]))
             else:
                 folded.append(items[at])
             at += length * times

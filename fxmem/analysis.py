@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fxmem import allocator, profiling, reporting, targets
+from fxmem import allocator, drawing, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
@@ -68,6 +68,10 @@ class Analysis:
         if path is not None:
             write_text(Path(path), text + "\n")
         return text
+
+    def save_svg(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the annotated graph as SVG (whole or not at all); options as for `fxmem.drawing.svg`."""
+        write_text(Path(path), drawing.svg(self.profile, self.timeline, **options))
 
     def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
         """The report as a table for people, no line wider than `width` characters."""

@@ -1,21 +1,24 @@
 """Where a predicted and a measured log of the allocator part ways: whose blocks only one of the two has, and which live longer.
 
-Both logs are signed sizes in order: a block comes (+) or goes (-). The logs of one phase are aligned by a shortest edit script
-(E. W. Myers, "An O(ND) Difference Algorithm and Its Variations", Algorithmica 1, 1986, the greedy algorithm of section 4; not
-its linear-space refinement), so every event is either on both sides or on one. Then, phase by phase:
+Both logs are signed sizes in order: a block comes (+) or goes (-). Sizes are requested bytes on both sides.
 
-- a block that comes on one side only is one the other side does not have;
-- a free of one size that both sides have, but at other places, is a block that lives longer on one of them;
-- what lives longer than the log is left out: frees at a log's very end move no peak, and a program's last line frees as it likes.
+- The allocations of each phase are aligned by a shortest edit script (E. W. Myers, "An O(ND) Difference Algorithm and Its
+  Variations", Algorithmica 1, 1986, the greedy algorithm of section 4; not its linear-space refinement). What is on one side only is
+  a block the other side does not have.
+- A free is placed by how many common allocations lie before it, for nothing that happens between two allocations moves a peak.
+  Two frees of one size at one place are the same; of what is left, each side's own blocks take the next free of their size; what
+  then remains is paired in order, and such a block lives longer on the side where its free comes later.
+- Frees at a log's very end are left out: they move no peak, and a program's last line frees as it likes.
 
 A measured log names nothing, so a block that only it has is placed by its neighbour: the last predicted allocation before it
-that both sides have. Sizes are requested bytes on both sides.
+that both sides have.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.records import Phase, Profile
@@ -61,7 +64,7 @@ def _phase_at(profile: Profile, tick: int) -> Phase:
 
 
 def first_differences(
-    predicted: Sequence[Event], measured: Sequence[int], measured_by_phase: dict[Phase, int] | None = None, *, limit: int = 20
+    predicted: Sequence[Event], measured: Sequence[int], measured_by_phase: Mapping[Phase, int] | None = None, *, limit: int = 20
 ) -> tuple[Difference, ...]:
     """The first blocks, in the order of the step, on which two logs disagree.
 
@@ -72,141 +75,160 @@ def first_differences(
             length. Without it the logs are aligned as wholes, and a block that only the measurement has is in its neighbour's phase.
         limit: how many to return at most.
 
-    After 1500 events that only one side has, the rest of a phase is not looked at: what follows that many is no first difference.
+    After 1500 allocations that only one side has, the rest of a phase is not looked at: what follows that many is no first difference.
 
     Raises:
         ValueError: `measured_by_phase` does not add up to the events.
     """
     if measured_by_phase is not None and sum(measured_by_phase.values()) != len(measured):
         raise ValueError(f"expected measured_by_phase to add up to the {len(measured)} events, got {sum(measured_by_phase.values())}")
-    mine, theirs = predicted[: _without_last_frees([event.nbytes for event in predicted])], measured[: _without_last_frees(measured)]
-    found: list[Difference] = []
-    for phase, pieces in _pieces(mine, len(theirs), measured_by_phase):
-        if len(found) >= limit:
-            break
-        found += _differences(mine, theirs, pieces, phase)
-    return tuple(found[:limit])
+    mine = _Log([event.nbytes for event in predicted])
+    theirs = _Log(measured)
+    found: list[tuple[int, Difference]] = []
+    for phase, (ours, others) in _pieces(predicted, len(measured), measured_by_phase):
+        found += _blocks(predicted, mine, ours, theirs, others, phase)
+    found += _frees(predicted, mine, theirs, found)
+    return tuple(difference for _, _, difference in sorted(_ranked(found), key=lambda ranked: ranked[:2])[:limit])
 
 
-def _without_last_frees(sizes: Sequence[int]) -> int:
-    return next((at + 1 for at in reversed(range(len(sizes))) if sizes[at] > 0), 0)
+def _ranked(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
+    """With each place how many of its side's stand there before it, so that of many at one place neither side hides the other."""
+    ranks: Counter[tuple[int, Side]] = Counter()
+    for place, difference in found:
+        yield place, ranks[place, difference.side], difference
+        ranks[place, difference.side] += 1
 
 
-_Pieces = tuple[range, range]
+class _Log:
+    """A log as far as it has been aligned."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self.common: list[int] = []
+        """Indices of the allocations both sides have."""
+        self.read: list[range] = []
+        """What has been aligned."""
+
+    def place(self, at: int) -> int:
+        """How many common allocations lie before an event."""
+        return bisect_left(self.common, at)
+
+    def frees(self) -> dict[int, list[int]]:
+        """By size, the indices of the frees in what has been aligned, those at the log's very end left out."""
+        end = next((at + 1 for at in reversed(range(len(self.sizes))) if self.sizes[at] > 0), 0)
+        found = defaultdict(list)
+        for piece in self.read:
+            for at in piece:
+                if self.sizes[at] < 0 and at < end:
+                    found[-self.sizes[at]].append(at)
+        return found
 
 
-def _pieces(predicted: Sequence[Event], measured: int, by_phase: dict[Phase, int] | None) -> list[tuple[Phase | None, _Pieces]]:
+def _pieces(predicted: Sequence[Event], measured: int, by_phase: Mapping[Phase, int] | None) -> list[tuple[Phase | None, tuple[range, range]]]:
     """What to align with what: the two logs' events of each phase, or all of both."""
     if by_phase is None:
         return [(None, (range(len(predicted)), range(measured)))]
-    starts: dict[Phase, range] = {}
+    pieces: list[tuple[Phase | None, tuple[range, range]]] = []
+    begin = 0
     for phase in Phase:
         held = [at for at, event in enumerate(predicted) if event.phase is phase]
-        starts[phase] = range(held[0], held[-1] + 1) if held else range(0)
-    pieces: list[tuple[Phase | None, _Pieces]] = []
-    begin = 0
-    for phase, count in by_phase.items():
-        pieces.append((phase, (starts[phase], range(min(begin, measured), min(begin + count, measured)))))
+        count = by_phase.get(phase, 0)
+        pieces.append((phase, (range(held[0], held[-1] + 1) if held else range(0), range(begin, begin + count))))
         begin += count
     return pieces
 
 
-def _differences(predicted: Sequence[Event], measured: Sequence[int], pieces: _Pieces, phase: Phase | None) -> list[Difference]:
-    mine, theirs = pieces
-    sizes = [predicted[at].nbytes for at in mine], [measured[at] for at in theirs]
-    only_mine, only_theirs, ends = _edit_script(*sizes)
-    neighbours = _neighbours(predicted, mine, set(only_mine), set(only_theirs), ends)
-    found: list[tuple[tuple[int, int], Difference]] = []
-
-    def note(side: Side, at: int, place: tuple[int, int], *, lives_longer: bool = False) -> None:
-        event = predicted[mine[at]] if side is Side.PREDICTED else neighbours[at]
-        size = sizes[0][at] if side is Side.PREDICTED else sizes[1][at]
-        found.append(
-            (
-                place,
-                Difference(
-                    side=side,
-                    lives_longer=lives_longer,
-                    nbytes=abs(size),
-                    phase=phase or (event.phase if event is not None else Phase.FORWARD),
-                    position=mine[at] if side is Side.PREDICTED else theirs[at],
-                    op=event.op if event is not None else "",
-                    node=event.node if event is not None else "",
-                ),
-            )
-        )
-
-    both = {Side.PREDICTED: only_mine, Side.MEASURED: only_theirs}
-    frees: dict[Side, defaultdict[int, list[tuple[tuple[int, int], int]]]] = {side: defaultdict(list) for side in Side}
-    for side, places in both.items():
-        for at, place in places.items():
-            size = sizes[0 if side is Side.PREDICTED else 1][at]
-            if size > 0:
-                note(side, at, place)
-            else:
-                frees[side][size].append((place, at))
-    for size, early_and_late in frees[Side.PREDICTED].items():
-        for (place, at), (other_place, other) in zip(early_and_late, frees[Side.MEASURED].get(size, []), strict=False):
-            late, place_of_late, index = (Side.PREDICTED, place, at) if place > other_place else (Side.MEASURED, other_place, other)
-            note(late, index, place_of_late, lives_longer=True)
-    return [difference for _, difference in sorted(found, key=lambda placed: placed[0])]
-
-
-def _neighbours(predicted: Sequence[Event], mine: range, only_mine: set[int], only_theirs: set[int], ends: tuple[int, int]) -> dict[int, Event | None]:
-    """By event of the measured piece: the last predicted allocation before it that both sides have."""
-    common = iter(at for at in range(ends[0]) if at not in only_mine)
-    last: Event | None = None
-    found: dict[int, Event | None] = {}
-    for at in range(ends[1]):
-        if at not in only_theirs:
-            event = predicted[mine[next(common)]]
-            last = event if event.nbytes > 0 else last
-        found[at] = last
+def _blocks(predicted: Sequence[Event], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None) -> list[tuple[int, Difference]]:
+    """The blocks of one piece that one side does not have, each with its place; what both have is noted in the logs."""
+    a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
+    only_a, only_b, (end_a, end_b) = _edit_script([mine.sizes[at] for at in a], [theirs.sizes[at] for at in b])
+    mine.common += [at for i, at in enumerate(a[:end_a]) if i not in only_a]
+    theirs.common += [at for i, at in enumerate(b[:end_b]) if i not in only_b]
+    mine.read.append(range(ours.start, a[end_a]) if end_a < len(a) else ours)
+    theirs.read.append(range(others.start, b[end_b]) if end_b < len(b) else others)
+    found = []
+    for at in (a[i] for i in only_a):
+        event = predicted[at]
+        found.append((mine.place(at), Difference(side=Side.PREDICTED, nbytes=event.nbytes, phase=event.phase, position=at, op=event.op, node=event.node)))
+    for at in (b[i] for i in only_b):
+        place = theirs.place(at)
+        near = predicted[mine.common[place - 1]] if place else Event(0, Phase.FORWARD)
+        found.append((place, Difference(side=Side.MEASURED, nbytes=theirs.sizes[at], phase=phase or near.phase, position=at, op=near.op, node=near.node)))
     return found
 
 
-_Places = dict[int, tuple[int, int]]
+def _frees(predicted: Sequence[Event], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]) -> list[tuple[int, Difference]]:
+    """The blocks both sides have that live longer on one, each with the place where it is gone at last."""
+    found = []
+    frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
+    for size in sorted(frees_of_mine.keys() & frees_of_theirs.keys()):
+        early, late = _unmatched(mine, frees_of_mine[size], theirs, frees_of_theirs[size])
+        for side, left, log in ((Side.PREDICTED, early, mine), (Side.MEASURED, late, theirs)):
+            for place, block in blocks:
+                if block.side is side and block.nbytes == size:
+                    own = next((at for at in left if log.place(at) >= place and at > block.position), None)
+                    if own is not None:
+                        left.remove(own)
+        for at, other in zip(early, late, strict=False):
+            event, place, other_place = predicted[at], mine.place(at), theirs.place(other)
+            if place == other_place:
+                continue
+            side, position = (Side.PREDICTED, at) if place > other_place else (Side.MEASURED, other)
+            block = Difference(side=side, lives_longer=True, nbytes=size, phase=event.phase, position=position, op=event.op, node=event.node)
+            found.append((max(place, other_place), block))
+    return found
 
 
-def _edit_script(a: Sequence[int], b: Sequence[int]) -> tuple[_Places, _Places, tuple[int, int]]:
+def _unmatched(mine: _Log, frees: list[int], theirs: _Log, other_frees: list[int]) -> tuple[list[int], list[int]]:
+    """Frees of one size that the other side does not have at the same place."""
+    waiting: dict[int, list[int]] = defaultdict(list)
+    for at in reversed(other_frees):
+        waiting[theirs.place(at)].append(at)
+    left = [at for at in frees if not (waiting[mine.place(at)] and waiting[mine.place(at)].pop())]
+    return left, sorted(at for same in waiting.values() for at in same)
+
+
+def _edit_script(a: Sequence[int], b: Sequence[int]) -> tuple[list[int], list[int], tuple[int, int]]:
     """A shortest script from `a` to `b`, as far as `_MAX_EDITS` edits reach.
 
-    Returns the indices only `a` has and those only `b` has, each with the place `(x, y)` in both where it falls, and up to
-    where the two were read.
+    Returns the indices only `a` has, those only `b` has, and how far the two were read.
     """
-    # V[k] is the furthest x on diagonal k = x - y after d edits; `trace` keeps the V before each d.
-    furthest = {1: 0}
-    trace: list[dict[int, int]] = []
+    # furthest[k] is the furthest x on diagonal k = x - y; k may be negative, which is why the list counts from its end there.
+    # trace[edits] is what of it the step to so many edits reads: diagonals -edits - 1 to edits + 1.
+    most = min(len(a) + len(b), _MAX_EDITS)
+    furthest = [0] * (2 * most + 3)
+    trace: list[list[int]] = []
     end = len(a), len(b)
-    for edits in range(min(len(a) + len(b), _MAX_EDITS) + 1):
-        trace.append(dict(furthest))
+    for edits in range(most + 1):
+        trace.append([furthest[k] for k in range(-edits - 1, edits + 2)])
         for k in range(-edits, edits + 1, 2):
-            down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-            x = furthest[k + 1] if down else furthest[k - 1] + 1
-            y = x - k
-            while x < len(a) and y < len(b) and a[x] == b[y]:
-                x, y = x + 1, y + 1
+            x = furthest[k + 1] if _is_down(furthest[k - 1], furthest[k + 1], edits, k) else furthest[k - 1] + 1
+            while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
+                x += 1
             furthest[k] = x
-            if (x, y) == end:
+            if (x, x - k) == end:
                 return *_backtrack(trace, end), end
-    inside = [(x, x - k) for k, x in furthest.items() if abs(k) <= _MAX_EDITS and (k + _MAX_EDITS) % 2 == 0 and x <= len(a) and 0 <= x - k <= len(b)]
-    reached = max(inside, key=sum)
+    ends = ((furthest[k], furthest[k] - k) for k in range(-most, most + 1, 2))
+    reached = max(((x, y) for x, y in ends if x <= len(a) and 0 <= y <= len(b)), key=sum)
     return *_backtrack(trace, reached), reached
 
 
-def _backtrack(trace: list[dict[int, int]], end: tuple[int, int]) -> tuple[_Places, _Places]:
+def _is_down(left: int, right: int, edits: int, k: int) -> bool:
+    """Whether diagonal `k` is reached by an event of `b` rather than one of `a`; the neighbouring diagonals' furthest x decide."""
+    return k == -edits or (k != edits and left < right)
+
+
+def _backtrack(trace: Sequence[Sequence[int]], end: tuple[int, int]) -> tuple[list[int], list[int]]:
     x, y = end
-    only_a: _Places = {}
-    only_b: _Places = {}
+    only_a: list[int] = []
+    only_b: list[int] = []
     for edits in reversed(range(1, len(trace))):
-        furthest, k = trace[edits], x - y
-        down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-        before_k = k + 1 if down else k - 1
-        before_x = furthest[before_k]
-        before_y = before_x - before_k
-        if down:
-            only_b[before_y] = before_x, before_y
+        k = x - y
+        left, right = trace[edits][k + edits], trace[edits][k + edits + 2]
+        if _is_down(left, right, edits, k):
+            x, y = right, right - k - 1
+            only_b.append(y)
         else:
-            only_a[before_x] = before_x, before_y
-        x, y = before_x, before_y
-    return dict(reversed(only_a.items())), dict(reversed(only_b.items()))
+            x, y = left, left - k + 1
+            only_a.append(x)
+    return only_a[::-1], only_b[::-1]

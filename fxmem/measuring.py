@@ -42,7 +42,7 @@ from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_opti
 from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredOp, Measurement
 
-__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "check_device", "collected", "measure_cpu", "resident_bytes", "scratch_events"]
+__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "check_on_cpu", "collected", "measure_cpu", "resident_bytes", "scratch_events"]
 
 # --- the log ------------------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def measure_cpu(
     """
     if steps < 2:
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
-    check_device(model, args, kwargs, "cpu")
+    check_on_cpu(model, args, kwargs)
     stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
     step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
     try:
@@ -261,17 +261,16 @@ def resident_bytes(
     return {kind: size for kind, size in sizes.items() if size}
 
 
-def check_device(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str) -> None:
-    """Refuse a step of which a parameter, a buffer or an input is on a device of another type.
+def check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a step of which a parameter, a buffer or an input is not on the CPU.
 
     Raises:
-        UsageError: names the first that is.
+        UsageError: names the first that is not.
     """
     named = [*model.named_parameters(), *model.named_buffers(), *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs)))))]
     for name, tensor in named:
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != device_type:
-            where = {"cpu": "the CPU", "cuda": "the card"}.get(device_type, device_type)
-            raise UsageError(f"expected everything on {where} to measure there, but {name} is on {tensor.device}")
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            raise UsageError(f"expected everything on the CPU before it is measured, but {name} is on {tensor.device}")
 
 
 # --- the record ---------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ The step is `fxmem.step.run_step`, the very function that is predicted. Before t
 bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection and
 `torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks are read and reset.
 
-Assumptions. One card, the current one. What else the process has there before the first step is told apart by
-what the allocator counts then, and subtracted; of the reserved bytes only as far as whole segments are
-empty, so measure in a process of its own where reserved bytes matter. A captured CUDA graph or a pluggable allocator is not seen.
+Assumptions. One card, the current one. What the process has there already is counted before the model is moved there, and
+subtracted. That is exact for all but the reserved bytes: a segment that holds such tensors may have room for the step's, so measure
+in a process of its own where reserved bytes matter. A captured CUDA graph or a pluggable allocator is not seen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import torch
 from torch import nn
 
 from fxmem import targets
+from fxmem._torch import tree_map_only
 from fxmem._torch_cuda import AllocatorLog, drop_cublas_workspaces
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
-from fxmem.measuring import check_device, collected, resident_bytes
+from fxmem.measuring import check_on_cpu, collected, resident_bytes
 from fxmem.records import Kind, Phase, Step, Target
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
 from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredPhase, Measurement
 
-__all__ = ["Meter", "card_machine", "card_target", "found_card", "measure_cuda", "require_card"]
+__all__ = ["Meter", "card_machine", "card_target", "cudnn_version", "found_card", "measure_cuda", "require_card"]
 
 _KINDS = ("requested", "allocated", "active", "reserved")
 
@@ -72,13 +73,12 @@ def card_machine() -> Machine:
     """The current card and everything that is known to move its memory. Raises EnvironmentLacksError without one."""
     require_card()
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return Machine(
         device="cuda",
         name=found.name,
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
-        cudnn_version=_cudnn_version(cudnn),
+        cudnn_version=cudnn_version(),
         driver_version=_driver_version(),
         capability=(found.major, found.minor),
         memory_bytes=found.total_memory,
@@ -86,12 +86,10 @@ def card_machine() -> Machine:
     )
 
 
-def _cudnn_version(number: int | None) -> str | None:
-    """`9.19.0` of 91900: major * 10000 + minor * 100 + patch since cuDNN 9 (`cudnn_version.h`); of 8907, `8.9.7`."""
-    if number is None:
-        return None
-    major = 10000 if number >= 90000 else 1000
-    return f"{number // major}.{number % major // 100}.{number % 100}"
+def cudnn_version() -> str | None:
+    """The cuDNN that torch loads, as in `9.19.0`; None without one. Its number is major * 10000 + minor * 100 + patch (`cudnn_version.h`, since 9)."""
+    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return None if number is None else f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def _driver_version() -> str | None:
@@ -158,24 +156,25 @@ def measure_cuda(
 ) -> Measurement:
     """Run `steps` real steps on the current card and measure the last.
 
-    The model is trained in place: hand in a copy, on the card as its inputs are. Workspaces that cuBLAS held before are given
-    back, to be taken anew as in a process of the step's own. Where the step has no optimizer, gradients are cleared before each step.
+    The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS held before
+    are given back, to be taken anew as in a process of the step's own. Where the step has no optimizer, gradients are cleared
+    before each step.
 
     Raises:
-        UsageError: fewer than two steps, or something that is not on the card.
+        UsageError: fewer than two steps, or something that is not on the CPU.
         EnvironmentLacksError: no card.
         AnalysisError: the step raised; with the user's line.
     """
     if steps < 2:
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
     require_card()
-    check_device(model, args, kwargs, "cuda")
-    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
+    check_on_cpu(model, args, kwargs)
     drop_cublas_workspaces()
     torch.cuda.empty_cache()
-    own = sum(resident_bytes(model, args, kwargs, stepper, device_type="cuda").values())
-    before = current_bytes("current")
-    foreign = {kind: max(before[kind] - own, 0) for kind in _KINDS} if before["requested"] > own else dict.fromkeys(_KINDS, 0)
+    foreign = current_bytes("current")
+    model = model.to("cuda")
+    args, kwargs = _on_card((args, dict(kwargs)))
+    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
 
     def step(mark: Callable[[str], None]) -> None:
         run_step(model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cuda", mode=mode, mark=mark)
@@ -208,6 +207,18 @@ def measure_cuda(
         events={Phase(part): sizes for part, sizes in meter.events.items()},
         beside=beside,
     )
+
+
+def _on_card(tree: Any) -> Any:
+    """Nested arguments with their tensors on the current card: layouts and `requires_grad` as they were; tensors that are one stay one."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
+        return moved[id(tensor)]
+
+    return tree_map_only(torch.Tensor, move, tree)
 
 
 def _in_phases(step: Callable[[Callable[[str], None]], None], meter: Meter) -> None:

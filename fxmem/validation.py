@@ -25,7 +25,7 @@ from fxmem.usercode import failure, one_line, process_unchanged
 from fxmem.validation_records import Verdict
 from fxmem.verdicts import verdict
 
-__all__ = ["on_card", "real_model", "real_values", "validate", "validate_call"]
+__all__ = ["real_model", "real_values", "validate", "validate_call"]
 
 _PARAMETER_STD = 0.02
 
@@ -116,11 +116,8 @@ def _held(
         real = real_model(model)
         set_training(real, settings["mode"])
         real_args, real_kwargs = real_values((args, kwargs))
-        if device == "cuda":
-            real, (real_args, real_kwargs) = real.to("cuda"), on_card((real_args, real_kwargs))
-            measurement = measure_cuda(real, real_args, real_kwargs, **settings)
-        else:
-            measurement = measure_cpu(real, real_args, real_kwargs, **settings)
+        measure = measure_cuda if device == "cuda" else measure_cpu
+        measurement = measure(real, real_args, real_kwargs, **settings)
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
 
 
@@ -128,18 +125,6 @@ def _target(device: str) -> str | Target:
     if device not in ("cpu", "cuda"):
         raise UsageError(f"expected device='cpu' or 'cuda' (where a step can be measured), got {device!r}")
     return found_card() if device == "cuda" else device
-
-
-def on_card(tree: Any) -> Any:
-    """Nested arguments with their tensors moved to the current card: layouts and `requires_grad` as they were, leaves still leaves."""
-    moved: dict[int, torch.Tensor] = {}
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in moved:
-            moved[id(tensor)] = tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
-        return moved[id(tensor)]
-
-    return tree_map_only(torch.Tensor, move, tree)
 
 
 def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:

@@ -131,7 +131,7 @@ class Measurement(Record):
     """What the card's allocator reports phase by phase, in their order; empty on the CPU."""
     events: tuple[int, ...] = ()
     """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest running sum is `peak_bytes`."""
-    events_by_phase: dict[Phase, int] = {}
+    events_by_phase: dict[Phase, int] = Field(default_factory=dict)
     """How many events fall into each phase, in the order of the phases; empty if there is no log."""
 
 

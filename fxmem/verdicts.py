@@ -125,7 +125,7 @@ _LABELS = {
 
 
 def report(verdict: Verdict) -> str:
-    """The verdict as plain text of at most 80 columns, model and card names apart, without a newline at the end."""
+    """The verdict as plain text of at most 80 columns, names of models, nodes and cards apart, without a newline at the end."""
     measured = verdict.measurement
     lines = [
         f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}",

@@ -120,7 +120,7 @@ def fails(capsys: Capture, code: int, *arguments: str) -> str:
     """The one line a command that fails writes to stderr, without its `fxmem: `; it must leave the folder as it was."""
     before = {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
     found, out, err = run(capsys, *arguments)
-    assert (found, out) == (code, "")
+    assert (found, out) == (code, ""), err
     assert {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()} == before
     assert re.fullmatch(r"fxmem: [^\n]+\n", err), err
     assert err.rstrip("\n").isprintable()
@@ -162,7 +162,7 @@ TYPOS = {
     "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
     "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",
     "validate m --tolerance nan": "expected --tolerance as a fraction between 0 and 1, got nan",
-    "validate m --device cuda": "expected --device to be one of cpu; got 'cuda'; see fxmem validate --help",
+    "validate m --device tpu": "expected --device to be one of cpu, cuda; got 'tpu'; see fxmem validate --help",
     "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
     "show nothing.json": "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory",
     "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
@@ -274,7 +274,7 @@ def test_an_error_of_our_own_is_one_line_too(capsys: Capture, monkeypatch: pytes
 def test_debug_adds_the_traceback_and_changes_nothing_else(capsys: Capture, arguments: tuple[str, ...], code: int) -> None:
     line = fails(capsys, code, *arguments)
     found, out, err = run(capsys, *arguments, "--debug")
-    assert (found, out) == (code, "")
+    assert (found, out) == (code, ""), err
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.endswith(f"\nfxmem: {line}\n")
 

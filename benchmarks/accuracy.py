@@ -1,0 +1,470 @@
+"""Hold fxmem's predictions against what was measured on cards. Needs no GPU.
+
+    python benchmarks/accuracy.py                    every file of benchmarks/results/gpu, to benchmarks/accuracy.md (`make accuracy`)
+    python benchmarks/accuracy.py FILE.json ...      these files instead; the table goes to stdout
+    python benchmarks/accuracy.py --bounds           also write how far off each number may be from now on, to bounds.json
+    python benchmarks/accuracy.py --predict h200     no measurement: every case predicted for a card, to see that it can be
+
+Reads what `benchmarks/gpu.py` writes, and the format of earlier measurements: `about`, `cases` and `results` with `peak`,
+`phases`, `resting` and `events` in which strings mark the phases. A case is predicted with the settings it was measured with,
+for the card it was measured on, by the torch and cuDNN that are installed here; where those differ from the measurement's,
+the table says so.
+
+Errors are `predicted / measured - 1`. Single operators (`ops`) are compared by what they add to what rests between steps, because
+in the earlier format one process measured many and a library's workspace stayed from one to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers import Lost, run_jobs
+
+from fxmem.records import Phase, Profile, Target
+from fxmem.validation_records import Difference
+from fxmem.verdicts import describe_difference
+
+__all__ = ["Measured", "Row", "compare", "read", "rows_of", "summary"]
+
+RESULTS = Path(__file__).parent / "results" / "gpu"
+TABLE = Path(__file__).parent / "accuracy.md"
+BOUNDS = RESULTS / "bounds.json"
+QUANTITIES = ("requested", "allocated", "reserved")
+LISTED_FROM = 0.01
+"""Cases further off than this in allocated bytes (operators: in requested bytes) are listed one by one."""
+DIFFERENCES_LISTED = 4
+MARGIN = 1.05
+"""A bound is the error found when it was written, times this, and at least `SMALLEST_BOUND`: it catches a change, not a rounding."""
+SMALLEST_BOUND = 0.0005
+
+PUBLISHED = (
+    ("LLMem (Kim et al., IJCAI 2024)", "peak of fine-tuning, decoder-only language models on one GPU", "1.6 % mean"),
+    ("torch-preflight", "8 cases", "3.7 % mean, 12.4 % worst"),
+    ("PyTorch's tests of MemTracker", "allocated bytes, workspaces left out", "10 % allowed either way"),
+)
+"""Figures as their authors give them, for an idea of what is usual; not measured here, and not of the same models."""
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step, whichever format it was kept in."""
+
+    name: str
+    case: Mapping[str, Any]
+    operator: str | None
+    """Which of the case's operators; None for a model."""
+    peaks: Mapping[str, int]
+    """The largest `requested`, `allocated` and `reserved` bytes."""
+    resting: int
+    """Requested bytes between two steps."""
+    events: tuple[int, ...]
+    events_by_phase: Mapping[Phase, int]
+    plain: bool = False
+    """Kept in the earlier format, whose steps made their loss as `_plain_loss` does."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A measurement file."""
+
+    name: str
+    card: Target
+    versions: Mapping[str, str]
+    """torch and cuDNN, as strings."""
+    allocator_settings: str
+    measured: tuple[Measured, ...]
+    failed: Mapping[str, str]
+    """Case to error."""
+
+
+def read(path: Path) -> Source:
+    """Everything a measurement file says. Raises ValueError if it is none."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not {"about", "cases", "results"} <= document.keys() or document["about"].get("dry_run"):
+        raise ValueError(f"expected {path} to hold measurements of a card (about, cases, results); a dry run measures none")
+    measured: list[Measured] = []
+    failed: dict[str, str] = {}
+    for name, result in document["results"].items():
+        case = document["cases"][name]
+        for operator, one in [(None, result)] if "ops" not in result else result["ops"].items():
+            label = name if operator is None else f"{name} {operator}"
+            if "error" in one:
+                failed[label] = one["error"]
+            elif one.get("alloc_retries"):
+                failed[label] = "the card was short of memory"
+            elif "measurement" in one:
+                measured.append(_measurement(name, case, operator, one["measurement"]))
+            elif "peak" in one:
+                measured.append(_plain(name, case, operator, one))
+    return Source(path.stem, *_machine(document["about"]), tuple(measured), failed)
+
+
+def _machine(about: Mapping[str, Any]) -> tuple[Target, Mapping[str, str], str]:
+    from fxmem.measuring_cuda import card_target
+
+    machine = about.get("machine")
+    if machine is not None:
+        card = card_target(machine["name"], tuple(machine["capability"]), machine["memory_bytes"])
+        return card, {"torch": machine["torch_version"], "cuDNN": machine["cudnn_version"]}, machine["allocator_settings"]
+    major, minor = (int(part) for part in about["capability"].split("."))
+    cudnn = f"{about['cudnn'] // 10000}.{about['cudnn'] % 10000 // 100}.{about['cudnn'] % 100}"
+    return card_target(about["card"], (major, minor), about["total_memory"]), {"torch": about["torch"], "cuDNN": cudnn}, about.get("alloc_conf", "")
+
+
+def _measurement(name: str, case: Mapping[str, Any], operator: str | None, found: Mapping[str, Any]) -> Measured:
+    peaks = {"requested": found["peak_bytes"], "allocated": found["allocated_bytes"], "reserved": found["reserved_bytes"]}
+    by_phase = {Phase(phase): count for phase, count in found["events_by_phase"].items()}
+    return Measured(name, case, operator, peaks, found["resident_bytes"], tuple(found["events"]), by_phase)
+
+
+def _plain(name: str, case: Mapping[str, Any], operator: str | None, found: Mapping[str, Any]) -> Measured:
+    phase, sizes, by_phase = Phase.FORWARD, [], dict[Phase, int]()
+    for event in found["events"]:
+        if isinstance(event, str):
+            # An operator's log has a part `grad` of its own, in which backward's first gradient is made.
+            if event.startswith("<"):
+                phase = Phase.BACKWARD if event == "<grad" else Phase(event[1:])
+                by_phase.setdefault(phase, 0)
+            continue
+        if event:
+            sizes.append(event)
+            by_phase[phase] = by_phase.get(phase, 0) + 1
+    peaks = {kind: found["peak"][kind] for kind in QUANTITIES}
+    return Measured(name, case, operator, peaks, found["resting"]["requested"], tuple(sizes), by_phase, plain=True)
+
+
+def _plain_loss(out: Any) -> Any:
+    """Differs from fxmem's default in a few bytes: adding up several outputs, it begins with the number 0."""
+    import torch
+
+    if getattr(out, "loss", None) is not None:
+        return out.loss
+    if isinstance(out, torch.Tensor):
+        return out.float().sum()
+    values = out.values() if isinstance(out, dict) else out
+    return sum(_plain_loss(value) for value in values if isinstance(value, torch.Tensor))
+
+
+# --- predicting -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step to predict."""
+
+    case: Mapping[str, Any]
+    name: str
+    operator: str | None
+    card: Target
+    allocator_settings: str
+    measured: Measured | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step's numbers, predicted and measured."""
+
+    name: str
+    family: str
+    predicted: Mapping[str, int]
+    measured: Mapping[str, int]
+    """Empty if nothing was measured."""
+    differences: tuple[Difference, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What the prediction says it could not count in memory."""
+    failure: str = ""
+    """Why there is no prediction."""
+
+    def error(self, quantity: str) -> float | None:
+        """`predicted / measured - 1`; None unless both are there."""
+        if quantity not in self.measured or quantity not in self.predicted:
+            return None
+        return self.predicted[quantity] / self.measured[quantity] - 1
+
+    @property
+    def judged(self) -> float | None:
+        """The error that counts: of allocated bytes, for an operator of requested ones."""
+        return self.error("requested" if self.family == "ops" else "allocated")
+
+
+def prepare() -> None:
+    """Import once what every prediction needs."""
+    import logging
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+
+
+def predict(job: Job) -> Row:
+    """Predict one step and hold it against what was measured."""
+    from cases import Case
+
+    label = job.name if job.operator is None else f"{job.name} {job.operator}"
+    family = str(job.case["family"])
+    try:
+        profile = _profile(Case.read(job.case), job)
+    except Exception as error:
+        return Row(label, family, {}, {}, failure=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
+    return compare(profile, label, family, job.allocator_settings, job.measured)
+
+
+def _profile(case: Any, job: Job) -> Profile:
+    from cases import build, kernel_settings
+    from probes import gradient_of_ones, probes
+
+    from fxmem.analysis import analyze_call
+
+    with kernel_settings(case):
+        if job.operator is not None:
+            operator = probes(case, "meta")[job.operator]()
+            return analyze_call(operator, (), {}, name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card).profile
+        built = build(case, "meta")
+        loss = _plain_loss if job.measured is not None and job.measured.plain else None
+        step = {"mode": case.mode, "loss": loss, "optimizer": case.optimizer_spec, "precision": case.precision}
+        return analyze_call(built.module, built.args, built.kwargs, name=job.name, target=job.card, **step).profile
+
+
+def compare(profile: Profile, label: str, family: str, allocator_settings: str, measured: Measured | None) -> Row:
+    """A profile's numbers beside the measured ones."""
+    from fxmem.allocator import complete_timeline
+    from fxmem.differences import first_differences, predicted_events
+
+    peak = complete_timeline(profile, {"PYTORCH_ALLOC_CONF": allocator_settings}).peak
+    sizes = {"requested": peak.requested_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes}
+    predicted = {quantity: size for quantity, size in sizes.items() if size is not None}
+    unknown = tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "memory")
+    if family == "ops":
+        predicted = {"requested": peak.requested_bytes - sum(storage.nbytes for storage in profile.storages if storage.birth == 0)}
+    if measured is None:
+        return Row(label, family, predicted, {}, unknown=unknown)
+    found = dict(measured.peaks) if family != "ops" else {"requested": measured.peaks["requested"] - measured.resting}
+    differences = first_differences(predicted_events(profile), measured.events, dict(measured.events_by_phase)) if measured.events else ()
+    return Row(label, family, predicted, found, differences, unknown)
+
+
+def rows_of(source: Source, *, workers: int = 2, chosen: Callable[[Measured], bool] = lambda _: True) -> list[Row]:
+    """Every measured step of a file predicted and compared, in the file's order."""
+    jobs = [Job(m.case, m.name, m.operator, source.card, source.allocator_settings, m) for m in source.measured if chosen(m)]
+    return _run(jobs, workers)
+
+
+def _run(jobs: Sequence[Job], workers: int) -> list[Row]:
+    if workers == 0:
+        return [predict(job) for job in jobs]
+    order = {(job.name, job.operator): position for position, job in enumerate(jobs)}
+    found: dict[int, Row] = {}
+    for job, result in run_jobs(jobs, predict, prepare=prepare, workers=workers, limit_s=180, jobs_per_worker=60):
+        label = job.name if job.operator is None else f"{job.name} {job.operator}"
+        row = Row(label, str(job.case["family"]), {}, {}, failure=result.reason) if isinstance(result, Lost) else result
+        found[order[job.name, job.operator]] = row
+        print(f"{len(found)}/{len(jobs)} {_line(row)}", file=sys.stderr, flush=True)
+    return [found[position] for position in sorted(found)]
+
+
+def _line(row: Row) -> str:
+    if row.failure:
+        return f"{row.name}: {row.failure}"
+    errors = ", ".join(f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None)
+    sizes = ", ".join(f"{quantity} {size / (1 << 20):,.1f} MiB" for quantity, size in row.predicted.items())
+    return f"{row.name}: {errors or sizes}{' (unknown: ' + '; '.join(row.unknown) + ')' if row.unknown else ''}"
+
+
+# --- the table --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Absolute errors of a group of steps in one number."""
+
+    count: int
+    mean: float
+    median: float
+    worst: float
+    worst_name: str
+
+
+def summary(rows: Iterable[Row], quantity: str) -> Summary | None:
+    """Over the rows that have the number on both sides; None if none has."""
+    errors = [(abs(error), row.name) for row in rows if (error := row.error(quantity)) is not None]
+    if not errors:
+        return None
+    values = [error for error, _ in errors]
+    worst, name = max(errors)
+    return Summary(len(values), statistics.fmean(values), statistics.median(values), worst, name)
+
+
+def table(sources: Sequence[tuple[Source, Sequence[Row]]]) -> str:
+    """All of it as Markdown."""
+    lines = [
+        "# How far predictions are from what cards report",
+        "",
+        "Written by `make accuracy` from the measurements kept under `results/gpu`; every prediction is made anew, without a GPU. An error is "
+        "`predicted / measured - 1`; mean, median and worst are of its absolute value. Requested: what the program asked for. Allocated: the "
+        "allocator's blocks, `torch.cuda.max_memory_allocated()`. Reserved: its segments, `torch.cuda.max_memory_reserved()`. Single "
+        "operators are compared by the requested bytes they add to what rests between steps.",
+        "",
+    ]
+    if not sources:
+        lines += ["Nothing is measured yet: `make validate-gpu` on a machine with an NVIDIA GPU.", ""]
+    for source, rows in sources:
+        lines += [*_source_lines(source, rows), ""]
+    lines += [
+        "## As published by others",
+        "",
+        "Their authors' figures, not measured here, of other models and settings; for an idea of what is usual.",
+        "",
+        "| tool | of what | error |",
+        "|---|---|---|",
+        *(f"| {tool} | {what} | {error} |" for tool, what, error in PUBLISHED),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
+    settings = f"; allocator settings `{source.allocator_settings}`" if source.allocator_settings else ""
+    yield from (f"## {source.card.full_name or source.card.name}", "", f"`{source.name}`: {versions}{settings}.{_predicted_by(source)}", "")
+    yield from ("| steps | number | count | mean | median | worst | which |", "|---|---|---:|---:|---:|---:|---|")
+    families = [*dict.fromkeys(row.family for row in rows)]
+    models = [row for row in rows if row.family != "ops"]
+    for label, group in [*((family, [row for row in rows if row.family == family]) for family in families), ("all models", models)]:
+        for quantity in QUANTITIES:
+            found = summary(group, quantity)
+            if found is not None:
+                yield f"| {label} | {quantity} | {found.count} | {found.mean:.2%} | {found.median:.2%} | {found.worst:.2%} | `{found.worst_name}` |"
+    far = sorted((row for row in rows if row.judged is not None and abs(row.judged) > LISTED_FROM), key=lambda row: -abs(row.judged or 0))
+    if far:
+        yield from ("", f"### Further off than {LISTED_FROM:.0%}", "")
+    for row in far:
+        errors = ", ".join(f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None)
+        yield f"- `{row.name}`: {errors}{'; not counted: ' + ', '.join(row.unknown) if row.unknown else ''}"
+        yield from (f"    - {describe_difference(difference).strip()}" for difference in row.differences[:DIFFERENCES_LISTED])
+    without = {**source.failed, **{row.name: row.failure for row in rows if row.failure}}
+    if without:
+        yield from ("", "### Without a number", "", *(f"- `{name}`: {why}" for name, why in sorted(without.items())))
+
+
+def _predicted_by(source: Source) -> str:
+    import torch
+
+    from fxmem.measuring_cuda import cudnn_version
+
+    here = {"torch": torch.__version__, "cuDNN": cudnn_version()}
+    other = [f"{name} {version}" for name, version in here.items() if version != source.versions.get(name)]
+    return f" Predicted by {' and '.join(other)}." if other else ""
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------------
+
+
+def bounds_of(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """How far off each number of each step may be from now on."""
+    return {
+        row.name: {q: round(max(abs(error) * MARGIN, SMALLEST_BOUND), 5) for q in QUANTITIES if (error := row.error(q)) is not None}
+        for row in rows
+        if not row.failure
+    }
+
+
+def beyond(rows: Iterable[Row], bounds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What is further off than its bound, in words; a step without a prediction is, if it has a bound."""
+    found = []
+    for row in rows:
+        for quantity, bound in bounds.get(row.name, {}).items():
+            error = row.error(quantity)
+            if error is None:
+                found.append(f"{row.name}: {quantity} has no prediction any more{': ' + row.failure if row.failure else ''}")
+            elif abs(error) > bound:
+                found.append(f"{row.name}: {quantity} is {error:+.3%} off, the bound is {bound:.3%}")
+    return found
+
+
+def kept(folder: Path = RESULTS) -> list[Path]:
+    """The measurement files of a folder."""
+    return sorted(path for path in folder.glob("*.json") if path.name != BOUNDS.name)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table; 4 if something is further off than its bound, 1 if a prediction failed, else 0."""
+    asked = _parse(arguments)
+    if asked.predict is not None:
+        return _predict_all(asked.predict, asked.jobs, asked.only)
+    paths = asked.files or kept()
+    try:
+        sources = [read(path) for path in paths]
+    except (OSError, ValueError, KeyError) as error:
+        print(f"accuracy.py: {error}", file=sys.stderr)
+        return 2
+    compared = [(source, rows_of(source, workers=asked.jobs, chosen=lambda m: asked.only in m.name)) for source in sources]
+    text = table(compared)
+    if asked.files or asked.only:
+        print(text)
+    else:
+        TABLE.write_text(text, encoding="utf-8")
+        print(f"{TABLE}: {sum(len(rows) for _, rows in compared)} steps of {len(compared)} files")
+    bounds = json.loads(BOUNDS.read_text(encoding="utf-8")) if BOUNDS.is_file() else {}
+    if asked.bounds:
+        bounds |= {source.name: {**bounds.get(source.name, {}), **bounds_of(rows)} for source, rows in compared}
+        BOUNDS.parent.mkdir(parents=True, exist_ok=True)
+        BOUNDS.write_text(json.dumps(bounds, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    worse = [line for source, rows in compared for line in beyond(rows, bounds.get(source.name, {}))]
+    print("\n".join(worse), file=sys.stderr, end="\n" if worse else "")
+    return 4 if worse else 1 if any(row.failure for _, rows in compared for row in rows) else 0
+
+
+def _predict_all(card: str, workers: int, only: str) -> int:
+    """Predict every case of `benchmarks/cases.py` for a card, and say which cannot be."""
+    from cases import every_case
+    from probes import probes
+
+    from fxmem.targets import target
+
+    wanted = target(card)
+    jobs: list[Job] = []
+    for name, case in every_case().items():
+        operators = [None] if case.is_model else list(probes(case, "meta")) if case.family == "ops" else []
+        jobs += [Job(case.as_dict(), name, operator, wanted, "", None) for operator in operators if only in name]
+    rows = _run(jobs, workers)
+    failed = [row for row in rows if row.failure]
+    unknown: dict[str, int] = {}
+    for row in rows:
+        for what in row.unknown:
+            unknown[what] = unknown.get(what, 0) + 1
+    print(f"{len(rows) - len(failed)} of {len(rows)} steps predicted for {wanted.name}")
+    for row in failed:
+        print(f"  {row.name}: {row.failure}")
+    for what, count in sorted(unknown.items(), key=lambda item: -item[1]):
+        print(f"  not counted in {count}: {what}")
+    return 1 if failed else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Hold predictions against what was measured on cards.")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json", help="measurements (default: all that are kept)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes; 0 runs all in this one (default 2)")
+    parser.add_argument("--bounds", action="store_true", help="hold every number to the error it has now")
+    parser.add_argument("--predict", metavar="CARD", help="predict every case for a card, with nothing measured")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The annotated graph of a step as SVG, or as Graphviz DOT source.
+
+Boxes are calls, or modules whose calls are summed up; frames are the modules around them. Equal siblings are folded
+into one, parameters are counted where they are first read, and what is read from far away is named instead of joined by a line. Names are
+untrusted text and are escaped. Everything is computed from records, without torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from fxmem import __version__, _graph_dot, _graph_engines, _graph_svg
+from fxmem._graph_layout import Layout, ladder
+from fxmem._graph_picture import Heat, Picture, picture
+from fxmem._graph_words import box_words, frame_words, peak_words
+from fxmem._units import printable
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.records import Node, Profile, Timeline
+
+__all__ = ["HEATS", "RENDERERS", "Heat", "Renderer", "dot_source", "svg"]
+
+Renderer = Literal["auto", "dot", "wasi", "plain"]
+
+HEATS: tuple[Heat, ...] = get_args(Heat)
+"""Quantities that can colour the boxes."""
+RENDERERS: tuple[Renderer, ...] = get_args(Renderer)
+"""What can find places for the boxes."""
+
+_GRAPHVIZ: tuple[_graph_engines.Engine, ...] = get_args(_graph_engines.Engine)
+_COARSER = 4
+"""By how much fewer boxes an engine is tried again after it failed."""
+
+
+def svg(
+    profile: Profile,
+    timeline: Timeline,
+    *,
+    heat: Heat = "saved",
+    fold: bool = True,
+    depth: int | None = None,
+    focus: str | None = None,
+    max_boxes: int = 400,
+    renderer: Renderer = "auto",
+) -> str:
+    """The graph as one self-contained SVG document.
+
+    Args:
+        profile: what was predicted.
+        timeline: its `fxmem.liveness.timeline`; its peak may carry the allocator's byte counts as well.
+        heat: the quantity that colours the boxes and stands in each; see `fxmem._graph_words.HEATS`.
+        fold: draw equal siblings once, with how many they are, and views in a row as one box.
+        depth: levels of modules told apart; deeper ones become one box with sums. None: as many as `max_boxes` allows.
+        focus: a module's path: only what is inside it. "peak": the module around the call that runs at the peak; the
+            whole model where that is none of the model's.
+        max_boxes: about how many boxes there may be where `depth` is None.
+        renderer: what finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`;
+            "plain": built in, one box below the other; "auto": the first of these that is there and does it in time.
+
+    Raises:
+        UsageError: an option that cannot be understood.
+        EnvironmentLacksError: the renderer asked for is not there.
+        AnalysisError: the renderer asked for failed.
+    """
+    if renderer not in RENDERERS:
+        raise UsageError(f"expected renderer to be one of {', '.join(RENDERERS)}; got {renderer!r}")
+    if renderer in ("dot", "wasi"):
+        _graph_engines.require(renderer)
+    choice = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes)
+    drawing = choice.picture()
+    failures: list[str] = []
+    for engine in _graph_engines.available() if renderer == "auto" else [each for each in _GRAPHVIZ if each == renderer]:
+        for attempt in choice.attempts(drawing):
+            words, headings = box_words(attempt), frame_words(attempt)
+            try:
+                layout = _graph_engines.graphviz(engine, _graph_dot.bare(attempt, words, headings), attempt, words)
+            except _graph_engines.EngineFailedError as error:
+                failures.append(printable(f"{error} with {len(attempt.boxes)} boxes"))
+                continue
+            return _graph_svg.write(attempt, words, headings, layout, _note(attempt, layout, failures))
+    if renderer in _GRAPHVIZ:
+        raise AnalysisError(f"expected the renderer {renderer!r} to find places for {len(drawing.boxes)} boxes: {'; '.join(failures)}; 'plain' always does")
+    words, headings = box_words(drawing), frame_words(drawing)
+    layout = ladder(drawing, words, headings)
+    return _graph_svg.write(drawing, words, headings, layout, _note(drawing, layout, failures))
+
+
+def dot_source(
+    profile: Profile,
+    timeline: Timeline,
+    *,
+    heat: Heat = "saved",
+    fold: bool = True,
+    depth: int | None = None,
+    focus: str | None = None,
+    max_boxes: int = 400,
+) -> str:
+    """The same graph in Graphviz's DOT language, for `dot -Tsvg` and its like. Arguments and errors as for `svg`."""
+    drawing = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes).picture()
+    return _graph_dot.labelled(drawing, box_words(drawing), frame_words(drawing), _graph_svg.title(drawing) + f"\nPeak: {peak_words(drawing)}")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What to draw, as the caller said it."""
+
+    profile: Profile
+    timeline: Timeline
+    heat: Heat
+    fold: bool
+    depth: int | None
+    focus: str | None
+    max_boxes: int
+
+    def __post_init__(self) -> None:
+        if self.heat not in HEATS:
+            raise UsageError(f"expected heat to be one of {', '.join(HEATS)}; got {self.heat!r}")
+        if self.depth is not None and self.depth < 1:
+            raise UsageError(f"expected a depth of at least 1, got {self.depth}")
+        if self.max_boxes < 1:
+            raise UsageError(f"expected max_boxes of at least 1, got {self.max_boxes}")
+
+    def picture(self) -> Picture:
+        return picture(self.profile, self.timeline, heat=self.heat, fold=self.fold, depth=self.depth, focus=self._module_in_focus(), max_boxes=self.max_boxes)
+
+    def attempts(self, drawing: Picture) -> Iterator[Picture]:
+        """The picture, and a coarser one for an engine that could not cope with it."""
+        yield drawing
+        if self.depth is None and self.max_boxes >= 2 * _COARSER:
+            coarser = replace(self, max_boxes=self.max_boxes // _COARSER).picture()
+            if len(coarser.boxes) < len(drawing.boxes):
+                yield coarser
+
+    def _module_in_focus(self) -> str:
+        if not self.focus:
+            return ""
+        if self.focus == "peak":
+            op = self.timeline.peak.op
+            return "" if op is None else _around(self.profile.nodes[self.profile.ops[op].node])
+        known = {".".join(node.module.split(".")[:depth]) for node in self.profile.nodes if node.module for depth in range(1, node.module.count(".") + 2)}
+        if self.focus in known:
+            return self.focus
+        near = difflib.get_close_matches(self.focus, sorted(known), n=1)
+        raise UsageError(f"expected focus to be a module that runs, or peak; got {self.focus!r}" + (f", did you mean {near[0]}?" if near else ""))
+
+
+def _around(node: Node) -> str:
+    """The module a node is drawn in."""
+    return node.module.rpartition(".")[0] if node.op == "call_module" else node.module
+
+
+def _note(drawing: Picture, layout: Layout, failures: Sequence[str]) -> str:
+    folded = sum(box.times * len(box.shown) for box in drawing.boxes)
+    parts = [
+        f"{folded} calls in {len(drawing.boxes)} boxes, {drawing.depth} {'level' if drawing.depth == 1 else 'levels'} of modules",
+        f"layout: {layout.engine}" + (f" ({'; '.join(failures)})" if failures else ""),
+        f"drawn by fxmem {__version__}",
+    ]
+    return printable("; ".join(parts))
