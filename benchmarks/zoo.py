@@ -258,11 +258,13 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     lines = ["## Failures", ""]
     for why, count in Counter(row.why for row in failed).most_common():
         lines += [f"**{why}** ({count})", ""]
-        reasons: dict[tuple[str, str], list[str]] = {}
+        reasons: dict[str, dict[str, list[str]]] = {}
         for row in failed:
             if row.why == why:
-                reasons.setdefault((row.architecture, row.reason), []).append(row.mode)
-        lines += [f"- `{spec}` ({', '.join(modes)}): {reason}" for (spec, reason), modes in reasons.items()]
+                reasons.setdefault(row.reason, {}).setdefault(row.architecture, []).append(row.mode)
+        for reason, specs in reasons.items():
+            named = [f"`{spec}` ({', '.join(modes)})" for spec, modes in specs.items()]
+            lines.append(f"- {reason}: {', '.join(named)}")
         lines.append("")
     return lines
 

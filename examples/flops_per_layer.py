@@ -49,4 +49,5 @@ layers = [node for node in analysis.profile.nodes if node.module_type in ("Conv2
 forward, backward = sum(node.forward_flops for node in layers), sum(node.backward_flops for node in layers)
 print(f"\nconvolutions and linear layers: {forward:,} forward, {backward:,} backward")
 for unknown in analysis.profile.unknowns:
-    print(f"not counted: {unknown.what}, {unknown.count} times")
+    if unknown.topic == "flops":
+        print(f"not counted: {unknown.what}, {unknown.count} times")

@@ -233,7 +233,8 @@ def _graph(options: argparse.Namespace) -> tuple[int, str]:
     _check_ending("--output", options.output, (".svg", ".dot"))
     _check_writable("--output", options.output)
     path = Path(options.model)
-    if path.suffix == ".json" and path.is_file():
+    # No form of MODEL ends in .json without a colon before it.
+    if path.suffix == ".json" and (path.is_file() or ":" not in options.model):
         report = reports.load_report(path)
         timeline = reports.timeline(report)
     else:

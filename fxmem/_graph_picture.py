@@ -213,7 +213,7 @@ class _Drafts:
                 self._draw(group[0], frame=frame, times=times)
             else:
                 nodes = [node for each in group for node in all_nodes(each)]
-                self._box("group", nodes, nodes, module=module_of(group[0]), frame=frame, times=times, ends=(group[0], group[-1]))
+                self._box("group", nodes, self._calls(nodes), module=module_of(group[0]), frame=frame, times=times, ends=(group[0], group[-1]))
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
         """Siblings that share a box: `size` calls or modules that follow one another."""
@@ -258,6 +258,9 @@ class _Drafts:
         self.frames.append(Frame(module, parent, sum_figures(self._profile.nodes[node] for node in nodes), alike, first, last))
         return len(self.frames) - 1
 
+    def _calls(self, nodes: Sequence[int]) -> Sequence[int]:
+        return [node for node in nodes if self._profile.nodes[node].op != "get_attr"] or nodes
+
     def _known_as(self, item: Item) -> str:
         """What an item is called where it stands alone."""
         if isinstance(item, Leaf):
@@ -273,7 +276,7 @@ class _Drafts:
             if op in _OUTSIDE_THE_MODEL:
                 kind = "input" if op == "placeholder" else "output" if op == "output" else "step"
         else:
-            shown, kind = nodes, "module"
+            shown, kind = self._calls(nodes), "module"
         ends = None if last is None else (item, last)
         self._box(kind, nodes, shown, module=module_of(item), frame=frame, times=times, alike=alike, ends=ends)
 

@@ -251,7 +251,8 @@ def _tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[str]
         alias = _alias(drawing, box.shown[-1])
         if alias:
             yield alias
-    parameters = [known_as(drawing.profile.nodes[index]) for index in box.nodes if index not in set(box.shown)]
+    shown = set(box.shown)
+    parameters = [known_as(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]
     if parameters:
         yield f"first to read {_listed(parameters, 8)}"
     yield from _sums(box.figures)
@@ -279,7 +280,7 @@ def _sums(figures: Figures) -> Iterator[str]:
     yield f"output {exact_bytes(figures.output)}"
     yield f"parameters and buffers {exact_bytes(figures.params)}"
     yield f"scratch {exact_bytes(figures.scratch)}"
-    yield f"live {exact_bytes(figures.live)}"
+    yield f"live {exact_bytes(figures.live)}" if figures.live else "runs no operator"
     yield f"FLOPs {flops_sum(figures.forward)} forward, {flops_sum(figures.backward)} backward"
 
 

@@ -143,8 +143,8 @@ def afresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes
 
 TYPOS = {
     "": "the following arguments are required: COMMAND; see fxmem --help",
-    "analyse x": "expected COMMAND to be one of analyze, show, validate, schema, doctor; got 'analyse', did you mean analyze?; see fxmem --help",
-    "frobnicate": "expected COMMAND to be one of analyze, show, validate, schema, doctor; got 'frobnicate'; see fxmem --help",
+    "analyse x": "expected COMMAND to be one of analyze, graph, show, validate, schema, doctor; got 'analyse', did you mean analyze?; see fxmem --help",
+    "frobnicate": "expected COMMAND to be one of analyze, graph, show, validate, schema, doctor; got 'frobnicate'; see fxmem --help",
     "--verbose doctor": "no option --verbose; see fxmem doctor --help",
     "analyze": "the following arguments are required: MODEL; see fxmem analyze --help",
     "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
@@ -162,7 +162,7 @@ TYPOS = {
     "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
     "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",
     "validate m --tolerance nan": "expected --tolerance as a fraction between 0 and 1, got nan",
-    "validate m --device tpu": "expected --device to be one of cpu, cuda; got 'tpu'; see fxmem validate --help",
+    "validate m --device tpu": "expected --device to be one of cpu, cuda; got 'tpu', did you mean cpu?; see fxmem validate --help",
     "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
     "show nothing.json": "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory",
     "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
@@ -259,7 +259,11 @@ def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
 
 def test_an_interrupt_is_no_traceback(capsys: Capture) -> None:
     settings = ("--set", "in_features=3", "--set", "out_features=4", "--json", "report.json")
-    assert fails(capsys, 128 + signal.SIGINT, *analyze(*settings, model="own.py:Interrupted")) == "interrupted"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has tests it runs in the background ignore it
+    try:
+        assert fails(capsys, 128 + signal.SIGINT, *analyze(*settings, model="own.py:Interrupted")) == "interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_of_our_own_is_one_line_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -704,6 +704,11 @@ def test_what_graph_cannot_do_is_said_in_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"]
 
 
+def test_a_report_that_is_not_there_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("graph", "nowhere.json", "-o", str(tmp_path / "out.svg")) == 2
+    assert "expected a report written by `fxmem analyze --json`, got 'nowhere.json': No such file" in capsys.readouterr().err
+
+
 def test_svg_of_show_ends_in_svg(report: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", report, "--svg", "out.html") == 2
     assert "expected --svg to name a file that ends in .svg, got 'out.html'" in capsys.readouterr().err
