@@ -52,6 +52,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     )
 }
 _REFLECTED = {f"__r{name[2:]}": function for name, function in _OPERATORS.items()}
+_WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
+"""Python functions of torch/_tensor.py whose names are not the operators'."""
 _METADATA_METHODS = frozenset(
     {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
 )
@@ -397,6 +399,8 @@ def _as_node(function: Any, name: str, args: tuple[Any, ...]) -> tuple[str | Non
         return "call_function", _REFLECTED[name], (args[1], args[0])
     if name in _OPERATORS:
         return "call_function", _OPERATORS[name], args
+    if function in _WRAPPED_OPERATORS:
+        return "call_function", _WRAPPED_OPERATORS[function], args
     if getattr(torch.Tensor, name, None) == function and args and isinstance(args[0], torch.Tensor):
         return "call_method", name, args
     public = getattr(torch, name, None)

@@ -157,7 +157,7 @@ class Odd(nn.Module):
         y += 1
         y.relu_()
         zeros = torch.zeros(4, device=x.device)
-        y = 2 - Triple.apply(y, 3)
+        y = (2 - Triple.apply(y, 3)) ** 2
         y = shifted(y, 0.5)
         left, _ = y.chunk(2, 1)
         largest = y.max(1)
