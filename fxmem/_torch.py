@@ -358,12 +358,13 @@ def function_calls_seen_by(
 
 @contextlib.contextmanager
 def checkpoint_regions(
-    region: Callable[[], Callable[[Callable[..., Any]], Callable[..., Any]]], own_work: Callable[[], contextlib.AbstractContextManager[None]]
+    region: Callable[[], tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]],
+    own_work: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Tell where `torch.utils.checkpoint` regions begin and when they are run again.
+    """Tell where `torch.utils.checkpoint` regions begin and end, and when they are run again.
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function
-    that recomputes it; what checkpointing does for itself happens within `own_work()`. Non-reentrant checkpointing
+    that recomputes it, and what to call when the function has run; what checkpointing does for itself happens within `own_work()`. Non-reentrant checkpointing
     recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator` (since 2.1; `…_impl` in 2.15), reentrant the `run_function` of
     `CheckpointFunction`.
     """
@@ -374,7 +375,8 @@ def checkpoint_regions(
             if threading.get_ident() != me:
                 yield from original(fn, *args, **kwargs)
                 return
-            steps = original(region()(fn), *args, **kwargs)
+            wrap, ended = region()
+            steps = original(wrap(fn), *args, **kwargs)
             del fn, args, kwargs  # held by the region itself, and no longer than it needs them
             with own_work():
                 next(steps)
@@ -383,6 +385,7 @@ def checkpoint_regions(
             except BaseException as error:
                 steps.throw(error)
                 raise
+            ended()
             with own_work():
                 next(steps, None)
 
@@ -392,8 +395,10 @@ def checkpoint_regions(
         def running(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
             if threading.get_ident() != me:
                 return original(ctx, run_function, *args)
-            again = region()(run_function)
+            wrap, ended = region()
+            again = wrap(run_function)
             outputs = original(ctx, run_function, *args)
+            ended()
             ctx.run_function = again
             return outputs
 

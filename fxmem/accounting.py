@@ -11,7 +11,23 @@ import torch.fx
 
 from fxmem import __version__, _torch, kernels, liveness
 from fxmem.recording import LOSS, OPTIMIZER, Recorder
-from fxmem.records import Assumption, InputTensor, Kind, Node, Op, Phase, Profile, SourceLine, Step, Storage, Target, TensorInfo, Unknown
+from fxmem.records import (
+    Assumption,
+    InputTensor,
+    Kind,
+    ModuleCall,
+    Node,
+    Op,
+    Phase,
+    Profile,
+    RecomputedRegion,
+    SourceLine,
+    Step,
+    Storage,
+    Target,
+    TensorInfo,
+    Unknown,
+)
 from fxmem.workspaces import Collector, with_workspaces
 
 __all__ = ["Run", "account"]
@@ -31,6 +47,8 @@ class Run:
     recorder: Recorder
     nodes: tuple[torch.fx.Node, ...]
     sources: tuple[SourceLine | None, ...]
+    calls: tuple[ModuleCall, ...]
+    recomputed: tuple[RecomputedRegion, ...]
     collector: Collector | None
     """Of the target's hidden memory; None for the CPU."""
     unknown_flops: dict[str, int]
@@ -61,6 +79,8 @@ def account(run: Run) -> Profile:
         ops=tuple(op if op.node >= 0 else op.model_copy(update={"node": run.row(op.node)}) for op in recorder.ops),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
+        calls=run.calls,
+        recomputed=run.recomputed,
         saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
         assumptions=tuple(_assumptions(run, readers)),
         unknowns=tuple(_unknowns(run)),

@@ -177,6 +177,10 @@ def _bad_indices(profile: Profile) -> Iterator[str]:
             yield from outside(f"nodes[{i}].saved", index, storages, "storages")
         for output in node.outputs:
             yield from outside(f"nodes[{i}].outputs.storage", output.storage, storages, "storages")
+    for what in ("calls", "recomputed"):
+        for i, span in enumerate(getattr(profile, what)):
+            if not 0 <= span.first_node <= span.last_node <= nodes:
+                yield f"{what}[{i}] covers nodes [{span.first_node}, {span.last_node}), but there are {nodes} nodes"
     for i, op in enumerate(profile.ops):
         yield from outside(f"ops[{i}].node", op.node, nodes, "nodes")
     for i, storage in enumerate(profile.storages):

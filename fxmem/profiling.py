@@ -264,6 +264,8 @@ class _Run:
                 recorder=self.recorder,
                 nodes=tuple(tracer.nodes),
                 sources=tuple(tracer.sources),
+                calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
+                recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
                 collector=self.collector,
                 unknown_flops=self.unknown_flops,
                 cycles=self.cycles,

@@ -23,6 +23,7 @@ __all__ = [
     "Bytes",
     "InputTensor",
     "Kind",
+    "ModuleCall",
     "Node",
     "Op",
     "Peak",
@@ -30,6 +31,7 @@ __all__ = [
     "PhaseBytes",
     "PhaseSpan",
     "Profile",
+    "RecomputedRegion",
     "Record",
     "Report",
     "SourceLine",
@@ -213,6 +215,26 @@ class PhaseSpan(Record):
     """One past the last."""
 
 
+class ModuleCall(Record):
+    """One call of a module that is not a leaf, and the nodes that ran inside it."""
+
+    module: str
+    """Its path."""
+    first_node: int
+    last_node: int
+    """One past the last."""
+    source: SourceLine | None = None
+    """The line that made the call; None where none of the user's did."""
+
+
+class RecomputedRegion(Record):
+    """Nodes that the program itself checkpoints: they ran within `torch.utils.checkpoint` and run again in backward."""
+
+    first_node: int
+    last_node: int
+    """One past the last."""
+
+
 class Assumption(Record):
     """Something taken for granted that moves a number, and why."""
 
@@ -275,6 +297,10 @@ class Profile(Record):
     storages: tuple[Storage, ...]
     modules: dict[str, str] = {}
     """Class name of every module, by its path; the model itself is the empty path."""
+    calls: tuple[ModuleCall, ...] = ()
+    """Calls of the modules inside the model that are not leaves, in the order they began; a leaf's call is a node."""
+    recomputed: tuple[RecomputedRegion, ...] = ()
+    """What the program checkpoints, in the order the regions began; a nested one after the one around it."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: tuple[Assumption, ...] = ()

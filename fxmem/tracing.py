@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxmem import _torch
-from fxmem.records import SourceLine
+from fxmem.records import ModuleCall, RecomputedRegion, SourceLine
 
 __all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "named_arguments", "user_line"]
 
@@ -112,6 +112,10 @@ class ProgramTracer(torch.fx.Tracer):
         self.nodes: list[torch.fx.Node] = []
         """The graph's nodes in order; what `on_call` counts."""
         self.sources: list[SourceLine | None] = []
+        self.calls: list[ModuleCall] = []
+        """Calls of modules that are not leaves, as they end; those without a node are left out."""
+        self.recomputed: list[RecomputedRegion] = []
+        """Regions under `torch.utils.checkpoint`, as they end."""
         self.constants: dict[str, torch.Tensor | None] = {}
         """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them from."""
         self.opaque: list[str] = []
@@ -166,14 +170,22 @@ class ProgramTracer(torch.fx.Tracer):
             if name is None or self._state not in ("tracing", "recomputing"):
                 return original(module, *args, **kwargs)
             if module is self.root or not self.is_leaf_module(module, name):
-                self._stack.append((name, type(module)))
-                try:
-                    return original(module, *args, **kwargs)
-                finally:
-                    self._stack.pop()
+                return self._call_inner(name, module, lambda: original(module, *args, **kwargs))
             return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
 
         return call_module
+
+    def _call_inner(self, name: str, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """A module that is looked into."""
+        tracing, first = self._state == "tracing", len(self.nodes)
+        source = _source_line() if tracing else None
+        self._stack.append((name, type(module)))
+        try:
+            return run()
+        finally:
+            self._stack.pop()
+            if tracing and len(self.nodes) > first:
+                self.calls.append(ModuleCall(module=name, first_node=first, last_node=len(self.nodes), source=source))
 
     def _trace_root(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = not self.nodes
@@ -252,7 +264,8 @@ class ProgramTracer(torch.fx.Tracer):
         finally:
             self._inside -= 1
 
-    def _checkpoint_region(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _checkpoint_region(self) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]:
+        tracing = self._state == "tracing"
         start = self._cursor if self._state == "recomputing" else len(self.nodes)
         stack = list(self._stack)
 
@@ -268,7 +281,11 @@ class ProgramTracer(torch.fx.Tracer):
 
             return recompute
 
-        return wrap
+        def ended() -> None:
+            if tracing and len(self.nodes) > start:
+                self.recomputed.append(RecomputedRegion(first_node=start, last_node=len(self.nodes)))
+
+        return wrap, ended
 
     def _recomputed(self, op: str, target: Any) -> int:
         """The node written for this call when it first ran: the next one like it."""

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from fxmem.errors import UsageError
 from fxmem.liveness import alive_at, check, live_bytes, node_live_bytes, node_scratch_bytes, timeline
-from fxmem.records import Kind, Node, Op, Phase, PhaseBytes, PhaseSpan, Profile, Storage
+from fxmem.records import Kind, ModuleCall, Node, Op, Phase, PhaseBytes, PhaseSpan, Profile, RecomputedRegion, Storage
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 
 
@@ -211,3 +211,11 @@ def test_check_names_the_contradiction(change: dict[str, Any], complaint: str) -
     with pytest.raises(UsageError, match=complaint) as raised:
         check(profile)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["calls", "recomputed"])
+def test_a_span_beyond_the_nodes_is_a_contradiction(what: str) -> None:
+    span = {"module": "a", "first_node": 0, "last_node": 99} if what == "calls" else {"first_node": 0, "last_node": 99}
+    kind = ModuleCall if what == "calls" else RecomputedRegion
+    with pytest.raises(UsageError, match=rf"{what}\[0\] covers nodes \[0, 99\)"):
+        check(small_profile().model_copy(update={what: (kind(**span),)}))

@@ -262,3 +262,23 @@ def test_what_no_fake_run_can_do_names_the_users_line(body, advice):
 
     with pytest.raises(AnalysisError, match=rf"(?s){advice}.*{__name__.rpartition('.')[2]}\.py:\d+"):
         analyze(Asking(), torch.randn(3, 4), target="cpu")
+
+
+def test_module_calls_and_checkpointed_regions_are_noted() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+            self.head = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            x = checkpoint(self.inner, x, use_reentrant=False)
+            x = checkpoint(self.inner, x, use_reentrant=True)
+            return self.head(x)
+
+    profile = analyze(Twice(), torch.zeros(2, 4), target="cpu").profile
+    assert [node.name for node in profile.nodes[1:8]] == ["inner_0", "inner_1", "inner_0_1", "inner_1_1", "inner_0_2", "inner_1_2", "head"]
+    assert [(call.module, call.first_node, call.last_node) for call in profile.calls] == [("inner", 1, 3), ("inner", 3, 5), ("inner", 5, 7)]
+    assert [call.source.code for call in profile.calls if call.source][0] == "x = self.inner(x)"
+    assert [(region.first_node, region.last_node) for region in profile.recomputed] == [(3, 5), (5, 7)]

@@ -1,0 +1,178 @@
+"""What a checkpoint plan is: which parts of a step are run twice, what that frees, and what it costs.
+
+A *region* is a run of consecutive nodes of the unplanned profile that is checkpointed: of what its nodes save for
+backward only the region's inputs stay, and the region is run again when backward reaches it
+(`torch.utils.checkpoint`, non-reentrant, early stop on). Regions of a plan do not overlap; a region may hold
+regions of its own, which are checkpointed again while the outer one is being recomputed.
+
+*Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fxmem.files import write_text
+from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Peak, Record, SourceLine, Step, Target
+
+__all__ = ["Application", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
+
+Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen"]
+"""How regions are chosen.
+
+`auto`: the cheapest of the others that keeps the budget. `flat`: optimal under one level of regions with any borders.
+`nested`: regions within regions. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
+`sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
+(both Chen et al. 2016, arXiv:1604.06174).
+"""
+
+
+class Application(StrEnum):
+    """How a plan is carried out on a model."""
+
+    MODULES = "modules"
+    """Chosen modules checkpoint their own forward; the model stays the user's."""
+    GRAPH = "graph"
+    """The model is rewritten from `torch.fx.symbolic_trace`'s graph; regions may begin and end anywhere."""
+
+
+class Edit(Record):
+    """A line of the user's own code, and what it becomes."""
+
+    source: SourceLine
+    after: str
+    """The line with the region's call checkpointed."""
+
+
+class Region(Record):
+    """Consecutive nodes that are checkpointed together."""
+
+    first_node: int
+    """Index into the unplanned profile's nodes."""
+    last_node: int
+    """One past the last."""
+    nodes: tuple[str, ...] = ()
+    """Names of those nodes; in a GRAPH plan, as `torch.fx.symbolic_trace` names them."""
+    modules: tuple[str, ...] = ()
+    """The module whose call this is, or consecutive children of one `nn.Sequential`, in order; empty if it is no module's."""
+    source: SourceLine | None = None
+    """Where it begins in the user's code."""
+    freed_bytes: Bytes = 0
+    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay."""
+    extra_flops: int | None = None
+    """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
+    random: bool = True
+    """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
+    edit: Edit | None = None
+    """None where no line of code makes a call that is just this region."""
+    regions: tuple[Region, ...] = ()
+    """Regions within it."""
+
+
+class CurvePoint(Record):
+    """One plan on the curve of peak against extra compute."""
+
+    strategy: Strategy
+    application: Application
+    regions: tuple[Region, ...]
+    peak: Peak
+    """Of the step with this plan."""
+    extra_flops: int | None
+    step_seconds: float | None = None
+    """Estimated; see `Plan.before_seconds`."""
+
+
+class Plan(Record):
+    """Where checkpoints go, what they free and what they cost."""
+
+    schema_version: str = SCHEMA_VERSION
+    fxmem_version: str
+    torch_version: str
+    model: str
+    inputs: tuple[InputTensor, ...]
+    step: Step
+    target: Target
+    strategy: Strategy
+    """The one that was asked for."""
+    chosen: Strategy
+    """The one whose regions these are; differs from `strategy` under `auto`."""
+    application: Application
+    budget_bytes: Bytes | None
+    """What the step's peak has to stay within; None: no budget was given."""
+    regions: tuple[Region, ...]
+    """In the order they run; none: the step stays as it is."""
+    before: Peak
+    """Peak of the step without the plan."""
+    after: Peak
+    """Peak of the step with the plan."""
+    analysed: bool
+    """Whether `after` is an analysis of the model with the plan applied; else it is the planner's estimate."""
+    forward_flops: int | None
+    """FLOPs of the unplanned forward; None where an op has no formula."""
+    extra_flops: int | None
+    """FLOPs run again, all together."""
+    before_seconds: float | None = Field(default=None)
+    """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at its memory's bandwidth
+    (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not known. A ratio of two such estimates is
+    of use, one alone is a lower bound."""
+    after_seconds: float | None = None
+    """The same for the step with the plan."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget was given."""
+    assumptions: tuple[Assumption, ...] = ()
+
+    @property
+    def extra_fraction(self) -> float | None:
+        """Extra FLOPs over the forward's; None where either is unknown."""
+        if self.extra_flops is None or not self.forward_flops:
+            return None
+        return self.extra_flops / self.forward_flops
+
+    def all_regions(self) -> Iterator[Region]:
+        """Every region, each before those within it."""
+        pending = list(reversed(self.regions))
+        while pending:
+            region = pending.pop()
+            yield region
+            pending += reversed(region.regions)
+
+    def to_json(self, path: str | Path | None = None, *, indent: int | None = None) -> str:
+        """The plan as JSON; also written to `path` if given (whole or not at all)."""
+        text = self.model_dump_json(indent=indent)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+    def to_code(self) -> str:
+        """The edits that make the user's own source do this: each line as it is and as it becomes, by file.
+
+        A region that no single line stands for is named in a comment; `fxmem.checkpoint(model, plan)` carries out those too.
+        """
+        if not self.regions:
+            return "# nothing to change\n"
+        edits: dict[tuple[str, int, str], tuple[Edit, list[Region]]] = {}
+        others: list[Region] = []
+        for region in self.all_regions():
+            if region.edit is None:
+                others.append(region)
+            else:
+                source = region.edit.source
+                edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
+        lines = ["from torch.utils.checkpoint import checkpoint", ""] if edits else []
+        for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
+            lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {_named(regions)}"]
+            lines += [f"- {line}" for line in edit.source.code.splitlines()] + [f"+ {line}" for line in edit.after.splitlines()] + [""]
+        if others:
+            lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
+            lines += [f"#   {_named([region])}" for region in others]
+        return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _named(regions: list[Region]) -> str:
+    names = [f"{r.modules[0]} to {r.modules[-1]}" if len(r.modules) > 1 else r.modules[0] if r.modules else f"{r.nodes[0]} to {r.nodes[-1]}" for r in regions]
+    return ", ".join(names)
