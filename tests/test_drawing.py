@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxmem.__main__
+import fxmem.commands.graph
 from fxmem import _graph_engines, liveness
 from fxmem._graph_colors import DARK, LIGHT, Palette
 from fxmem._graph_dot import quoted
@@ -715,8 +716,8 @@ def test_svg_of_show_ends_in_svg(report: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_command_line_offers_what_the_library_takes() -> None:
-    assert get_args(Heat) == fxmem.__main__._HEATS
-    assert fxmem.__main__._RENDERERS == RENDERERS
+    assert get_args(Heat) == fxmem.commands.graph.HEATS
+    assert fxmem.commands.graph.RENDERERS == RENDERERS
 
 
 def test_a_model_is_drawn_from_the_command_line_and_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
