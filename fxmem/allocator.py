@@ -39,6 +39,7 @@ __all__ = [
     "complete_timeline",
     "fits",
     "replay",
+    "settings_of",
 ]
 
 
@@ -184,6 +185,11 @@ def fits(profile: Profile, capacity_bytes: int, *, settings: Settings = DEFAULT_
     return replay(profile, settings=settings, capacity_bytes=capacity_bytes).shortage is None
 
 
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """The settings that PyTorch would find in an environment: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
+    return Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes and whether the step fits.
 
@@ -196,7 +202,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     timeline = liveness.timeline(profile)
     if profile.target.device != "cuda":
         return timeline
-    settings = Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+    settings = settings_of(environ)
     free, memory = replay(profile, settings=settings), profile.target.memory_bytes
     bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
     peak = timeline.peak.model_copy(

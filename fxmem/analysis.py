@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import os
@@ -19,7 +20,23 @@ from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.usercode import failure
 
-__all__ = ["Analysis", "analyze", "analyze_call"]
+__all__ = ["Analysis", "Call", "analyze", "analyze_call"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """Everything `analyze_call` takes beside the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    notes: tuple[str, ...] = ()
+    mode: Mode = "train"
+    loss: Loss | None = None
+    optimizer: OptimizerSpec = "adamw"
+    precision: Precision | None = None
+    target: str | Target = "h100"
+    progress: Callable[[str], None] | None = None
 
 
 class Analysis:
@@ -28,9 +45,10 @@ class Analysis:
     Everything but `graph_module` is plain data. Shows itself as a table in a terminal and in a notebook.
     """
 
-    def __init__(self, profile: Profile, model: torch.nn.Module, traced: profiling.Traced) -> None:
+    def __init__(self, profile: Profile, model: torch.nn.Module, traced: profiling.Traced, call: Call) -> None:
         self._model = model
         self._traced = traced
+        self._call = call
         self.profile: Profile = profile
         """The step: nodes, ops and storages."""
 
@@ -57,6 +75,21 @@ class Analysis:
                 "The profile is complete; only graph_module is not to be had."
             )
         return _graph_module(self._model, self._traced)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that was analysed, as it was given."""
+        return self._model
+
+    @property
+    def call(self) -> Call:
+        """What was asked about it."""
+        return self._call
+
+    def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
+        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`."""
+        call = dataclasses.replace(self._call, **changes)
+        return analyze_call(self._model if model is None else model, **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)})
 
     def report(self) -> Report:
         """The profile and its peak, as `fxmem analyze --json` writes them."""
@@ -142,6 +175,7 @@ def analyze_call(
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built join the assumptions."""
+    notes = tuple(notes)
     if mode not in ("train", "infer"):
         raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
     if precision not in (None, "bf16", "fp16"):
@@ -157,7 +191,10 @@ def analyze_call(
         for module, flag in training.items():
             module.training = flag
     noted = (*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))
-    return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced)
+    call = Call(
+        args=args, kwargs=kwargs, name=name, notes=notes, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, progress=progress
+    )
+    return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
 
 
 def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> torch.nn.Module:

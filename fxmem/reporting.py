@@ -7,14 +7,12 @@ colour repeats what words already say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Literal
 
-from rich.box import Box
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,16 +20,14 @@ from fxmem import _findings as findings
 from fxmem._findings import fits, flops_sum
 from fxmem._module_tree import Row, module_tree, step_rows, total_row, visible
 from fxmem._report_html import html
+from fxmem._tables import GAP, LABEL, RULED, facts, fit, fit_left, grid, listed, render, under
 from fxmem._units import format_bytes, format_flops, printable
 from fxmem.records import Profile, Timeline
 
 __all__ = ["fits", "format_bytes", "format_flops", "html", "table"]
 
-_LABEL = 10
-_GAP = 2
-_INDENT = _LABEL + _GAP
+_INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
-_RULED = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 
 
 def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
@@ -47,7 +43,7 @@ def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int 
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    return _render([_facts(findings.header_facts(profile)), *_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)], width, color)
+    return render([facts(findings.header_facts(profile)), *_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)], width, color)
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -
     worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
     rows = [*visible(root, depth=depth, worth=worth), *((0, row) for row in rest)]
 
-    tree = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    tree = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     tree.add_column("Module", width=names, no_wrap=True)
     for column in columns:
         tree.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
@@ -92,30 +88,30 @@ def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -
     total = total_row([root, *rest])
     tree.add_row(_name(total, 0, names), *_cells(total, columns), style="bold")
     yield tree
-    yield _facts([("", _legend([row for _, row in rows], columns))])
+    yield facts([("", _legend([row for _, row in rows], columns))])
 
 
 def _choose_columns(width: int) -> tuple[list[_Column], int]:
     columns = list(_COLUMNS)
-    names = width - sum(_GAP + column.width for column in columns)
+    names = width - sum(GAP + column.width for column in columns)
     for column in _MORE_COLUMNS:
-        if names - _GAP - column.width < _NARROWEST_NAMES:
+        if names - GAP - column.width < _NARROWEST_NAMES:
             break
         columns.append(column)
-        names -= _GAP + column.width
+        names -= GAP + column.width
     return columns, names
 
 
 def _name(row: Row, level: int, width: int) -> Text:
-    name = Text(_fit("  " * level + printable(row.title), width))
+    name = Text(fit("  " * level + printable(row.title), width))
     room = width - name.cell_len - len(" ()")
     if row.type_name and room >= 6:
-        name.append(f" ({_fit(printable(row.type_name), room)})", style="dim")
+        name.append(f" ({fit(printable(row.type_name), room)})", style="dim")
     return name
 
 
 def _cells(row: Row, columns: Sequence[_Column]) -> Iterator[Text]:
-    return (Text(_fit(printable(column.cell(row)), column.width)) for column in columns)
+    return (Text(fit(printable(column.cell(row)), column.width)) for column in columns)
 
 
 def _legend(rows: Sequence[Row], columns: Sequence[_Column]) -> str:
@@ -131,88 +127,46 @@ def _legend(rows: Sequence[Row], columns: Sequence[_Column]) -> str:
 
 
 def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[RenderableType]:
-    yield _facts(findings.peak_facts(profile, timeline.peak))
+    yield facts(findings.peak_facts(profile, timeline.peak))
     yield _split(timeline, width)
     yield _largest(profile, timeline, width)
     fitting, sentence = fits(profile, timeline.peak)
-    yield _facts([*findings.total_facts(profile), ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting]))])
+    yield facts([*findings.total_facts(profile), ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting]))])
     if profile.assumptions:
-        yield _list("Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)])
+        yield listed("Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)])
     if profile.unknowns:
-        yield _list("Unknown", [("-", text) for text in findings.unknowns(profile)])
+        yield listed("Unknown", [("-", text) for text in findings.unknowns(profile)])
 
 
 def _split(timeline: Timeline, width: int) -> RenderableType:
     shares = findings.split(timeline.peak)
-    longest = min(width - _INDENT - 15 - 9 - 7 - 3 * _GAP, 50)
-    split = _grid(15, -9, -7, longest)
+    longest = min(width - _INDENT - 15 - 9 - 7 - 3 * GAP, 50)
+    split = grid(15, -9, -7, longest)
     for share in shares:
         bar = "#" * round(longest * share.nbytes / shares[0].nbytes)
         split.add_row(Text(share.name), Text(format_bytes(share.nbytes)), Text(share.percent), Text(bar, style="cyan"))
-    return _under("Split", split if shares else Text("nothing is alive"))
+    return under("Split", split if shares else Text("nothing is alive"))
 
 
 def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType:
     tensors = findings.largest_alive(profile, timeline)
-    room = width - _INDENT - 9 - _GAP
+    room = width - _INDENT - 9 - GAP
     if width < 120:
-        stacked = _grid(-9, room)
+        stacked = grid(-9, room)
         for tensor in tensors:
-            lines = [_fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:", f"{tensor.kind}, {tensor.tensor}"]
+            lines = [fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:", f"{tensor.kind}, {tensor.tensor}"]
             if cell_len(" ".join(lines)) <= room:
                 lines = [" ".join(lines)]
-            place = "\n" + _fit_left(tensor.source, room) if tensor.source else ""
+            place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
             stacked.add_row(Text(format_bytes(tensor.nbytes)), Text("\n".join(lines)).append(place, style="dim"))
-        return _under("Largest", stacked if tensors else Text("nothing is alive"))
+        return under("Largest", stacked if tensors else Text("nothing is alive"))
     owners = min(46, room // 3)
-    sources = room - 15 - 24 - owners - 3 * _GAP
-    aligned = _grid(-9, 15, 24, owners, sources)
+    sources = room - 15 - 24 - owners - 3 * GAP
+    aligned = grid(-9, 15, 24, owners, sources)
     for tensor in tensors:
-        owner = _fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
-        aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), tensor.kind, _fit(tensor.tensor, 24), owner, _fit_left(tensor.source, sources))))
-    return _under("Largest", aligned if tensors else Text("nothing is alive"))
-
-
-def _list(label: str, items: Sequence[tuple[str, str]]) -> Table:
-    listed = _grid(-max(len(mark) for mark, _ in items), None)
-    for mark, text in items:
-        listed.add_row(Text(mark), Text(text))
-    return _under(label, listed)
-
-
-def _facts(facts: Iterable[tuple[str, str | Text]]) -> Table:
-    grid = _grid(_LABEL, None)
-    for label, value in facts:
-        grid.add_row(Text(label, style="bold"), Text(value) if isinstance(value, str) else value)
-    return grid
-
-
-def _under(label: str, content: RenderableType) -> Table:
-    grid = _grid(_LABEL, None)
-    grid.add_row(Text(label, style="bold"), content)
-    return grid
-
-
-def _grid(*widths: int | None) -> Table:
-    """A table without lines; a negative width is that of a right-justified column, None takes what is left."""
-    grid = Table.grid(padding=(0, _GAP, 0, 0))
-    for width in widths:
-        grid.add_column(justify="right" if width is not None and width < 0 else "left", width=None if width is None else abs(width), overflow="fold")
-    return grid
-
-
-def _render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    out = StringIO()
-    # An empty environment: what is written depends on the arguments alone.
-    console = Console(
-        file=out, width=width, force_terminal=color, force_jupyter=False, color_system="standard" if color else None, no_color=not color,
-        highlight=False, emoji=False, markup=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
-    for index, part in enumerate(parts):
-        if index:
-            console.print()
-        console.print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        owner = fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
+        aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), tensor.kind, fit(tensor.tensor, 24), owner, fit_left(tensor.source, sources))))
+    return under("Largest", aligned if tensors else Text("nothing is alive"))
 
 
 def _bytes(n: int) -> str:
@@ -221,15 +175,3 @@ def _bytes(n: int) -> str:
 
 def _one_of(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else "varies" if values else ""
-
-
-def _fit(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, max(width - 2, 0)).rstrip() + ".."
-
-
-def _fit_left(text: str, width: int) -> str:
-    if cell_len(text) <= width:
-        return text
-    while text and cell_len(text) > width - 2:
-        text = text[1:]
-    return ".." + text
