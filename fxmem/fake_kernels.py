@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxmem import _torch
 
-__all__ = ["FAKE_KERNELS"]
+__all__ = ["FAKE_KERNELS", "ONE_DTYPE", "check_one_dtype"]
 
 aten = torch.ops.aten
 
@@ -93,3 +93,19 @@ FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
 }
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
+
+ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (0, 1, 2),
+    aten.baddbmm.default: (0, 1, 2),
+    aten.convolution.default: (0, 1, 2),
+}
+"""Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their arguments."""
+
+
+def check_one_dtype(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
+    dtypes = [args[i].dtype for i in ONE_DTYPE[func] if i < len(args) and isinstance(args[i], Tensor)]
+    if any(dtype is not dtypes[0] for dtype in dtypes):
+        raise RuntimeError(f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got {', '.join(str(dtype)[6:] for dtype in dtypes)}")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fxmem import _torch, values
+from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
 from fxmem.records import Kind, Op, Phase, PhaseSpan
 
 __all__ = ["LOSS", "OPTIMIZER", "Recorder"]
@@ -212,6 +213,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         begin = self.tick
+        if func in ONE_DTYPE:
+            check_one_dtype(func, args)
         try:
             result = func(*args, **kwargs)
             values.follow(func, args, kwargs, result)

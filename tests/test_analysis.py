@@ -226,3 +226,27 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1.5 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (torch.nn.Linear(4, 4), torch.zeros(2, 4, dtype=torch.int64)),
+        (torch.nn.Linear(4, 4).double(), torch.zeros(2, 3, 4)),
+        (torch.nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 8, 8, dtype=torch.float16)),
+    ],
+)
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_what_no_kernel_takes_is_refused_as_on_a_card(model: torch.nn.Module, given: torch.Tensor, target: str) -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        model(given)
+    with pytest.raises(AnalysisError, match="expected tensors of one dtype, got|should be the same"):
+        analyze(model, given, target=target, mode="infer")
+
+
+def test_an_analysis_can_be_made_again_with_other_settings() -> None:
+    analysis = analyze(torch.nn.Linear(64, 64), torch.zeros(8, 64, device="meta"), target="cpu")
+    assert analysis.again().profile == analysis.profile
+    assert analysis.again(optimizer=None).peak.requested_bytes < analysis.peak.requested_bytes
+    assert analysis.again(torch.nn.Linear(64, 128)).peak.requested_bytes > analysis.peak.requested_bytes
+    assert analysis.again(args=(torch.zeros(16, 64, device="meta"),)).profile.inputs[0].shape == (16, 64)
