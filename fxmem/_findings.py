@@ -62,6 +62,7 @@ def header_facts(profile: Profile | Plan) -> Facts:
     parts: list[str] = [step.mode]
     if step.mode == "train":
         parts += [f"loss: {step.loss or 'none'}", f"optimizer: {step.optimizer or 'none'}"]
+        parts += [f"last of {step.accumulate} micro-batches"] if step.accumulate > 1 else []
     parts.append(f"autocast: {step.precision or 'off'}")
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []

@@ -248,6 +248,9 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
         yield Assumption(topic="step", text=text)
     else:
         yield Assumption(topic="step", text="one forward under no_grad; the output lives until the step's function returns")
+    if run.step.accumulate > 1:
+        text = f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those before are there when it begins"
+        yield Assumption(topic="step", text=text)
     yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
     if run.optimizer is not None:
         yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))

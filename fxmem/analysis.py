@@ -35,6 +35,7 @@ class Call:
     loss: Loss | None = None
     optimizer: OptimizerSpec = "adamw"
     precision: Precision | None = None
+    accumulate: int = 1
     target: str | Target = "h100"
     progress: Callable[[str], None] | None = None
 
@@ -129,6 +130,7 @@ def analyze(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    accumulate: int = 1,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -144,6 +146,8 @@ def analyze(
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
             `params -> Optimizer`, or None to leave it out.
         precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+        accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them, and the
+            gradients of those before are there when it begins.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
         progress: told in a few words what is being done.
 
@@ -156,7 +160,17 @@ def analyze(
     built = _build(model, tell)
     args, kwargs = _arguments(inputs)
     return analyze_call(
-        built, args, kwargs, name=type(built).__name__, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=target, progress=progress
+        built,
+        args,
+        kwargs,
+        name=type(built).__name__,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        accumulate=accumulate,
+        target=target,
+        progress=progress,
     )
 
 
@@ -171,6 +185,7 @@ def analyze_call(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    accumulate: int = 1,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -180,19 +195,43 @@ def analyze_call(
         raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
     if precision not in (None, "bf16", "fp16"):
         raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
+    if accumulate < 1:
+        raise UsageError(f"expected accumulate to be at least 1, got {accumulate}")
+    if accumulate > 1 and mode == "infer":
+        raise UsageError("expected accumulate with a training step: at inference there are no gradients")
     card = targets.target(target) if isinstance(target, str) else target
     training = {module: module.training for module in model.modules()}
     set_training(model, mode)
     try:
         traced = profiling.profile(
-            model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, name=name, progress=progress or (lambda _: None)
+            model,
+            args,
+            kwargs,
+            mode=mode,
+            loss=loss,
+            optimizer=optimizer,
+            precision=precision,
+            accumulate=accumulate,
+            target=card,
+            name=name,
+            progress=progress or (lambda _: None),
         )
     finally:
         for module, flag in training.items():
             module.training = flag
     noted = (*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))
     call = Call(
-        args=args, kwargs=kwargs, name=name, notes=notes, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=card, progress=progress
+        args=args,
+        kwargs=kwargs,
+        name=name,
+        notes=notes,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        accumulate=accumulate,
+        target=card,
+        progress=progress,
     )
     return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
 

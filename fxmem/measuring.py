@@ -161,6 +161,7 @@ def measure_cpu(
     loss: Loss | None,
     optimizer: OptimizerSpec,
     precision: Precision | None,
+    accumulate: int = 1,
     steps: int = 3,
     set_aside: tuple[str, ...] = WORKSPACE_KERNELS,
 ) -> Measurement:
@@ -171,6 +172,7 @@ def measure_cpu(
     cleared before each step.
 
     Args:
+        accumulate: micro-batches to one optimizer step; the last of them is what is measured.
         set_aside: operators whose scratch `peak_without_kernel_scratch_bytes` leaves out.
 
     Raises:
@@ -184,9 +186,11 @@ def measure_cpu(
     step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
     try:
         for _ in range(steps - 1):
-            step(mark=lambda _: None)
+            step(mark=_nowhere)
             if mode == "train" and stepper is None:
                 model.zero_grad(set_to_none=True)
+        for _ in range(accumulate - 1):
+            step(mark=_nowhere, optimizer=None)
         resident = resident_bytes(model, args, kwargs, stepper)
         with (
             collected(),
@@ -198,7 +202,11 @@ def measure_cpu(
         raise
     except Exception as error:
         raise failure(error, "a real step on the CPU") from error
-    return _measurement(type(model).__name__, describe(mode, loss, stepper, precision), resident, _read(profiled), set_aside)
+    return _measurement(type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside)
+
+
+def _nowhere(_: str) -> None:
+    """For the parts of a step that is not measured."""
 
 
 def _mark(part: str) -> None:

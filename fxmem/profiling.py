@@ -58,6 +58,7 @@ def profile(
     loss: Loss | None,
     optimizer: OptimizerSpec,
     precision: Precision | None,
+    accumulate: int = 1,
     target: Target,
     name: str,
     progress: Callable[[str], None] = lambda _: None,
@@ -71,6 +72,7 @@ def profile(
         loss: output -> scalar tensor; None takes `output.loss`, else the sum of the floating-point outputs.
         optimizer: see `fxmem.step.make_optimizer`; None leaves the optimizer out.
         precision: autocast dtype, None for none.
+        accumulate: micro-batches to one optimizer step; the step is the last of them, and the gradients of those before are there.
         name: what to call the model in the record.
         progress: told in a few words what happens next.
 
@@ -79,7 +81,7 @@ def profile(
         EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
     """
     _require_device(target)
-    run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, target=target)
+    run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, accumulate=accumulate, target=target)
     progress("running one step on fake tensors")
     with run.environment():
         run.step()
@@ -110,8 +112,10 @@ class _Run:
         loss: Loss | None,
         optimizer: OptimizerSpec,
         precision: Precision | None,
+        accumulate: int,
         target: Target,
     ) -> None:
+        self.accumulate = accumulate
         self.mode, self.loss, self.precision, self.target = mode, loss, precision, target
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
@@ -183,6 +187,8 @@ class _Run:
         if self.optimizer is None:
             self.optimizer = make_optimizer(self.optimizer_spec, self.model.parameters())
             _choose_form(self.optimizer, foreach=kernels.default_foreach(self.target))
+        if self.accumulate > 1:
+            self._earlier_gradients()
         with recorder.recording():
             run_step(
                 self.model,
@@ -196,12 +202,27 @@ class _Run:
                 mark=self._mark,
             )
         recorder.end_phase()
+        self._forget_unused_gradients()
         self._name_gradients()
         for tensor in self.parameters.values():
             tensor.grad = None
         held = len(recorder.alive())
         gc.collect()
         self.cycles = held - len(recorder.alive())
+
+    def _earlier_gradients(self) -> None:
+        """What earlier micro-batches have left in `.grad`."""
+        for label, parameter in self.parameters.items():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                self.recorder.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
+
+    def _forget_unused_gradients(self) -> None:
+        """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they have none."""
+        for parameter in self.parameters.values():
+            if self.accumulate > 1 and parameter.grad is not None and not parameter.grad._version:
+                self.recorder.forget(parameter.grad)
+                parameter.grad = None
 
     def _noted_loss(self, out: Any) -> torch.Tensor:
         value = (default_loss if self.loss is None else self.loss)(out)
@@ -218,6 +239,7 @@ class _Run:
             recorder.outputs_are(len(self.tracer.nodes) - 1)
             recorder.set_phase(Phase.BACKWARD)
         elif part == "optimizer":
+            self._forget_unused_gradients()
             self._name_gradients()
             recorder.set_phase(Phase.OPTIMIZER)
             recorder.resume_call(OPTIMIZER)
@@ -258,7 +280,7 @@ class _Run:
                 name=name,
                 model=self.model,
                 inputs=tuple(self.inputs),
-                step=describe(self.mode, self.loss, self.optimizer, self.precision),
+                step=describe(self.mode, self.loss, self.optimizer, self.precision, self.accumulate),
                 target=self.target,
                 optimizer=self.optimizer,
                 recorder=self.recorder,

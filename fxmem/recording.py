@@ -192,6 +192,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kind[index], self.name[index] = kind, name
             self.shape[index], self.dtype[index] = tuple(tensor.shape), str(tensor.dtype)[6:]
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """This storage, there before the step, would not be on a real run."""
+        index = self.index_of(tensor)
+        if index is not None:
+            self.birth[index] = self.death[index] = 0
+            self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
+
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
         """Give the storage a name and a kind unless it was there before the step."""
         index = self.index_of(tensor)

@@ -277,6 +277,8 @@ class Step(Record):
     """How the scalar came about."""
     precision: Literal["bf16", "fp16"] | None
     """Autocast dtype; None means none."""
+    accumulate: int = 1
+    """Micro-batches to one optimizer step; the step modelled is the last of them."""
 
 
 class Profile(Record):

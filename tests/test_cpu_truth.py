@@ -7,9 +7,13 @@ operator and set aside (`measuring.WORKSPACE_KERNELS`); everything else must agr
 import pytest
 import torch
 
+from fxmem import analyze
 from fxmem.inputs import make_inputs, parse_input
+from fxmem.measuring import measure_cpu
+from fxmem.records import Kind
 from fxmem.sources import build_model
 from fxmem.validation import validate_call
+from fxmem.verdicts import verdict
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
 _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
@@ -120,3 +124,20 @@ def test_a_cache_kept_between_steps_is_there_before_the_measured_one():
 
     x = torch.randn(32, 64)
     assert validate_call(Caching, Caching(), (x,), {}, name="caching", tolerance=1e-4).within_tolerance
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", None])
+def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
+    class PartlyUsed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(64, 256), torch.nn.Linear(64, 512)
+
+        def forward(self, x):
+            return self.used(x).relu()
+
+    x = torch.randn(512, 64)
+    analysis = analyze(PartlyUsed(), x, target="cpu", optimizer=optimizer, accumulate=4)
+    measured = measure_cpu(PartlyUsed(), (x,), {}, mode="train", loss=None, optimizer=optimizer, precision=None, accumulate=4)
+    assert measured.resident_by_kind[Kind.GRADIENT] == 4 * (64 * 256 + 256)
+    assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance

@@ -44,9 +44,11 @@ def add_step(parser: argparse.ArgumentParser, *, or_report: bool = False) -> Non
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """The machine a prediction is for."""
+    """The machine a prediction is for, and what only a prediction can be asked for."""
     text = "the machine it is for: a card (see `fxmem doctor --targets`), cpu, or a JSON file (default h100)"
     parser.add_argument("--target", default="h100", metavar="NAME|FILE.json", help=text)
+    accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
+    parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
 
 
 def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
@@ -60,7 +62,7 @@ def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
 
     step = step_arguments(options)
     built, args, kwargs = model_and_inputs(options, progress)
-    return analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **step)
+    return analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, accumulate=options.accumulate, target=card, progress=progress, **step)
 
 
 def is_report(model: str) -> bool:
