@@ -96,6 +96,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin(self) -> None:
         """Start the log anew: whatever is alive now was there before the step."""
         self.tick = 1
+        self._over = False
         self.ops: list[Op] = []
         self.phases: list[PhaseSpan] = []
         self._phase = Phase.FORWARD
@@ -134,7 +135,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            self._setup = True
+            self._setup = self._over = True
 
     def close(self) -> None:
         """No further event is noted."""
@@ -180,7 +181,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._open:
             return
         if self._setup:
-            self.death[watch.index] = self.birth[watch.index] if self.birth[watch.index] == 0 else self.tick
+            self.death[watch.index] = 0 if self.birth[watch.index] == 0 and not self._over else self.tick
         else:
             self.death[watch.index] = self.tick
             self.tick += 1
