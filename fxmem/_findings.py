@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fxmem._module_tree import Flops, call_name, sum_figures
 from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
+from fxmem.advice_records import Advice
 from fxmem.plan_records import Plan
 from fxmem.records import Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
 
@@ -56,7 +57,7 @@ class LargeTensor:
         return f" and {self.others} alike" if self.others else ""
 
 
-def header_facts(profile: Profile | Plan) -> Facts:
+def header_facts(profile: Profile | Plan | Advice) -> Facts:
     """What was analysed and for which machine."""
     step, target = profile.step, profile.target
     parts: list[str] = [step.mode]

@@ -1,4 +1,4 @@
-"""A profile as one self-contained HTML fragment, for notebooks.
+"""A profile as one self-contained HTML fragment, for notebooks: the table, and the folded drawing beneath it.
 
 No script and nothing loaded from elsewhere. Text takes the colour of the page around it, so that it reads on light and
 on dark; colours of the bar differ in lightness as well as in hue (Okabe and Ito's palette) and each part carries its
@@ -7,31 +7,28 @@ name. Everything that comes from the model is escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
 
 from fxmem import _findings as findings
+from fxmem import drawing
 from fxmem._module_tree import Row, module_tree, step_rows, total_row, visible
+from fxmem._plot_colors import KINDS
 from fxmem._units import format_bytes, percent, printable
-from fxmem.records import Kind, Profile, Timeline
+from fxmem.records import Profile, Timeline
 
 __all__ = ["html"]
 
 _MOST_ROWS = 1000
 """Rows in the tree at most; beyond, its deepest levels are left out."""
-
-_COLORS = {
-    Kind.PARAMETER: "#0072b2",
-    Kind.BUFFER: "#56b4e9",
-    Kind.INPUT: "#999999",
-    Kind.OPTIMIZER_STATE: "#cc79a7",
-    Kind.GRADIENT: "#d55e00",
-    Kind.OUTPUT: "#009e73",
-    Kind.SAVED: "#e69f00",
-    Kind.TEMPORARY: "#f0e442",
-    Kind.WORKSPACE: "#6a51a3",
-}
+_MOST_NODES = 5000
+"""Nodes that a drawing is made of at most: a cell's output has to come at once."""
+_MOST_BOXES = 60
+_IDS = re.compile(r' (?:id|marker-end|xmlns)="[^"]*"')
+_MOST_CHARACTERS = 300_000
+"""Of a drawing; a notebook keeps every output in its file."""
 
 _STYLE = """
 .fxmem{color:inherit;font:13px/1.5 system-ui,sans-serif;max-width:75em}
@@ -45,8 +42,9 @@ _STYLE = """
 .fxmem details[open]>summary.row .n::before{content:"- "}
 .fxmem .n{overflow-wrap:anywhere}
 .fxmem small{opacity:.75}
-.fxmem svg{display:block;margin:.4em 0}
-.fxmem svg text{font:12px system-ui,sans-serif;fill:#fff;stroke:#000;stroke-width:2.5px;paint-order:stroke}
+.fxmem .graph{overflow:auto;max-height:40em}
+.fxmem .split{display:block;margin:.4em 0}
+.fxmem .split text{font:12px system-ui,sans-serif;fill:#fff;stroke:#000;stroke-width:2.5px;paint-order:stroke}
 .fxmem .swatch{display:inline-block;width:.8em;height:.8em;border:1px solid currentColor;margin-right:.4em}
 """
 
@@ -69,6 +67,7 @@ def html(profile: Profile, timeline: Timeline) -> str:
         _section("Largest alive at the peak", _largest(profile, timeline)),
         _section("Assumed", _list(findings.assumptions(profile))) if profile.assumptions else "",
         _section("Unknown", _list(findings.unknowns(profile))) if profile.unknowns else "",
+        _graph(profile, timeline),
     ]
     return f'<div class="fxmem">{"".join(parts)}</div>'
 
@@ -86,17 +85,17 @@ def _bar(timeline: Timeline) -> str:
     for share in shares:
         wide = 100 * share.nbytes / whole
         title = f"<title>{escape(f'{share.name}: {format_bytes(share.nbytes)}, {share.percent}')}</title>"
-        part = f'<rect x="{start:.3f}%" y="1" width="{wide:.3f}%" height="26" fill="{_COLORS[share.kind]}" stroke="currentColor"/>'
+        part = f'<rect x="{start:.3f}%" y="1" width="{wide:.3f}%" height="26" fill="{KINDS[share.kind]}" stroke="currentColor"/>'
         name = f'<text x="{start + wide / 2:.3f}%" y="18" text-anchor="middle">{escape(share.name)}</text>' if wide >= 12 else ""
         drawn.append(f"<g>{title}{part}{name}</g>")
         start += wide
     spoken = "; ".join(f"{share.name} {share.percent}" for share in shares)
-    return f'<svg role="img" aria-label="{escape("The peak by kind: " + spoken)}" width="100%" height="28">{"".join(drawn)}</svg>'
+    return f'<svg class="split" role="img" aria-label="{escape("The peak by kind: " + spoken)}" width="100%" height="28">{"".join(drawn)}</svg>'
 
 
 def _shares(timeline: Timeline) -> str:
     rows = "".join(
-        f'<tr><td><span class="swatch" style="background:{_COLORS[share.kind]}"></span>{escape(share.name)}</td>'
+        f'<tr><td><span class="swatch" style="background:{KINDS[share.kind]}"></span>{escape(share.name)}</td>'
         f'<td class="r">{format_bytes(share.nbytes)}</td><td class="r">{escape(share.percent)}</td></tr>'
         for share in findings.split(timeline.peak)
     )
@@ -138,6 +137,17 @@ def _figures(row: Row, whole: int) -> str:
     kind = f" <small>{escape(printable(row.type_name))}</small>" if row.type_name else ""
     cells = [*(format_bytes(n) if n else "0" for n in (figures.params, figures.output, figures.saved, figures.at_peak)), percent(figures.at_peak, whole)]
     return f'<span class="n">{escape(printable(row.title))}{kind}</span>' + "".join(f'<span class="r">{escape(cell)}</span>' for cell in cells)
+
+
+def _graph(profile: Profile, timeline: Timeline) -> str:
+    """The annotated graph, where it is small; laid out by the built-in renderer, which needs nothing installed and always ends."""
+    if len(profile.nodes) > _MOST_NODES:
+        return ""
+    svg = drawing.svg(profile, timeline, renderer="plain", max_boxes=_MOST_BOXES)
+    if len(svg) > _MOST_CHARACTERS:
+        return ""
+    # A notebook shows several drawings in one document, where their ids, and what refers to them, would meet. Direction needs no arrow: time runs downwards.
+    return _section("Graph", f'<div class="graph">{re.sub(_IDS, "", svg)}</div>')
 
 
 def _largest(profile: Profile, timeline: Timeline) -> str:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from fxmem import _torch, values
 from fxmem.errors import AnalysisError
 
-__all__ = ["fake_inputs", "fake_model"]
+__all__ = ["fake_inputs", "fake_model", "meta_model", "shadow_model"]
 
 
 def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch.device) -> torch.nn.Module:
@@ -41,6 +41,20 @@ def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torc
                 f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised {type(error).__name__}: {error}. "
                 "Pass a factory (a function that builds the model) instead of the model."
             ) from error
+
+
+def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
+
+
+def meta_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose floating-point parameters and buffers are on meta: to change these, too. Others are shared with the model."""
+    memo: dict[int, Any] = {}
+    for tensors in _by_storage(model):
+        moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
+        memo.update({id(original): copied for original, copied in zip(tensors, moved, strict=True)})
+    return copy.deepcopy(model, memo)
 
 
 def fake_inputs(value: Any, mode: _torch.FakeTensorMode, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ regions of its own, which are checkpointed again while the outer one is being re
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +73,17 @@ class Region(Record):
     """None where no line of code makes a call that is just this region."""
     regions: tuple[Region, ...] = ()
     """Regions within it."""
+
+    @property
+    def title(self) -> str:
+        """Its module, its first and last child, or its first and last node."""
+        if len(self.modules) > 1:
+            return f"{self.modules[0]} to {self.modules[-1].rpartition('.')[2]}"
+        if self.modules:
+            return self.modules[0]
+        if not self.nodes:
+            return f"nodes {self.first_node} to {self.last_node - 1}"
+        return self.nodes[0] if len(self.nodes) == 1 else f"{self.nodes[0]} to {self.nodes[-1]}"
 
 
 class CurvePoint(Record):
@@ -165,14 +177,9 @@ class Plan(Record):
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
         lines = ["from torch.utils.checkpoint import checkpoint", ""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
-            lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {_named(regions)}"]
+            lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {', '.join(region.title for region in regions)}"]
             lines += [f"- {line}" for line in edit.source.code.splitlines()] + [f"+ {line}" for line in edit.after.splitlines()] + [""]
         if others:
             lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
-            lines += [f"#   {_named([region])}" for region in others]
+            lines += textwrap.wrap(", ".join(region.title for region in others), 100, initial_indent="#   ", subsequent_indent="#   ", break_long_words=False)
         return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _named(regions: list[Region]) -> str:
-    names = [f"{r.modules[0]} to {r.modules[-1]}" if len(r.modules) > 1 else r.modules[0] if r.modules else f"{r.nodes[0]} to {r.nodes[-1]}" for r in regions]
-    return ", ".join(names)

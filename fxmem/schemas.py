@@ -13,7 +13,9 @@ from types import MappingProxyType
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from fxmem.advice_records import Advice
 from fxmem.errors import UsageError
+from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.validation_records import Measurement, Verdict
 
@@ -21,7 +23,9 @@ __all__ = ["RECORDS", "text", "write"]
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
+        "advice": Advice,
         "measurement": Measurement,
+        "plan": Plan,
         "report": Report,
         "target": Target,
         "timeline": Timeline,

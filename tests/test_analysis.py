@@ -240,7 +240,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 def test_what_no_kernel_takes_is_refused_as_on_a_card(model: torch.nn.Module, given: torch.Tensor, target: str) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         model(given)
-    with pytest.raises(AnalysisError, match="expected tensors of one dtype, got|should be the same"):
+    with pytest.raises(AnalysisError, match=r"expected tensors of one dtype, got|should be the same"):
         analyze(model, given, target=target, mode="infer")
 
 

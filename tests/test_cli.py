@@ -21,6 +21,7 @@ import pytest
 
 import fxmem
 from fxmem.__main__ import main
+from fxmem.commands import VERBS
 from fxmem.records import Report
 from fxmem.schemas import RECORDS
 from fxmem.validation_records import Verdict
@@ -141,10 +142,12 @@ def afresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes
 
 # --- mistyped ---------------------------------------------------------------------------------------------------------
 
+_VERBS = ", ".join(VERBS)
+_SCHEMAS = ", ".join(RECORDS)
 TYPOS = {
     "": "the following arguments are required: COMMAND; see fxmem --help",
-    "analyse x": "expected COMMAND to be one of analyze, graph, show, validate, schema, doctor; got 'analyse', did you mean analyze?; see fxmem --help",
-    "frobnicate": "expected COMMAND to be one of analyze, graph, show, validate, schema, doctor; got 'frobnicate'; see fxmem --help",
+    "analyse x": f"expected COMMAND to be one of {_VERBS}; got 'analyse', did you mean analyze?; see fxmem --help",
+    "frobnicate": f"expected COMMAND to be one of {_VERBS}; got 'frobnicate'; see fxmem --help",
     "--verbose doctor": "no option --verbose; see fxmem doctor --help",
     "analyze": "the following arguments are required: MODEL; see fxmem analyze --help",
     "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
@@ -166,7 +169,7 @@ TYPOS = {
     "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
     "show nothing.json": "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory",
     "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
-    "schema reprot": "schema: expected one of measurement, report, target, timeline, verdict; got 'reprot'",
+    "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
     "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",
     "analyze m --json nowhere/report.json": "expected --json to name a file in a folder that exists, got 'nowhere/report.json'",
     "analyze m --json .": "expected --json to name a file, or - for stdout, got '.'",

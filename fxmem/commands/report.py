@@ -1,0 +1,89 @@
+"""`fxmem report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxmem.commands.graph import RENDERERS
+from fxmem.commands.output import check_ending, check_writable
+from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
+from fxmem.commands.timeline import add_comparison, budget_of, check_budget, planned_step
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.plan_records import Plan
+    from fxmem.records import Profile
+
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+
+BRIEF = "one HTML page with everything, for others to read"
+DESCRIPTION = "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML page; of a report, needs no torch."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be asked of it."""
+    add_step(parser, or_report=True)
+    add_target(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.html", help="what to write")
+    parser.add_argument("--plan", metavar="PLAN.json", help="a plan for this step, which `fxmem plan --json` wrote: shown before and after")
+    add_comparison(parser)
+    parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes the graph may have; 0 leaves it out (default 400)")
+    parser.add_argument("--renderer", choices=RENDERERS, default="auto", help="what lays out the graph; see `fxmem graph` (default auto)")
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    from fxmem import page
+    from fxmem.files import write_text
+
+    check_ending("--output", options.output, (".html", ".htm"))
+    check_writable("--output", options.output)
+    if options.max_boxes < 0:
+        raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
+    check_budget(options)
+    plan = None if options.plan is None else _loaded_plan(options.plan)
+    report, timeline = loaded_or_analyzed(options)
+    after_profile, after = planned_step(options, report)
+    if plan is not None:
+        _check_same_step(options.plan, plan, report)
+    text = page.html(
+        report,
+        timeline,
+        budget_bytes=budget_of(options, timeline.peak),
+        plan=plan,
+        after=after,
+        after_profile=after_profile,
+        graph=options.max_boxes > 0,
+        renderer=options.renderer,
+        max_boxes=max(options.max_boxes, 1),
+    )
+    write_text(Path(options.output), text)
+    return 0, ""
+
+
+def _loaded_plan(name: str) -> Plan:
+    from pydantic import ValidationError
+
+    from fxmem.plan_records import Plan
+    from fxmem.reports import MAX_BYTES
+
+    expected = "expected --plan to name a plan written by `fxmem plan --json`"
+    try:
+        with Path(name).open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{expected}, got {name!r}: {error.strerror}") from error
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise UsageError(f"{expected}, got {name!r}, in which {where} is wrong: {first['msg']}") from error
+
+
+def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
+    theirs = (plan.inputs, plan.step, plan.target.name)
+    if theirs != (report.inputs, report.step, report.target.name) or any(region.last_node > len(report.nodes) for region in plan.all_regions()):
+        raise UsageError(f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another target: plan it anew")
