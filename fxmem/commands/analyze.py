@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from fxmem import budgets
 from fxmem._units import exact_bytes, format_bytes
 from fxmem.commands.output import add_output, check_output, reported
 from fxmem.commands.shared import Working, add_step, add_target, analyzed
@@ -33,6 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
+    from fxmem import budgets
+
     check_output(options)
     budget = None if options.budget is None else budgets.parse(options.budget)
     if budget is not None and budget.nbytes is None:
@@ -54,7 +55,7 @@ def exceeded(report: Report, budget: Budget) -> str:
     The budget bounds the allocated bytes (the requested ones for the CPU); on a card the loop over the step also has to run where
     the driver gives the allocator no more than that.
     """
-    from fxmem import allocator
+    from fxmem import allocator, budgets
 
     used, limit = budgets.counted_bytes(report.peak), budget.bytes_of(report.peak)
     if used > limit:
