@@ -254,6 +254,11 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
     if run.optimizer is not None:
         yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
+    called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
+    if called & {"isfinite", "isnan", "isinf"}:
+        yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
+    if any(op.name == "aten.rand.default" for op in recorder.ops):
+        yield Assumption(topic="values", text="a single random number drawn on the CPU is 0.5, where the program looks at it (layer drop: the layer is kept)")
     if recorder.made_up_scalars:
         yield Assumption(topic="optimizer", text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends")
     if run.cycles > 0:

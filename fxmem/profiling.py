@@ -92,6 +92,10 @@ def profile(
     return run.traced(name)
 
 
+def _replacement(function: Any) -> Callable[..., Any] | None:
+    return kernels.replacement(function) or values.asks_whether_finite(function)
+
+
 def _require_device(target: Target) -> None:
     if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
@@ -130,7 +134,7 @@ class _Run:
             kernels.flatten_rnn_weights(self.model)
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
-        self.tracer = ProgramTracer(self.model, self.recorder, replacement=kernels.replacement, on_tensor_method=self._tensor_method)
+        self.tracer = ProgramTracer(self.model, self.recorder, replacement=_replacement, on_tensor_method=self._tensor_method)
         self.engine = Engine(self.recorder, around=self.tracer.listening_in_backward)
         self.optimizer_spec = optimizer if mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None

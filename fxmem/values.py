@@ -6,20 +6,24 @@ dearer way. Such values do not depend on data, so they can simply be computed: e
 from constants, or from inputs whose values were given, carries its real value along.
 
 Values are kept for up to `LIMIT` elements, on the CPU; whatever is made from floating-point or unknown tensors is unknown.
+
+Two things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
+program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; and that a single random number drawn on the
+CPU is 0.5, so that layer drop (p < 0.5) keeps the layer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
 
 from fxmem import _torch
 
-__all__ = ["LIMIT", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
+__all__ = ["LIMIT", "asks_whether_finite", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
 
 LIMIT = 1 << 20
 """Elements."""
@@ -41,6 +45,13 @@ _FACTORIES = (
     "new_ones",
     "new_full",
 )
+_UNIFORM = "_fxmem_uniform"
+_WHETHER_FINITE: Final[dict[Any, bool]] = {
+    **dict.fromkeys((torch.isfinite, torch.Tensor.isfinite), True),
+    **{getattr(home, name): False for home in (torch, torch.Tensor) for name in ("isnan", "isinf")},
+}
+"""What each of these answers everywhere if all numbers are finite."""
+_REDUCTIONS: Final = frozenset(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any"))
 _factory_calls: dict[Any, bool] = {}
 
 
@@ -56,6 +67,34 @@ def is_known(tensor: Any) -> bool:
     return _value(tensor) is not None
 
 
+def asks_whether_finite(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function that has to do with whether numbers are finite; None for every other."""
+    try:
+        everywhere, reduces = _WHETHER_FINITE.get(function), function in _REDUCTIONS
+    except TypeError:  # not hashable
+        return None
+    if everywhere is not None:
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            setattr(result, _UNIFORM, everywhere)
+            return result
+
+        return marked
+    if reduces:
+
+        def reduced(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            uniform = getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
+            if uniform is not None and isinstance(result, _torch.FakeTensor):
+                with _torch.no_modes():
+                    setattr(result, _ATTRIBUTE, torch.full(result.shape, uniform))
+            return result
+
+        return reduced
+    return None
+
+
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
     if not isinstance(result, torch.Tensor):
@@ -64,6 +103,10 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
             for fake, real in zip(result, value if isinstance(value, (tuple, list)) else (), strict=False):
                 if isinstance(real, torch.Tensor) and _is_trackable(real):
                     setattr(fake, _ATTRIBUTE, real)
+        return
+    if func is torch.ops.aten.rand.default and result.numel() == 1 and _torch.device_type(result) == "cpu":
+        with _torch.no_modes():
+            setattr(result, _ATTRIBUTE, torch.full(result.shape, 0.5))
         return
     if not _is_trackable(result):
         return

@@ -96,3 +96,47 @@ def test_transformers_skips_the_mask_it_would_skip_on_a_card():
     names = {op.name for op in analysis.profile.ops}
     assert "aten._scaled_dot_product_flash_attention.default" in names
     assert not [s for s in analysis.profile.storages if s.shape[-2:] == (96, 96)]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        lambda x: torch.isfinite(x).all(),
+        lambda x: not torch.isnan(x).any(),
+        lambda x: not x.isinf().any(),
+        lambda x: torch.all(torch.isfinite(x)).item(),
+        lambda x: torch.isfinite(x).all(dim=-1)[0],
+    ],
+)
+def test_numbers_are_taken_to_be_finite_and_that_is_said(healthy):
+    class Guarded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.clamp = torch.nn.Linear(8, 8), torch.nn.Hardtanh()
+
+        def forward(self, x):
+            x = self.linear(x)
+            return x if healthy(x) else self.clamp(x)
+
+    profile = analyze(Guarded(), torch.zeros(2, 8), target="cpu").profile
+    assert "clamp" not in [node.name for node in profile.nodes]
+    assert [assumption.text for assumption in profile.assumptions if assumption.topic == "values"] == [
+        "all numbers are finite, where the program asks (isfinite, isnan, isinf)"
+    ]
+
+
+def test_a_layer_that_may_be_dropped_is_kept():
+    class Dropping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if not (self.training and torch.rand([]) < 0.1):
+                    x = layer(x)
+            return x
+
+    profile = analyze(Dropping(), torch.zeros(2, 8), target="h100").profile
+    assert [node.name for node in profile.nodes if node.op == "call_module"] == ["layers_0", "layers_1", "layers_2"]
+    assert any("layer drop" in assumption.text for assumption in profile.assumptions)
