@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis, analyze
+    from fxmem.sizing import cards, max_batch
     from fxmem.validation import validate
 
-__all__ = ["Analysis", "__version__", "analyze", "validate"]
+__all__ = ["Analysis", "__version__", "analyze", "cards", "max_batch", "validate"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "fxmem.analysis",
     "analyze": "fxmem.analysis",
+    "cards": "fxmem.sizing",
+    "max_batch": "fxmem.sizing",
     "validate": "fxmem.validation",
 }
 

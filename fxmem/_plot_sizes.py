@@ -37,7 +37,8 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     def y(nbytes: int) -> float:
         return bottom - height * nbytes / (highest * 1.05)
 
-    answer = f"largest {curve.dim}: {curve.largest}" if curve.largest is not None else f"no {curve.dim} fits"
+    dim = curve.dim if curve.dim in ("batch", "seq") else "size"
+    answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
     parts = [text(_EDGE, _EDGE + 12.0, f"{curve.model}: {answer} on {curve.target.name}", "title", room=(width - 2 * _EDGE) / 1.5)]
     parts.append(text(_EDGE, _EDGE + 12.0 + _ROW, _line(curve, measure), "muted", room=width - 2 * _EDGE))
     for nbytes, words in steps(highest):
@@ -45,7 +46,7 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
         parts.append(text(_LEFT - 6.0, y(nbytes) + 4.0, words, "end muted"))
     for size in _ticks(widest):
         parts.append(text(x(size), bottom + _ROW, str(size), "middle muted"))
-    parts.append(text((_LEFT + right) / 2, bottom + 2 * _ROW, curve.dim, "middle muted"))
+    parts.append(text((_LEFT + right) / 2, bottom + 2 * _ROW, dim, "middle muted"))
     limit = "budget" if curve.is_budget else "memory"
     parts.append(f"<g><title>{safe(f'{limit}: {exact_bytes(curve.memory_bytes)}')}</title>")
     parts.append(f'<path class="limit" d="M{n(_LEFT)} {n(y(curve.memory_bytes))}H{n(right)}"/></g>')
@@ -58,14 +59,14 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     # The answer is drawn last, so that no neighbour covers it.
     for point in sorted(ran, key=lambda point: point.size == curve.largest):
         across, up, chosen = x(point.size), y(point.counted_bytes or 0), point.size == curve.largest
-        parts.append(f"<g><title>{safe(_words(point, curve.dim))}</title>")
+        parts.append(f"<g><title>{safe(_words(point, dim))}</title>")
         if chosen:
             parts += [f'<path class="peak" d="M{n(across)} {n(up)}V{n(bottom)}"/>', text(across - 5.0, bottom - 6.0, str(point.size), "end halo strong")]
         parts.append(f'<circle class="{"dot" if point.fits else "hollow"}" cx="{n(across)}" cy="{n(up)}" r="{6 if chosen else 4}"/></g>')
     foot = bottom + 3 * _ROW
     parts.append(text(_EDGE, foot + 4.0, "Filled: fits. Hollow: does not. Each dot is an analysis.", "muted", room=width - 2 * _EDGE))
-    spoken = "; ".join(_words(point, curve.dim) for point in ran)
-    return document(name, width, foot + _EDGE + 4.0, f"Peak against {curve.dim}: {answer}", spoken or "no size could run", parts)
+    spoken = "; ".join(_words(point, dim) for point in ran)
+    return document(name, width, foot + _EDGE + 4.0, f"Peak against {dim}: {answer}", spoken or "no size could run", parts)
 
 
 def _highest(point: SizePoint) -> int:

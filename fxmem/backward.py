@@ -70,6 +70,7 @@ class Engine:
         self._around = around
         self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
         self._unpacked: list[list[Saved]] = []
+        self._unpacking = 0
         self._tasks: list[int] = []
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []
@@ -116,11 +117,16 @@ class Engine:
         return handle
 
     def _unpack(self, handle: Saved) -> Any:
-        if self._unpacked:
+        # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
+        if self._unpacked and not self._unpacking:
             self._unpacked[-1].append(handle)
         if handle.hooks is None:
             raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
-        return handle.hooks.unpack(handle.value)
+        self._unpacking += 1
+        try:
+            return handle.hooks.unpack(handle.value)
+        finally:
+            self._unpacking -= 1
 
     def _note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         self._node_hooks.setdefault(_torch.sequence_number(node), {}).setdefault(kind, []).append(hook)

@@ -17,6 +17,7 @@ from fxmem.advice_records import Advice
 from fxmem.errors import UsageError
 from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Record, Report, Target, Timeline
+from fxmem.size_records import Baseline, CardFits, SizeCurve
 from fxmem.validation_records import Measurement, Verdict
 
 __all__ = ["RECORDS", "text", "write"]
@@ -24,9 +25,12 @@ __all__ = ["RECORDS", "text", "write"]
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "advice": Advice,
+        "baseline": Baseline,
+        "cards": CardFits,
         "measurement": Measurement,
         "plan": Plan,
         "report": Report,
+        "sizes": SizeCurve,
         "target": Target,
         "timeline": Timeline,
         "verdict": Verdict,

@@ -63,5 +63,5 @@ def test_unknown_fields_and_negative_bytes_are_refused() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"expected one of advice, measurement, plan, report, .*; got 'profile'"):
+    with pytest.raises(UsageError, match=r"expected one of advice, baseline, .*; got 'profile'"):
         schemas.text("profile")

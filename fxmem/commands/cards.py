@@ -1,0 +1,54 @@
+"""`fxmem cards`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fxmem._terminal import columns, why_plain
+from fxmem._units import printable
+from fxmem.commands.output import check_output, json_or
+from fxmem.commands.shared import Working, add_step, analyzed
+from fxmem.errors import UsageError
+
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+
+BRIEF = "which cards a step fits"
+DESCRIPTION = (
+    "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times for all cards), "
+    "because that decides the kernels and their workspaces. Exit code 4 if it fits none."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be asked of it."""
+    add_step(parser)
+    accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
+    parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
+    parser.add_argument("--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own")
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
+    parser.add_argument("--json", metavar="FILE|-", help="write the result as JSON; `-` writes it to stdout instead of the table")
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    from fxmem import size_reporting, targets
+
+    check_output(options)
+    names = None if options.only is None else [name.strip() for name in options.only.split(",")]
+    for name in names or ():  # a card that is none is found before the work is done
+        if targets.target(name).memory_bytes is None:
+            raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
+    with Working(options.quiet) as progress:
+        options.target = "h100" if names is None else names[0]
+        analysis = analyzed(options, progress)
+        from fxmem import sizing
+
+        fits = sizing.cards_of(analysis, names=names, progress=None if options.quiet else _say)
+    width = columns() if options.width is None else options.width
+    text = json_or(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, width=width, color=not why_plain()))
+    return 0 if any(card.fits for card in fits.cards) else 4, text
+
+
+def _say(message: str) -> None:
+    print(f"fxmem: {printable(message)}", file=sys.stderr, flush=True)
