@@ -9,19 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fxmem.advising import advise
     from fxmem.analysis import Analysis, analyze
+    from fxmem.checkpointing import checkpoint, uncheckpoint
+    from fxmem.plan_records import Plan
+    from fxmem.promising import plan
     from fxmem.sizing import cards, max_batch
     from fxmem.validation import validate
 
-__all__ = ["Analysis", "__version__", "analyze", "cards", "max_batch", "validate"]
+__all__ = ["Analysis", "Plan", "__version__", "advise", "analyze", "cards", "checkpoint", "max_batch", "plan", "uncheckpoint", "validate"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "fxmem.analysis",
     "analyze": "fxmem.analysis",
+    "Plan": "fxmem.plan_records",
+    "advise": "fxmem.advising",
     "cards": "fxmem.sizing",
+    "checkpoint": "fxmem.checkpointing",
     "max_batch": "fxmem.sizing",
+    "plan": "fxmem.promising",
+    "uncheckpoint": "fxmem.checkpointing",
     "validate": "fxmem.validation",
 }
 

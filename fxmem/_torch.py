@@ -39,11 +39,14 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "Hooks",
+    "InstanceNorm",
+    "NormBase",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
     "checkpoint_regions",
+    "checkpoints_told",
     "detached",
     "device_type",
     "engine_routed_to",
@@ -61,6 +64,7 @@ __all__ = [
     "quiet_fake_kernels",
     "saved_tensors_seen_by",
     "sequence_number",
+    "storage_key",
     "tensor_metadata",
     "tensors_in",
     "tree_iter",
@@ -68,6 +72,9 @@ __all__ = [
     "tree_map",
     "tree_map_only",
 ]
+
+NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
+InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm  # (since 0.4)
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""
@@ -187,6 +194,11 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage without its history, made behind the back of whoever watches calls (`torch._C.DisableTorchFunction`, since 1.11)."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Which storage a tensor lies in, while that storage is alive; a fake one has no address (`UntypedStorage._cdata`, since 1.0)."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # --- saved tensors ----------------------------------------------------------------------------------------------------------
@@ -408,4 +420,27 @@ def checkpoint_regions(
     name = "_checkpoint_without_reentrant_generator"
     name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
     with patched(module, name, generator), patched(module.CheckpointFunction, "forward", forward):
+        yield
+
+
+@contextlib.contextmanager
+def checkpoints_told(told: Callable[[Any], None]) -> Iterator[None]:
+    """Call `told(function)` for each function this thread is about to run under `torch.utils.checkpoint`; names as in `checkpoint_regions`."""
+    me = threading.get_ident()
+
+    def first(position: int) -> Callable[[Any], Callable[..., Any]]:
+        def make(original: Any) -> Callable[..., Any]:
+            def calling(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == me:
+                    told(args[position])
+                return original(*args, **kwargs)
+
+            return calling
+
+        return make
+
+    module = torch.utils.checkpoint
+    name = "_checkpoint_without_reentrant_generator"
+    name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
+    with patched(module, name, first(0)), patched(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))):
         yield

@@ -1,0 +1,213 @@
+"""What to change about a step so that it takes less memory: each change is made on fakes and analysed, not guessed at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from fxmem import allocator, budgets, promising, rooflines
+from fxmem._changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
+from fxmem.advice_records import Advice, Effect, Refused, Suggestion
+from fxmem.analysis import Analysis
+from fxmem.errors import AnalysisError, ExceededError, FxmemError
+from fxmem.plan_records import Plan
+from fxmem.records import Profile
+
+__all__ = ["advise"]
+
+_WORTH = 1000
+"""A change that frees less than this part of the peak is not suggested."""
+_EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
+
+
+def advise(
+    analysis: Analysis,
+    budget: str | int | float | None = None,
+    *,
+    plans: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Advice:
+    """Every change that can be tried on this step, with what it is worth.
+
+    Args:
+        analysis: of the step as it is, from `analyze`.
+        budget: as in `fxmem.promising.plan`; with it, the cheapest set of changes that keeps it is looked for, too.
+        plans: whether to try checkpoint plans, which take the longest.
+        progress: told in a few words what is being done.
+
+    Raises:
+        UsageError: a budget that cannot be understood.
+    """
+    limit = None if budget is None else budgets.parse(budget).bytes_of(analysis.peak)
+    advisor = _Advisor(analysis, limit, progress or (lambda _: None))
+    suggestions, refused = advisor.single()
+    if plans and analysis.profile.step.mode == "train":
+        suggestions += advisor.planned()
+    profile = analysis.profile
+    return Advice(
+        fxmem_version=profile.fxmem_version,
+        torch_version=profile.torch_version,
+        model=profile.model,
+        inputs=profile.inputs,
+        step=profile.step,
+        target=profile.target,
+        before=analysis.peak,
+        before_flops=_flops(profile),
+        before_seconds=rooflines.step_seconds(profile),
+        budget_bytes=limit,
+        suggestions=tuple(sorted(suggestions, key=lambda s: (-s.saved_bytes, s.extra_flops or 0))),
+        together=advisor.together(plans) if limit is not None else None,
+        refused=tuple(refused),
+        assumptions=profile.assumptions,
+    )
+
+
+class _Advisor:
+    def __init__(self, analysis: Analysis, limit: int | None, tell: Callable[[str], None]) -> None:
+        self.analysis, self.limit, self.tell = analysis, limit, tell
+        self.start = Variant(analysis.model, analysis.call, dict(os.environ))
+        self.useful: list[tuple[Change, Suggestion]] = []
+
+    def single(self) -> tuple[list[Suggestion], list[Refused]]:
+        """Each change by itself."""
+        suggestions, refused = [], []
+        for change in changes_for(self.analysis):
+            self.tell(f"trying {change.title}")
+            try:
+                suggestion = self._suggestion([change], outcome(change.make(self.start, self.analysis)))
+            except NotToBeHadError as error:
+                refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
+                continue
+            except FxmemError as error:
+                refused.append(Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}"))
+                continue
+            reserved = (self.analysis.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
+            worth = budgets.counted_bytes(self.analysis.peak) // _WORTH
+            if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
+                self.useful.append((change, suggestion))
+                suggestions.append(suggestion)
+            else:
+                refused.append(Refused(key=change.key, title=change.title, reason=_worthless(suggestion.saved_bytes)))
+        return suggestions, refused
+
+    def planned(self) -> list[Suggestion]:
+        """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
+        self.tell("planning checkpoints")
+        try:
+            plan = promising.plan(self.analysis, progress=self.tell)
+        except (ExceededError, AnalysisError):
+            return []
+        points = [plan, *(plan.model_copy(update={"after": p.peak, "extra_flops": p.extra_flops, "regions": p.regions}) for p in plan.curve[-1:])]
+        found = [_of_plan(self.analysis, point, key) for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if point.regions]
+        return found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found
+
+    def together(self, plans: bool) -> Suggestion | None:
+        """The cheapest set of changes that keeps the budget: the mildest first, a plan on top where they do not do."""
+        if self._kept(self.analysis.profile, budgets.counted_bytes(self.analysis.peak)):
+            return None
+        for effect in range(len(_EFFECTS)):
+            allowed = [pair for pair in self.useful if _EFFECTS.index(pair[1].effect) <= effect and pair[1].saved_bytes > 0]
+            chosen, reached = self._added([change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)])
+            if reached is not None and self._kept(reached.profile, budgets.counted_bytes(reached.peak)):
+                return self._suggestion(*self._without_idle_ones(chosen, reached))
+            if not plans or self.analysis.profile.step.mode != "train":
+                continue
+            found = self._with_plan(chosen, reached)
+            if found is not None:
+                return found
+        return None
+
+    def _added(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
+        """One change after the other, those that still help."""
+        chosen: list[Change] = []
+        reached: Outcome | None = None
+        for change in changes:
+            if change.excludes and any(other.excludes == change.excludes for other in chosen):
+                continue
+            tried = self._made([*chosen, change])
+            before = self.analysis.peak if reached is None else reached.peak
+            if tried is not None and budgets.counted_bytes(tried.peak) < budgets.counted_bytes(before):
+                chosen, reached = [*chosen, change], tried
+        return chosen, reached
+
+    def _without_idle_ones(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
+        """The set without changes that the budget does not need, those that alter the numbers most being dropped first."""
+        for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
+            fewer = [other for other in chosen if other is not change]
+            tried = self._made(fewer) if fewer else None
+            if tried is not None and self._kept(tried.profile, budgets.counted_bytes(tried.peak)):
+                chosen, reached = fewer, tried
+        return chosen, reached
+
+    def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
+        """A checkpoint plan on top of the changes; of the changes, those that live in the model and the call."""
+        base = self.analysis if reached is None else reached.analysis
+        try:
+            plan = promising.plan(base, budget=self.limit, progress=self.tell)
+        except FxmemError:
+            return None
+        suggestion = _of_plan(self.analysis, plan, "checkpoint")
+        if not chosen:
+            return suggestion
+        return suggestion.model_copy(
+            update={
+                "key": "+".join([*(change.key for change in chosen), "checkpoint"]),
+                "title": "; ".join([*(change.title for change in chosen), suggestion.title]),
+                "effect": max((change.effect for change in chosen), key=_EFFECTS.index),
+                "code": "\n".join([*(change.code for change in chosen), suggestion.code]),
+            }
+        )
+
+    def _made(self, changes: Iterable[Change]) -> Outcome | None:
+        variant = self.start
+        try:
+            for change in changes:
+                variant = change.make(variant, self.analysis)
+            self.tell("trying several changes together")
+            return outcome(variant)
+        except FxmemError:
+            return None
+
+    def _kept(self, profile: Profile, used: int) -> bool:
+        if self.limit is None or used > self.limit:
+            return False
+        return profile.target.device == "cpu" or allocator.fits(profile, self.limit, settings=allocator.settings_of(self.start.environ))
+
+    def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
+        flops, before = _flops(reached.profile), _flops(self.analysis.profile)
+        return Suggestion(
+            key="+".join(change.key for change in changes),
+            title="; ".join(change.title for change in changes),
+            effect=max((change.effect for change in changes), key=_EFFECTS.index),
+            code="\n".join(change.code for change in changes),
+            peak=reached.peak,
+            saved_bytes=budgets.counted_bytes(self.analysis.peak) - budgets.counted_bytes(reached.peak),
+            extra_flops=None if flops is None or before is None else flops - before,
+            step_seconds=rooflines.step_seconds(reached.profile),
+            note="; ".join(change.note for change in changes if change.note),
+        )
+
+
+def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
+    count = sum(1 for _ in plan.all_regions())
+    return Suggestion(
+        key=key,
+        title=f"activation checkpoints: {count} regions ({plan.chosen}, {plan.application.value})",
+        effect="none",
+        code="model = fxmem.checkpoint(model, plan)  # fxmem plan --code shows the edits",
+        peak=plan.after,
+        saved_bytes=budgets.counted_bytes(analysis.peak) - budgets.counted_bytes(plan.after),
+        extra_flops=plan.extra_flops,
+        step_seconds=plan.after_seconds,
+    )
+
+
+def _worthless(saved: int) -> str:
+    if saved == 0:
+        return "frees nothing here: the peak is elsewhere"
+    return f"frees {saved:,} bytes of the peak" if saved > 0 else f"takes {-saved:,} bytes more"
+
+
+def _flops(profile: Profile) -> int | None:
+    counted = [op.flops for op in profile.ops]
+    return None if None in counted else sum(flops or 0 for flops in counted)

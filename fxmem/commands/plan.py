@@ -1,0 +1,73 @@
+"""`fxmem plan`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxmem._terminal import columns, why_plain
+from fxmem.commands.output import check_output, json_or
+from fxmem.commands.shared import Working, add_step, add_target, analyzed, is_report
+
+if TYPE_CHECKING:
+    from fxmem.plan_records import Plan
+    from fxmem.records import Profile, Timeline
+
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+
+BRIEF = "where to put activation checkpoints"
+STRATEGIES = ("auto", "flat", "nested", "modules", "sqrt", "chen")
+APPLICATIONS = ("modules", "graph")
+DESCRIPTION = (
+    "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them to a stand-in of the model "
+    "and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. From a report, without torch, the peak is an estimate."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be asked of it."""
+    add_step(parser, or_report=True)
+    add_target(parser)
+    parser.add_argument(
+        "--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it"
+    )
+    parser.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how regions are chosen (default auto: the cheapest)")
+    how = "modules: whole modules recompute, the model stays yours; graph: regions begin and end anywhere (default: whichever is cheaper)"
+    parser.add_argument("--application", choices=APPLICATIONS, help=how)
+    parser.add_argument("--code", action="store_true", help="print the edits of your own source instead of the table")
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
+    parser.add_argument("--json", metavar="FILE|-", help="write the plan as JSON; `-` writes it to stdout instead of the table")
+    parser.add_argument("--svg", metavar="FILE.svg", help="also write the annotated graph, the plan's regions boxed")
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    from fxmem import budgets, drawing, plan_reporting
+    from fxmem.files import write_text
+
+    check_output(options)
+    if options.budget is not None:
+        budgets.parse(options.budget)  # refused before the work, not after
+    plan, profile, timeline = _of_report(options) if is_report(options.model) else _of_model(options)
+    if options.svg is not None:
+        write_text(Path(options.svg), drawing.svg(profile, timeline, plan=plan))
+    width = columns() if options.width is None else options.width
+    show = plan.to_code if options.code else lambda: plan_reporting.table(plan, width=width, color=not why_plain())
+    return 0, json_or(options, plan.to_json(), show)
+
+
+def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
+    with Working(options.quiet) as progress:
+        analysis = analyzed(options, progress)
+        from fxmem import promising
+
+        plan = promising.plan(analysis, options.strategy, options.budget, application=options.application, progress=progress)
+    return plan, analysis.profile, analysis.timeline
+
+
+def _of_report(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
+    from fxmem import estimating, reports
+
+    report = reports.load_report(Path(options.model))
+    return estimating.estimate(report, report.peak, options.strategy, options.budget, options.application), report, reports.timeline(report)

@@ -1,0 +1,65 @@
+"""A checkpoint plan from a saved report: no model, no torch, and so an estimate instead of an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxmem import budgets
+from fxmem.errors import ExceededError, UsageError
+from fxmem.plan_records import Application, CurvePoint, Plan, Strategy
+from fxmem.planning import Planner
+from fxmem.records import Assumption, Peak, Profile
+
+__all__ = ["estimate"]
+
+
+def estimate(profile: Profile, peak: Peak, strategy: Strategy, budget: str | int | float | None, application: Application | str | None = None) -> Plan:
+    """The plan a planner proposes for a profile; its peak is the planner's own estimate and `analysed` is False.
+
+    Args as for `fxmem.promising.plan`; `peak` is the profile's. Only the requested bytes are estimated; what the allocator adds to
+    them is taken to stay what it is without a plan.
+
+    Raises:
+        UsageError: not a training step, or a budget that cannot be understood.
+        ExceededError: no plan keeps the budget.
+    """
+    if profile.step.mode != "train":
+        raise UsageError("expected the report of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+    limit = None if budget is None else budgets.parse(budget).bytes_of(peak)
+    overhead = budgets.counted_bytes(peak) - peak.requested_bytes
+    plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
+    chosen = min(plans, key=lambda plan: plan.extra_flops or 0)
+    note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
+    if chosen.application is Application.GRAPH:
+        note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
+    assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
+    return chosen.model_copy(update={"strategy": strategy, "budget_bytes": limit, "before": peak, "assumptions": assumptions})
+
+
+def _plans(profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None) -> Iterator[Plan]:
+    wanted = [Application(application)] if application else [Application.MODULES] if strategy == "modules" else list(Application)
+    refused: list[ExceededError] = []
+    for way in wanted:
+        planner = Planner(profile, way)
+        if nbytes is None and strategy not in ("sqrt", "chen"):
+            curve = planner.curve()
+            best = min(curve, key=lambda plan: plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0)))
+            yield best.model_copy(update={"curve": tuple(_point(plan) for plan in curve)})
+            continue
+        try:
+            yield planner.plan(strategy, nbytes)
+        except ExceededError as error:
+            refused.append(error)
+    if len(refused) == len(wanted):
+        raise refused[0]
+
+
+def _point(plan: Plan) -> CurvePoint:
+    return CurvePoint(
+        strategy=plan.chosen,
+        application=plan.application,
+        regions=plan.regions,
+        peak=plan.after,
+        extra_flops=plan.extra_flops,
+        step_seconds=plan.after_seconds,
+    )

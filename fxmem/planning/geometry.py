@@ -1,0 +1,367 @@
+"""What checkpointing any stretch of a step would keep, take and cost, as tables over cuts.
+
+The forward of a model is cut into *units*, stretches of nodes between two places where a region may begin or end. A *cut* is
+a place between units: cut `i` stands before unit `i`. Everything here follows from the unplanned profile:
+
+- what a storage made in forward is needed for: its producer, the last call that reads it, the nodes that keep it for backward;
+- the live bytes at every tick of the unplanned step, of which what older units made can be taken off, so that
+  `rest + H` is the live bytes when older units keep `H` bytes instead.
+
+All tables are numpy arrays of bytes or FLOPs (float64: exact up to 2**53).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem import liveness
+from fxmem.records import Kind, Node, Phase, Profile
+
+__all__ = ["Floats", "Geometry", "Ints"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
+_NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
+"""Operators whose result's shape depends on the data, which may not be the same the second time."""
+_RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial", "rrelu", "poisson", "exponential", "scaled_dot_product", "attention")
+_TRAFFIC = 0.5
+"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one that moves less."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A storage that the forward makes."""
+
+    index: int
+    nbytes: int
+    node: int
+    birth: int
+    death: int
+    flow_end: int
+    """Tick at which the last call that reads it has run."""
+    saved: bool
+
+
+class Geometry:
+    """The tables for one profile and one choice of cuts.
+
+    Args:
+        profile: of an unplanned training step.
+        cuts: node indices where regions may begin or end, ascending; the first and the last node of the model are added.
+    """
+
+    def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
+        self.profile = profile
+        inside = [index for index, node in enumerate(profile.nodes) if node.op not in _OUTSIDE]
+        self.first, self.last = (inside[0], inside[-1] + 1) if inside else (0, 0)
+        self.cuts = sorted({self.first, self.last, *(cut for cut in cuts if self.first < cut < self.last)})
+        """Node index of every cut."""
+        self.count = len(self.cuts) - 1
+        """Number of units."""
+        self.unit_of = np.searchsorted(np.asarray(self.cuts), np.arange(len(profile.nodes)), side="right") - 1
+        self.unit_of[: self.first] = -1
+        self.unit_of[self.last :] = self.count
+        self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
+        self._ops()
+
+    def _ops(self) -> None:
+        profile = self.profile
+        self.forward_end = np.zeros(len(profile.nodes), dtype=np.int64)
+        for op in profile.ops:
+            if op.phase is Phase.FORWARD:
+                self.forward_end[op.node] = max(self.forward_end[op.node], op.end)
+
+    # --- what forward makes ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def made(self) -> tuple[_Made, ...]:
+        """Storages made by the model's own nodes in forward, views' users counted for what they view."""
+        profile = self.profile
+        saved = {storage for node in profile.nodes for storage in node.saved}
+        ends: dict[int, int] = {}
+        for index, _node in enumerate(profile.nodes):
+            for read in self.reads[index]:
+                ends[read] = max(ends.get(read, 0), int(self.forward_end[index]))
+        found = []
+        for index, storage in enumerate(profile.storages):
+            if storage.op is None or storage.node is None or storage.kind is Kind.WORKSPACE or profile.ops[storage.op].phase is not Phase.FORWARD:
+                continue
+            if self.first <= storage.node < self.last:
+                end = max(ends.get(index, 0), int(self.forward_end[storage.node]), storage.birth + 1)
+                found.append(_Made(index, storage.nbytes, storage.node, storage.birth, storage.death, end, index in saved))
+        return tuple(found)
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the storages it reads."""
+        profile = self.profile
+
+        def of(node: Node) -> tuple[int, ...]:
+            return tuple({output.storage: None for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None})
+
+        return tuple(of(node) for node in profile.nodes)
+
+    @cached_property
+    def last_reader(self) -> dict[int, int]:
+        """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the loss does."""
+        last: dict[int, int] = {}
+        for index, node in enumerate(self.profile.nodes):
+            unit = int(self.unit_of[index])
+            for storage in (*self.reads[index], *node.saved):
+                last[storage] = max(last.get(storage, -1), unit)
+        return last
+
+    # --- bytes -------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def keeps(self) -> Floats:
+        """By unit: bytes it makes that are there until backward if it is stored."""
+        kept = np.zeros(self.count)
+        for made in self.made:
+            if made.saved:
+                kept[self.unit_of[made.node]] += made.nbytes
+        return kept
+
+    def outputs(self) -> Floats:
+        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are checkpointed."""
+        n = self.count
+        table = np.zeros((n + 1, n + 1))
+        grid = np.zeros((n + 2, n + 2))
+        for made in self.made:
+            producer, reader = int(self.unit_of[made.node]), min(self.last_reader.get(made.index, -1), n)
+            if reader > producer:
+                # It crosses every cut j with producer < j <= reader.
+                grid[producer, producer + 1] += made.nbytes
+                grid[producer, reader + 1] -= made.nbytes
+        crossing = np.cumsum(grid, axis=1)[:n, : n + 1]  # [producer, cut]
+        from_first = np.vstack([np.zeros((1, n + 1)), np.cumsum(crossing, axis=0)])  # [i, j]: producers before i
+        for i in range(n + 1):
+            table[i, i:] = np.diagonal(from_first)[i:] - from_first[i, i:]
+        return table
+
+    def inputs(self) -> Floats:
+        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` read and that nothing keeps unless they are checkpointed."""
+        n = self.count
+        table = np.zeros((n + 1, n + 1))
+        for made in self.made:
+            if made.saved:
+                continue
+            producer = int(self.unit_of[made.node])
+            readers = sorted({int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < n})
+            before = producer
+            for reader in readers:
+                # Regions that begin after what read it before and hold this reader.
+                table[before + 1 : reader + 1, reader + 1 :] += made.nbytes
+                before = reader
+        return table
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for index, storages in enumerate(self.reads):
+            for storage in storages:
+                readers.setdefault(storage, []).append(index)
+        return readers
+
+    def _rest(self, ticks: dict[int, Ints], death: str, *, own_only: bool) -> Floats:
+        """`[v, i]`: the most bytes alive at unit `v`'s ticks, less what units before cut `i` made.
+
+        `own_only` leaves out what no unit made (parameters, gradients, scratch), too.
+        """
+        n = self.count
+        table = np.zeros((n, n + 1))
+        births, original, sizes, units = self._columns
+        deaths = np.asarray([getattr(m, death) for m in self.made], dtype=np.int64)
+        for unit, at in ticks.items():
+            for start in range(0, len(at), 256):
+                some = at[start : start + 256]
+                alive = (births[None, :] <= some[:, None]) & (some[:, None] < deaths[None, :])
+                per_unit = np.zeros((len(some), n + 1))
+                rows, columns = np.nonzero(alive)
+                np.add.at(per_unit, (rows, units[columns] + 1), sizes[columns])
+                older = np.cumsum(per_unit, axis=1)  # [tick, i]: made before cut i
+                total = older[:, -1]
+                if not own_only:
+                    there = (births[None, :] <= some[:, None]) & (some[:, None] < original[None, :])
+                    total = total + self.live[some] - there @ sizes
+                table[unit] = np.maximum(table[unit], (total[:, None] - older).max(axis=0))
+        return table
+
+    @cached_property
+    def _columns(self) -> tuple[Ints, Ints, Floats, Ints]:
+        """Birth, death, bytes and unit of everything that forward makes."""
+        births, deaths = (np.asarray([getattr(m, name) for m in self.made], dtype=np.int64) for name in ("birth", "death"))
+        sizes = np.asarray([m.nbytes for m in self.made], dtype=np.float64)
+        return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in self.made], dtype=np.int64)
+
+    def _ticks(self, phase: Phase) -> dict[int, Ints]:
+        found: dict[int, list[int]] = {}
+        for op in self.profile.ops:
+            unit = int(self.unit_of[op.node])
+            if op.phase is phase and 0 <= unit < self.count:
+                found.setdefault(unit, []).extend(range(max(op.begin - 1, 0), op.end))
+        return {unit: np.unique(np.asarray(ticks, dtype=np.int64)) for unit, ticks in found.items()}
+
+    @cached_property
+    def storing(self) -> Floats:
+        """`[v, i]`: most bytes alive during unit `v`'s backward, less what older units than `i` keep."""
+        return self._rest(self._ticks(Phase.BACKWARD), "death", own_only=False)
+
+    @cached_property
+    def running(self) -> Floats:
+        """`[v, i]`: the same during its forward, everything from `i` on kept."""
+        return self._rest(self._ticks(Phase.FORWARD), "death", own_only=False)
+
+    @cached_property
+    def passing(self) -> Floats:
+        """`[v, i]`: the same during its forward if nothing from `i` on is kept that forward does not need."""
+        return self._rest(self._ticks(Phase.FORWARD), "flow_end", own_only=False)
+
+    @cached_property
+    def again(self) -> Floats:
+        """`[v, i]`: bytes that units from `i` on have made and kept while unit `v` is being recomputed, scratch included."""
+        return self.running - self._floor
+
+    @cached_property
+    def _floor(self) -> float:
+        """Bytes alive before the step that stay throughout."""
+        return float(sum(s.nbytes for s in self.profile.storages if s.birth == 0))
+
+    @cached_property
+    def gradients(self) -> Floats:
+        """By cut: bytes alive when backward reaches it, less what units before it keep: gradients, parameters, the optimizer's state."""
+        begins: dict[int, int] = {}
+        for op in self.profile.ops:
+            unit = int(self.unit_of[op.node])
+            if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
+                begins[unit] = min(begins.get(unit, op.begin), op.begin)
+        births, deaths, sizes, units = self._columns
+        found = np.full(self.count + 1, self._floor)
+        for cut in range(1, self.count + 1):
+            tick = next((begins[unit] for unit in range(cut - 1, -1, -1) if unit in begins), None)
+            if tick is None:
+                continue
+            at = max(tick - 1, 0)
+            older = (units < cut) & (births <= at) & (at < deaths)
+            found[cut] = self.live[at] - sizes[older].sum()
+        return found
+
+    @cached_property
+    def unplanned(self) -> float:
+        """The peak without a plan."""
+        return float(self.live.max(initial=0.0))
+
+    @cached_property
+    def floor(self) -> float:
+        """The most bytes alive at a moment no plan changes: outside the model's own forward and backward."""
+        phases = [span for span in self.profile.phases if span.phase is Phase.OPTIMIZER]
+        return float(max((self.live[span.begin : span.end].max(initial=0.0) for span in phases), default=0.0))
+
+    # --- compute -----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
+        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a FLOP count is missing."""
+        profile = self.profile
+        written = np.zeros(len(profile.ops))
+        for storage in profile.storages:
+            if storage.op is not None:
+                written[storage.op] += storage.nbytes
+        whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
+        packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
+        for index, node in enumerate(profile.nodes):
+            ops = self._forward_ops.get(index, [])
+            costs = [(profile.ops[op].flops or 0) + _TRAFFIC * written[op] for op in ops]
+            unknown[index] = any(profile.ops[op].flops is None for op in ops)
+            whole[index] = sum(costs)
+            packs[index] = bool(node.saved)
+            own = [made for storage in node.saved if (made := profile.storages[storage].op) is not None and made in ops]
+            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if own and op <= max(own))
+        return whole, until, packs, unknown
+
+    @cached_property
+    def cost(self) -> Floats:
+        """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save nothing."""
+        whole, until, packs, _ = self._node_costs
+        total = np.concatenate([[0.0], np.cumsum(whole)])
+        table = np.zeros((self.count + 1, self.count + 1))
+        stops = np.full(self.count, -1.0)
+        for unit in range(self.count):
+            for node in range(self.cuts[unit], self.cuts[unit + 1]):
+                if packs[node]:
+                    stops[unit] = total[node] + until[node]
+        for i in range(self.count):
+            reached = np.maximum.accumulate(stops[i:])
+            table[i, i + 1 :] = np.where(reached < 0, 0.0, np.maximum(reached - total[self.cuts[i]], 0.0))
+        return table
+
+    def flops(self, first: int, last: int) -> int | None:
+        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no formula."""
+        profile, (_, _, packs, unknown) = self.profile, self._node_costs
+        saving = [node for node in range(first, last) if packs[node]]
+        if not saving:
+            return 0
+        stop = saving[-1]
+        if any(unknown[first:stop]):
+            return None
+        own = [made for storage in profile.nodes[stop].saved if (made := profile.storages[storage].op) is not None and profile.ops[made].node == stop]
+        ran = [op for node in range(first, stop) for op in self._forward_ops.get(node, ())]
+        ran += [op for op in self._forward_ops.get(stop, ()) if own and op <= max(own)]
+        flops = [profile.ops[op].flops for op in ran]
+        return None if None in flops else sum(each or 0 for each in flops)
+
+    @cached_property
+    def _forward_ops(self) -> dict[int, list[int]]:
+        """By node, the ops of its forward."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self.profile.ops):
+            if op.phase is Phase.FORWARD:
+                found.setdefault(op.node, []).append(index)
+        return found
+
+    # --- what may be a region ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def earliest(self) -> Ints:
+        """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may hold."""
+        profile = self.profile
+        low = np.arange(len(profile.nodes))
+        names: dict[int, list[str]] = {}
+        for op in profile.ops:
+            if op.phase is Phase.FORWARD:
+                names.setdefault(op.node, []).append(op.name)
+        writers: dict[int, list[int]] = {}
+        for index, node in enumerate(profile.nodes):
+            own = names.get(index, [])
+            if any(name.startswith(("c10d", "_c10d")) or name.split(".")[1] in _NEVER_AGAIN for name in own if "." in name):
+                low[index] = -1
+            in_place = node.view_of is not None and any(name.count(".") and name.split(".")[1].endswith("_") for name in own)
+            if in_place and node.view_of is not None:
+                owner = node.view_of
+                low[index] = -1 if profile.nodes[owner].op in ("placeholder", "get_attr") else min(low[index], owner)
+                writers.setdefault(owner, []).append(index)
+        for owner, written in writers.items():
+            storages = {output.storage for output in profile.nodes[owner].outputs}
+            for index in range(owner + 1, max(written)):
+                if storages & set(self.reads[index]) and low[index] >= 0:
+                    low[index] = min(low[index], owner)
+        for region in profile.recomputed:
+            low[region.first_node : region.last_node] = -1
+        return low
+
+    def allowed(self, first: int, last: int) -> bool:
+        """Whether nodes `first` to `last - 1` may be one region."""
+        return first < last and int(self.earliest[first:last].min()) >= first
+
+    def draws(self, first: int, last: int) -> bool:
+        """Whether they may draw random numbers."""
+        ops = (op for op in self.profile.ops if op.phase is Phase.FORWARD and first <= op.node < last)
+        modules = (self.profile.nodes[node].module_type for node in range(first, last))
+        return any(word in op.name for op in ops for word in _RANDOM) or any("Drop" in name for name in modules)

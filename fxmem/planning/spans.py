@@ -1,0 +1,100 @@
+"""Where regions may begin and end: modules, slices of `nn.Sequential`, and places in a graph worth cutting at."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fxmem.records import Phase, Profile, SourceLine
+
+__all__ = ["Span", "frees", "graph_cuts", "last_needed", "module_spans", "siblings"]
+
+_MOST_CUTS = 320
+"""Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
+_LONGEST_SLICE = 64
+"""Children in a slice of a Sequential, at most."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Nodes that are exactly one call of a module, or of consecutive children of a Sequential."""
+
+    first: int
+    last: int
+    modules: tuple[str, ...]
+    source: SourceLine | None
+    """The line that makes the call."""
+
+
+def module_spans(profile: Profile) -> tuple[Span, ...]:
+    """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is checkpointed in all its calls or none."""
+    calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
+    calls += [Span(index, index + 1, (node.module,), node.source) for index, node in enumerate(profile.nodes) if node.op == "call_module"]
+    times = Counter(span.modules[0] for span in calls)
+    single = sorted((span for span in calls if times[span.modules[0]] == 1), key=lambda span: (span.first, -span.last))
+    return (*single, *_slices(profile, single))
+
+
+def _slices(profile: Profile, single: Iterable[Span]) -> Iterable[Span]:
+    children: dict[str, list[Span]] = defaultdict(list)
+    for span in single:
+        parent, _, _ = span.modules[0].rpartition(".")
+        if profile.modules.get(parent) == "Sequential":
+            children[parent].append(span)
+    for spans in children.values():
+        for at in range(len(spans)):
+            for end in range(at + 2, min(len(spans), at + _LONGEST_SLICE) + 1):
+                group = spans[at:end]
+                if any(one.last != other.first for one, other in itertools.pairwise(group)):
+                    break
+                if end - at < len(spans):
+                    yield Span(group[0].first, group[-1].last, tuple(span.modules[0] for span in group), None)
+
+
+def last_needed(profile: Profile) -> dict[int, int]:
+    """For each storage, the last node that reads it or keeps it for backward."""
+    last: dict[int, int] = {}
+    for index, node in enumerate(profile.nodes):
+        read = (output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None)
+        for storage in (*read, *node.saved):
+            last[storage] = index
+    return last
+
+
+def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
+    """Whether something that the span's nodes keep for backward is made by them and needed by no node after them."""
+    saved = {storage for node in profile.nodes[span.first : span.last] for storage in node.saved}
+    made = (profile.storages[storage].node for storage in saved if needed.get(storage, -1) < span.last)
+    return any(node is not None and span.first <= node < span.last for node in made)
+
+
+def graph_cuts(profile: Profile) -> list[int]:
+    """After every op that computes much (early stop spares it when a region ends there), and at the borders of modules."""
+    flops: dict[int, int] = defaultdict(int)
+    for op in profile.ops:
+        if op.phase is Phase.FORWARD and op.flops:
+            flops[op.node] += op.flops
+    most = max(flops.values(), default=0)
+    heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
+    borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
+    cuts = sorted(heavy.keys() | borders)
+    if len(cuts) > _MOST_CUTS:
+        cuts = sorted(sorted(heavy, key=lambda cut: -heavy[cut])[:_MOST_CUTS])
+    return cuts
+
+
+def siblings(profile: Profile, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The chain of sibling modules that keeps most for backward: what people call the blocks of a model."""
+    chains: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if len(span.modules) == 1:
+            chains[span.modules[0].rpartition(".")[0]].append(span)
+
+    def worth(chain: list[Span]) -> tuple[int, int]:
+        kept = sum(profile.nodes[node].saved_bytes for span in chain for node in range(span.first, span.last))
+        return (kept if len(chain) > 1 else 0), len(chain)
+
+    found = sorted(chains.values(), key=worth)
+    return tuple(found[-1]) if found else ()

@@ -1,0 +1,313 @@
+"""Checkpoint plans whose peak is a promise: each is carried out on a stand-in of the model and analysed again.
+
+A planner knows its own model of memory only. So what it proposes is applied, analysed as any model is, and held against
+the budget; where the analysis says more than the planner did, the planner is asked again for less. What is returned is
+the cheapest proposal that kept the budget, with the analysis's numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fxmem import allocator, budgets, checkpointing, rooflines
+from fxmem._units import exact_bytes, format_bytes
+from fxmem.analysis import Analysis
+from fxmem.errors import ExceededError, UsageError
+from fxmem.faking import shadow_model
+from fxmem.plan_records import Application, CurvePoint, Plan, Region, Strategy
+from fxmem.planning import STRATEGIES, Planner
+from fxmem.records import Assumption, Kind, Peak, Phase, Profile
+
+__all__ = ["applied", "plan"]
+
+_ATTEMPTS = 8
+"""Times a planner is asked for less before its proposals count as not reaching the budget."""
+_CLOSE = 200
+"""A budget is used up when less than this part of it is left."""
+_PIECES = 16
+"""What part of a budget is asked for less when the allocator runs out of it by fragmentation."""
+_POINTS = 12
+"""Plans on a curve that are analysed, at most, for each way to apply them."""
+
+
+def plan(
+    analysis: Analysis,
+    strategy: Strategy = "auto",
+    budget: str | int | float | None = None,
+    *,
+    application: Application | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Where to put activation checkpoints so that a training step stays within a budget, at the least recomputation.
+
+    Args:
+        analysis: of the training step, from `analyze`.
+        strategy: see `fxmem.plan_records.Strategy`.
+        budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated bytes
+            (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card bounds the
+            allocator, too: a loop over the step has to run where the driver gives it no more than that.
+            None: `sqrt` and `chen` give their one plan; the others the whole curve of peak against extra FLOPs, and the plan on
+            it with the smallest product of peak and FLOPs of the step.
+        application: "modules" (the model stays the user's), "graph" (regions may begin and end anywhere; needs a model that
+            `torch.fx.symbolic_trace` accepts), or None for whichever is cheaper.
+        progress: told in a few words what is being done.
+
+    Raises:
+        UsageError: not a training step, an unknown strategy or budget, a model that cannot be rewritten as asked.
+        ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
+    """
+    if analysis.profile.step.mode != "train":
+        raise UsageError("expected the analysis of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+    if strategy not in STRATEGIES:
+        raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    search = _Search(analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application)), progress or (lambda _: None))
+    if budget is not None and search.kept(analysis):
+        return search.finished(_Proposal(search.ways[0], strategy, (), analysis))
+    if budget is None and strategy not in ("sqrt", "chen"):
+        return search.along_the_curve()
+    return search.cheapest()
+
+
+def applied(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
+    """The analysis of the same step with these regions checkpointed; the model that was analysed is left alone."""
+    return analysis.again(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way of applying plans, and the planner for it."""
+
+    application: Application
+    planner: Planner
+    names: tuple[str | None, ...] = ()
+    """What the symbolic graph calls each node of the profile; of a GRAPH only."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A plan that has been carried out and analysed."""
+
+    way: _Way
+    chosen: Strategy
+    regions: tuple[Region, ...]
+    analysis: Analysis
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What a step has to keep."""
+
+    nbytes: int | None
+    capacity: bool
+    """Whether it bounds the allocator as well."""
+
+
+def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
+    if budget is None:
+        return _Limit(None, False)
+    parsed = budgets.parse(budget)
+    return _Limit(parsed.bytes_of(analysis.peak), parsed.nbytes is not None and analysis.profile.target.device == "cuda")
+
+
+def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None) -> Iterable[_Way]:
+    if application is not None and application not in list(Application):
+        raise UsageError(f"expected application to be {' or '.join(Application)}, got {application!r}")
+    wanted = [Application(application)] if application is not None else [Application.MODULES] if strategy == "modules" else list(Application)
+    if strategy == "modules" and Application.MODULES not in wanted:
+        raise UsageError("expected application 'modules' with strategy 'modules', got 'graph'; with strategy 'flat' regions may begin and end anywhere")
+    note = ""
+    if Application.GRAPH in wanted:
+        try:
+            names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
+        except UsageError as refused:
+            if application is not None:
+                raise
+            note = f"regions are whole modules: {refused}"
+        else:
+            yield _Way(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
+    if Application.MODULES in wanted:
+        yield _Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
+
+
+@dataclass
+class _Search:
+    """The search for one plan."""
+
+    analysis: Analysis
+    strategy: Strategy
+    limit: _Limit
+    ways: tuple[_Way, ...]
+    tell: Callable[[str], None]
+    seen: dict[tuple[Application, tuple[tuple[int, int], ...]], _Proposal] = field(default_factory=dict)
+
+    def kept(self, analysis: Analysis) -> bool:
+        """Whether a step keeps the limit."""
+        if self.limit.nbytes is None:
+            return True
+        if budgets.counted_bytes(analysis.peak) > self.limit.nbytes:
+            return False
+        if not self.limit.capacity or (analysis.peak.reserved_bytes or 0) <= self.limit.nbytes:
+            return True
+        return allocator.fits(analysis.profile, self.limit.nbytes, settings=allocator.settings_of(os.environ))
+
+    def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
+        """What a planner proposes, applied and analysed."""
+        regions = tuple(_named(region, way.names) for region in proposed.regions)
+        key = way.application, tuple((region.first_node, region.last_node) for region in _flattened(regions))
+        if key not in self.seen:
+            self.tell(f"analysing a plan of {len(regions)} regions")
+            self.seen[key] = _Proposal(way, proposed.chosen, regions, applied(self.analysis, regions, way.application))
+        return self.seen[key]
+
+    def cheapest(self) -> Plan:
+        """The plan with the least recomputation that keeps the limit."""
+        best: _Proposal | None = None
+        for way in self.ways:
+            found = self._within(way, best)
+            best = found if best is None or (found is not None and _cost(found) < _cost(best)) else best
+        if best is None:
+            raise ExceededError(self._out_of_reach())
+        return self.finished(best)
+
+    def _within(self, way: _Way, rival: _Proposal | None) -> _Proposal | None:
+        """The cheapest proposal that keeps the limit. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""
+        nbytes = self.limit.nbytes
+        if nbytes is None or self.strategy == "sqrt":
+            only = self.carried_out(way, way.planner.plan(self.strategy, None))
+            return only if self.kept(only.analysis) else None
+        ask = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes)
+        kept_at, broken_at, best = 0, 2 * nbytes, None
+        for _ in range(_ATTEMPTS):
+            try:
+                proposed, last = way.planner.plan(self.strategy, ask), False
+            except ExceededError:
+                if best is not None or self.strategy in ("flat", "chen"):
+                    break
+                proposed, last = way.planner.smallest(), True
+            if rival is not None and proposed.extra_flops is not None and proposed.extra_flops > (_extra(self.analysis, rival.analysis) or 0):
+                break  # the planner's FLOPs are exact; only its bytes are an estimate
+            proposal = self.carried_out(way, proposed)
+            spare = nbytes - budgets.counted_bytes(proposal.analysis.peak)
+            if self.kept(proposal.analysis):
+                best, kept_at = min((p for p in (best, proposal) if p is not None), key=_cost), ask
+                last = last or not proposal.regions or spare <= nbytes // _CLOSE
+            else:
+                # Where the bytes are few enough and the allocator still runs out, pieces of free memory are the reason.
+                broken_at, spare = ask, min(spare, -(nbytes // _CLOSE)) if spare < 0 else -(nbytes // _PIECES)
+            if last or broken_at - kept_at <= nbytes // _CLOSE:
+                break
+            ask = ask + spare if kept_at < ask + spare < broken_at else (kept_at + broken_at) // 2
+        return best
+
+    def along_the_curve(self) -> Plan:
+        """The curve, and the plan on it with the smallest product of peak and FLOPs."""
+        proposals = [_Proposal(self.ways[0], "flat", (), self.analysis)]
+        for way in self.ways:
+            proposals += [self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions]
+        proposals.sort(key=lambda p: (_cost(p), budgets.counted_bytes(p.analysis.peak)))
+        front: list[_Proposal] = []
+        for proposal in proposals:
+            if not front or budgets.counted_bytes(front[-1].analysis.peak) > budgets.counted_bytes(proposal.analysis.peak):
+                front.append(proposal)
+        best = min(front, key=lambda p: budgets.counted_bytes(p.analysis.peak) * _total_flops(p.analysis.profile)[0])
+        curve = tuple(
+            CurvePoint(
+                strategy=p.chosen,
+                application=p.way.application,
+                regions=p.regions,
+                peak=p.analysis.peak,
+                extra_flops=_extra(self.analysis, p.analysis),
+                step_seconds=rooflines.step_seconds(p.analysis.profile),
+            )
+            for p in front
+        )
+        return self.finished(best).model_copy(update={"curve": curve})
+
+    def finished(self, proposal: _Proposal) -> Plan:
+        """The plan of a proposal."""
+        profile, notes = self.analysis.profile, {way.note for way in self.ways if way.note}
+        return Plan(
+            fxmem_version=profile.fxmem_version,
+            torch_version=profile.torch_version,
+            model=profile.model,
+            inputs=profile.inputs,
+            step=profile.step,
+            target=profile.target,
+            strategy=self.strategy,
+            chosen=proposal.chosen,
+            application=proposal.way.application,
+            budget_bytes=self.limit.nbytes,
+            regions=proposal.regions,
+            before=self.analysis.peak,
+            after=proposal.analysis.peak,
+            analysed=True,
+            forward_flops=_forward_flops(profile),
+            extra_flops=_extra(self.analysis, proposal.analysis),
+            before_seconds=rooflines.step_seconds(profile),
+            after_seconds=rooflines.step_seconds(proposal.analysis.profile),
+            assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *proposal.analysis.profile.assumptions),
+        )
+
+    def _only_in_pieces(self, peak: Peak) -> bool:
+        return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
+
+    def _out_of_reach(self) -> str:
+        tried = [self.carried_out(way, way.planner.smallest()) for way in self.ways] if self.strategy not in ("sqrt", "chen", "flat") else []
+        smallest = min((p.analysis for p in (*tried, *self.seen.values())), key=lambda a: budgets.counted_bytes(a.peak), default=self.analysis)
+        peak, fixed = smallest.peak, (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
+        held = ", ".join(f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind))
+        where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"
+        return (
+            f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy {self.strategy} reaches "
+            f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan {format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
+            f"That peak is in {where}; of it no plan can free: {held or 'nothing'}"
+            + ("; in a loop the allocator runs out of so much, its free memory being in pieces" if self._only_in_pieces(peak) else "")
+        )
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------------
+
+
+def _named(region: Region, names: tuple[str | None, ...]) -> Region:
+    """The region with the names that the graph it is applied to has for its nodes."""
+    if not names:
+        return region
+    nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
+    return region.model_copy(update={"nodes": nodes, "regions": tuple(_named(inner, names) for inner in region.regions)})
+
+
+def _flattened(regions: Iterable[Region]) -> Iterator[Region]:
+    for region in regions:
+        yield region
+        yield from _flattened(region.regions)
+
+
+def _thinned(plans: Sequence[Plan], count: int) -> Sequence[Plan]:
+    """At most `count` of them, evenly spread, first and last included."""
+    if len(plans) <= count:
+        return plans
+    return [plans[round(i * (len(plans) - 1) / (count - 1))] for i in range(count)]
+
+
+def _total_flops(profile: Profile) -> tuple[int, int]:
+    """FLOPs of all ops that have a formula, and how many ops have none."""
+    return sum(op.flops or 0 for op in profile.ops), sum(op.flops is None for op in profile.ops)
+
+
+def _forward_flops(profile: Profile) -> int | None:
+    counted = [op.flops for op in profile.ops if op.phase is Phase.FORWARD]
+    return None if None in counted else sum(flops or 0 for flops in counted)
+
+
+def _extra(before: Analysis, after: Analysis) -> int | None:
+    """What is run again; None if an op without a formula is among it."""
+    (least, unknown), (most, still_unknown) = _total_flops(before.profile), _total_flops(after.profile)
+    return most - least if unknown == still_unknown else None
+
+
+def _cost(proposal: _Proposal) -> tuple[int, int, bool]:
+    """What a cheaper plan has less of: FLOPs, then ops; of equals, one that leaves the model the user's."""
+    return _total_flops(proposal.analysis.profile)[0], len(proposal.analysis.profile.ops), proposal.way.application is Application.GRAPH
