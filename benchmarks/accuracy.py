@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy.py                    every file of benchmarks/results/gpu, to benchmarks/accuracy.md (`make accuracy`)
     python benchmarks/accuracy.py FILE.json ...      these files instead; the table goes to stdout
-    python benchmarks/accuracy.py --bounds           also write how far off each number may be from now on, to bounds.json
+    python benchmarks/accuracy.py --bounds           also keep what they say: how far off each number may be from now on (bounds.json), and what
+                                                     a process takes of the card beside the allocator (fxmem/context_sizes.json)
     python benchmarks/accuracy.py --predict h200     no measurement: every case predicted for a card, to see that it can be
 
 Reads what `benchmarks/gpu.py` writes, and the format of earlier measurements: `about`, `cases` and `results` with `peak`,
@@ -17,6 +18,7 @@ in the earlier format one process measured many and a library's workspace stayed
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import statistics
 import sys
@@ -28,6 +30,7 @@ from typing import Any
 from workers import Lost, run_jobs
 
 from fxmem.records import Phase, Profile, Target
+from fxmem.targets import CONTEXT_SIZES, ContextSize
 from fxmem.validation_records import Difference
 from fxmem.verdicts import describe_difference
 
@@ -39,17 +42,35 @@ BOUNDS = RESULTS / "bounds.json"
 QUANTITIES = ("requested", "allocated", "reserved")
 LISTED_FROM = 0.01
 """Cases further off than this in allocated bytes (operators: in requested bytes) are listed one by one."""
+BEFORE = "before"
+"""The row of the case `context` that says what was in use on the card before this process came."""
 DIFFERENCES_LISTED = 4
 MARGIN = 1.05
 """A bound is the error found when it was written, times this, and at least `SMALLEST_BOUND`: it catches a change, not a rounding."""
 SMALLEST_BOUND = 0.0005
 
 PUBLISHED = (
-    ("LLMem (Kim et al., IJCAI 2024)", "peak of fine-tuning, decoder-only language models on one GPU", "1.6 % mean"),
-    ("torch-preflight", "8 cases", "3.7 % mean, 12.4 % worst"),
-    ("PyTorch's tests of MemTracker", "allocated bytes, workspaces left out", "10 % allowed either way"),
+    (
+        "LLMem (Kim et al., IJCAI 2024)",
+        "peak of fine-tuning decoder-only language models on one GPU",
+        "up to 1.6 %",
+        "abstract, https://doi.org/10.24963/ijcai.2024/699",
+    ),
+    (
+        "torch-preflight",
+        "peak of 8 training steps of GPT-2, BERT, DistilBERT and ResNet-50 on a T4",
+        "3.7 % mean, 12.4 % worst",
+        "docs/vram-estimation.md of highwaterlabs/torch-preflight",
+    ),
+    (
+        "PyTorch's MemTracker",
+        "its own tests: active bytes of stacks of linear layers, cuBLAS's workspace set aside",
+        "10 % allowed either way",
+        "test/distributed/_tools/test_mem_tracker.py of pytorch/pytorch",
+    ),
 )
-"""Figures as their authors give them, for an idea of what is usual; not measured here, and not of the same models."""
+"""Who, of what, how far off, and where they say so. For an idea of what is usual: not measured here, and not of the same models."""
+COLLECTIONS = ("torchvision", "timm", "transformers")
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------------
@@ -80,11 +101,13 @@ class Source:
     name: str
     card: Target
     versions: Mapping[str, str]
-    """torch and cuDNN, as strings."""
+    """Of torch, CUDA, cuDNN and the model collections."""
     allocator_settings: str
     measured: tuple[Measured, ...]
     failed: Mapping[str, str]
     """Case to error."""
+    context: ContextSize | None = None
+    """What a process takes of the card beside the allocator; None if it was not measured."""
 
 
 def read(path: Path) -> Source:
@@ -106,19 +129,35 @@ def read(path: Path) -> Source:
                 measured.append(_measurement(name, case, operator, one["measurement"]))
             elif "peak" in one:
                 measured.append(_plain(name, case, operator, one))
-    return Source(path.stem, *_machine(document["about"]), tuple(measured), failed)
+    card, versions, settings = _machine(document["about"])
+    return Source(path.stem, card, versions, settings, tuple(measured), failed, _context(card, versions, document["results"].get("context", {}), path.stem))
+
+
+def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any], name: str) -> ContextSize | None:
+    """From the last row of the case `context`: what is in use on the card, less the allocator's and what others had there before."""
+    rows = {after: (used, reserved) for after, used, reserved in result.get("rows", ()) if used is not None}
+    if len(rows) < 2:
+        return None
+    used, reserved = rows[next(reversed(rows))]
+    nbytes = used - reserved - rows.get(BEFORE, (0, 0))[0]
+    release = ".".join(versions["torch"].split(".")[:2])
+    source = f"benchmarks/results/gpu/{name}.json"
+    return ContextSize(card=card.full_name or card.name, torch=release, cuda=versions.get("CUDA", ""), nbytes=nbytes, source=source)
 
 
 def _machine(about: Mapping[str, Any]) -> tuple[Target, Mapping[str, str], str]:
     from fxmem.measuring_cuda import card_target
 
-    machine = about.get("machine")
+    machine, packages = about.get("machine"), about.get("packages", {})
+    collections = {name: packages[name] for name in COLLECTIONS if name in packages}
     if machine is not None:
         card = card_target(machine["name"], tuple(machine["capability"]), machine["memory_bytes"])
-        return card, {"torch": machine["torch_version"], "cuDNN": machine["cudnn_version"]}, machine["allocator_settings"]
+        libraries = {"torch": machine["torch_version"], "CUDA": machine["cuda_version"], "cuDNN": machine["cudnn_version"]}
+        return card, {**libraries, **collections}, machine["allocator_settings"]
     major, minor = (int(part) for part in about["capability"].split("."))
     cudnn = f"{about['cudnn'] // 10000}.{about['cudnn'] % 10000 // 100}.{about['cudnn'] % 100}"
-    return card_target(about["card"], (major, minor), about["total_memory"]), {"torch": about["torch"], "cuDNN": cudnn}, about.get("alloc_conf", "")
+    libraries = {"torch": about["torch"], "CUDA": about["cuda"], "cuDNN": cudnn}
+    return card_target(about["card"], (major, minor), about["total_memory"]), {**libraries, **collections}, about.get("alloc_conf", "")
 
 
 def _measurement(name: str, case: Mapping[str, Any], operator: str | None, found: Mapping[str, Any]) -> Measured:
@@ -186,8 +225,8 @@ class Row:
     """Why there is no prediction."""
 
     def error(self, quantity: str) -> float | None:
-        """`predicted / measured - 1`; None unless both are there."""
-        if quantity not in self.measured or quantity not in self.predicted:
+        """`predicted / measured - 1`; None unless both are there and something was measured."""
+        if quantity not in self.predicted or self.measured.get(quantity, 0) <= 0:
             return None
         return self.predicted[quantity] / self.measured[quantity] - 1
 
@@ -322,23 +361,33 @@ def table(sources: Sequence[tuple[Source, Sequence[Row]]]) -> str:
         lines += ["Nothing is measured yet: `make validate-gpu` on a machine with an NVIDIA GPU.", ""]
     for source, rows in sources:
         lines += [*_source_lines(source, rows), ""]
+    ours = [line for source, rows in sources for line in _our_line(source, rows)]
     lines += [
-        "## As published by others",
+        "## Beside what others publish",
         "",
-        "Their authors' figures, not measured here, of other models and settings; for an idea of what is usual.",
+        "Others' figures are their authors', not measured here, of other models and settings; for an idea of what is usual.",
         "",
-        "| tool | of what | error |",
-        "|---|---|---|",
-        *(f"| {tool} | {what} | {error} |" for tool, what, error in PUBLISHED),
+        "| tool | of what | error | source |",
+        "|---|---|---|---|",
+        *ours,
+        *(f"| {tool} | {what} | {error} | {where} |" for tool, what, error, where in PUBLISHED),
         "",
     ]
     return "\n".join(lines)
 
 
+def _our_line(source: Source, rows: Sequence[Row]) -> Iterator[str]:
+    found = summary([row for row in rows if row.family != "ops"], "allocated")
+    if found is not None:
+        what = f"allocated bytes of {found.count} training and inference steps on {source.card.full_name or source.card.name}, workspaces included"
+        yield f"| fxmem | {what} | {found.mean:.1%} mean, {found.worst:.1%} worst | this page |".replace("%", " %")
+
+
 def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
     settings = f"; allocator settings `{source.allocator_settings}`" if source.allocator_settings else ""
-    yield from (f"## {source.card.full_name or source.card.name}", "", f"`{source.name}`: {versions}{settings}.{_predicted_by(source)}", "")
+    context = f" A process takes {source.context.nbytes / (1 << 20):,.0f} MiB beside the allocator." if source.context is not None else ""
+    yield from (f"## {source.card.full_name or source.card.name}", "", f"`{source.name}`: {versions}{settings}.{_predicted_by(source)}{context}", "")
     yield from ("| steps | number | count | mean | median | worst | which |", "|---|---|---:|---:|---:|---:|---|")
     families = [*dict.fromkeys(row.family for row in rows)]
     models = [row for row in rows if row.family != "ops"]
@@ -364,9 +413,16 @@ def _predicted_by(source: Source) -> str:
 
     from fxmem.measuring_cuda import cudnn_version
 
-    here = {"torch": torch.__version__, "cuDNN": cudnn_version()}
-    other = [f"{name} {version}" for name, version in here.items() if version != source.versions.get(name)]
-    return f" Predicted by {' and '.join(other)}." if other else ""
+    here = {"torch": torch.__version__, "CUDA": torch.version.cuda, "cuDNN": cudnn_version(), **{name: _installed(name) for name in COLLECTIONS}}
+    other = [f"{name} {here[name]}" for name, version in source.versions.items() if version != here[name]]
+    return f" Predicted by {', '.join(other)}." if other else ""
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------------
@@ -392,6 +448,13 @@ def beyond(rows: Iterable[Row], bounds: Mapping[str, Mapping[str, float]]) -> li
             elif abs(error) > bound:
                 found.append(f"{row.name}: {quantity} is {error:+.3%} off, the bound is {bound:.3%}")
     return found
+
+
+def keep_contexts(found: Iterable[ContextSize | None], path: Path = CONTEXT_SIZES) -> None:
+    """Write these into the table that predictions read, in place of what it has of the same card, torch and CUDA."""
+    kept = {(row["card"], row["torch"], row["cuda"]): row for row in json.loads(path.read_text(encoding="utf-8"))}
+    kept |= {(row.card, row.torch, row.cuda): row.model_dump(mode="json") for row in found if row is not None}
+    path.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", encoding="utf-8")
 
 
 def kept(folder: Path = RESULTS) -> list[Path]:
@@ -425,6 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bounds |= {source.name: {**bounds.get(source.name, {}), **bounds_of(rows)} for source, rows in compared}
         BOUNDS.parent.mkdir(parents=True, exist_ok=True)
         BOUNDS.write_text(json.dumps(bounds, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        keep_contexts([source.context for source in sources])
     worse = [line for source, rows in compared for line in beyond(rows, bounds.get(source.name, {}))]
     print("\n".join(worse), file=sys.stderr, end="\n" if worse else "")
     return 4 if worse else 1 if any(row.failure for _, rows in compared for row in rows) else 0
@@ -461,7 +525,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json", help="measurements (default: all that are kept)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes; 0 runs all in this one (default 2)")
-    parser.add_argument("--bounds", action="store_true", help="hold every number to the error it has now")
+    parser.add_argument("--bounds", action="store_true", help="hold every number to the error it has now, and keep the size of the CUDA context")
     parser.add_argument("--predict", metavar="CARD", help="predict every case for a card, with nothing measured")
     return parser.parse_args(arguments)
 

@@ -8,9 +8,10 @@ Each case runs in a process of its own with a time limit, several side by side: 
 measured (`fxmem.measuring_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after card, torch and
 cuDNN: `about` (the machine and every version), `cases`, and by case the whole measurement: peaks by phase, what rests between
 steps, the allocator's log. A case that failed is there with its error. What is measured already is kept, so a run that was cut
-short goes on. A case that ran short of memory because of its neighbours is run again alone.
+short goes on; with `--out DIR` and nothing there yet, from the file under `benchmarks/results/gpu`. A case that ran short of memory
+because of its neighbours is run again alone.
 
-Needs torch, torchvision, timm, transformers and what fxmem itself needs. Exits with 3 if there is no card.
+Needs torch, torchvision, timm, transformers and pydantic. Exits with 3 if there is no card or one of these is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -38,6 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "gpu"
 STEPS = 4
 """Warm-up steps and the one that is measured. Steps three and four of a loop use the same blocks in nearly every model."""
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "triton", "nvidia-cudnn-cu13", "nvidia-cublas")
+NEEDED = ("torch", "pydantic", "torchvision", "timm", "transformers")
 GIB = 1 << 30
 RESERVE_S = 30
 """No case is begun in the last seconds of the time that is given."""
@@ -100,8 +103,9 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
     torch.manual_seed(0)
     try:
         return _measured(lambda: (make(), (), {}), step, dry_run)
-    except FxmemError as error:
-        return {"error": str(error)[:500]}
+    except Exception as error:
+        kind = "" if isinstance(error, FxmemError) else f"{type(error).__name__}: "
+        return {"error": f"{kind}{' '.join(str(error).split())}"[:500]}
 
 
 def _measured(make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -120,13 +124,19 @@ def _measured(make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], s
 
 
 def _context(dry_run: bool) -> list[list[Any]]:
-    """Memory in use on the whole card as libraries load, so it is only worth something on a card nobody else uses."""
+    """Memory in use on the whole card as libraries load, so it is only worth something on a card nobody else uses.
+
+    The first row is what was in use before this process came, which only the driver's tool can say.
+    """
     import torch
     import torch.nn.functional as F
     from torch import nn
 
+    from fxmem.measuring_cuda import used_bytes
+
     device = "cpu" if dry_run else "cuda"
-    rows: list[list[Any]] = []
+    before = None if dry_run else used_bytes()
+    rows: list[list[Any]] = [] if before is None else [["before", before, 0]]
 
     def note(after: str) -> None:
         if dry_run:
@@ -245,6 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parse(arguments)
     if asked.answer is not None:
         return _answer(asked)
+    missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f"gpu.py: expected {', '.join(NEEDED)}; not installed: {', '.join(missing)} (CONTRIBUTING.md says how to bring them along)", file=sys.stderr)
+        return 3
     from cases import every_case
 
     names = [name for name in every_case() if asked.only in name]
@@ -256,11 +270,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "error" in found:
         print(f"gpu.py: {found['error']}", file=sys.stderr)
         return int(found.get("exit_code", 1))
-    path = asked.out / f"{found['name']}.json"
+    path, kept = asked.out / f"{found['name']}.json", RESULTS / f"{found['name']}.json"
     cases = {name: case.as_dict() for name, case in every_case().items()}
     document = {"about": found, "cases": cases, "results": {}}
-    if path.is_file() and not asked.again:
-        document["results"] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    earlier = next((file for file in (path, kept) if file.is_file()), None)
+    if earlier is not None and not asked.again:
+        document["results"] = json.loads(earlier.read_text(encoding="utf-8"))["results"]
     todo = [name for name in _shuffled(names) if not is_done(document["results"].get(name))]
     memory = (found.get("machine") or {}).get("memory_bytes") or 0
     jobs = asked.jobs or (2 if asked.dry_run else max(1, min(6, memory // (20 * GIB))))
@@ -272,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left += runner.run_all(again, 1)
     write(path, document)
     failed = [name for name in names if name not in left and not is_done(document["results"].get(name))]
+    for name in failed:
+        print(f"  {name}: {_summary(document['results'][name])[:160]}")
     print(f"{path}: {len(names) - len(failed) - len(left)} measured, {len(failed)} failed, {len(left)} not reached")
     return 1 if failed or left else 0
 

@@ -21,7 +21,8 @@ _MAX_ENTRIES = 1_000_000
 class AllocatorLog:
     """What one card's caching allocator is asked for while `recording`: signed requested bytes, in order.
 
-    `_record_memory_history` with `context=None` keeps no stack (since 2.1), `_snapshot` gives the entries (since 1.13). In an entry
+    `_record_memory_history` with `context=None` keeps no stack (since 2.1; its default `stacks="all"` would warm up the C++ unwinder all the
+    same), `_snapshot` gives the entries (since 1.13). In an entry
     `alloc` and `free_requested` carry the bytes that were asked for, not the block's (`c10/cuda/CUDACachingAllocator.cpp`,
     `alloc_found_block` and `free`); `free_completed` repeats the free, `segment_*` are the driver's business.
     """
@@ -33,7 +34,7 @@ class AllocatorLog:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Keep the log meanwhile."""
-        torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MAX_ENTRIES)
+        torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MAX_ENTRIES)
         try:
             self._read = len(self._entries())
             yield

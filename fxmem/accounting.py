@@ -28,6 +28,7 @@ from fxmem.records import (
     TensorInfo,
     Unknown,
 )
+from fxmem.targets import context_size
 from fxmem.workspaces import Collector, with_workspaces
 
 __all__ = ["Run", "account"]
@@ -269,12 +270,16 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     unread = sum(recorder.nbytes[i] for i, kind in enumerate(recorder.kind) if kind is Kind.PARAMETER and recorder.birth[i] == 0 and i not in readers)
     if unread:
         yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
-    if any("scaled_dot_product" in op.name for op in recorder.ops):
+    # torch's math attention is the only caller of `_safe_softmax`.
+    if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in recorder.ops):
         yield from kernels.assumptions(run.target)
+    context = context_size(run.target, torch.__version__)
+    if context is not None:
+        yield Assumption(topic="process", text=context[1])
 
 
 def _unknowns(run: Run) -> Iterator[Unknown]:
-    if run.target.device == "cuda":
+    if run.target.device == "cuda" and context_size(run.target, torch.__version__) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
     for op, count in sorted(run.unknown_flops.items()):
         yield Unknown(topic="flops", what=op, count=count)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from fxmem import liveness
+from fxmem import liveness, targets
 from fxmem._allocator_settings import DEFAULT_SETTINGS, Settings
 from fxmem._caching_allocator import BlockView, CachingAllocator, OutOfMemory, Segment, Stat, Stats
 from fxmem.errors import UsageError
@@ -191,7 +191,8 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
 
 
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
-    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes and whether the step fits.
+    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step fits, and, where it has
+    been measured what a process takes of that card beside these (`targets.context_size`), the process's bytes.
 
     The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated and
     reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the target has,
@@ -205,10 +206,12 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     settings = settings_of(environ)
     free, memory = replay(profile, settings=settings), profile.target.memory_bytes
     bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
+    context = targets.context_size(profile.target, profile.torch_version)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": free.reserved_bytes,
+            "process_bytes": None if context is None or free.reserved_bytes is None else free.reserved_bytes + context[0].nbytes,
             "fits": None if memory is None else bounded.shortage is None,
             "shortage": "" if bounded.shortage is None else _in_words(bounded.shortage),
         }

@@ -17,6 +17,7 @@ from fxmem import allocator, drawing, page, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
+from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.usercode import failure
 
@@ -35,6 +36,7 @@ class Call:
     loss: Loss | None = None
     optimizer: OptimizerSpec = "adamw"
     precision: Precision | None = None
+    settings: KernelSettings | None = None
     accumulate: int = 1
     target: str | Target = "h100"
     progress: Callable[[str], None] | None = None
@@ -134,6 +136,7 @@ def analyze(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    settings: KernelSettings | None = None,
     accumulate: int = 1,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
@@ -150,6 +153,7 @@ def analyze(
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
             `params -> Optimizer`, or None to leave it out.
         precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+        settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them, and the
             gradients of those before are there when it begins.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
@@ -172,6 +176,7 @@ def analyze(
         loss=loss,
         optimizer=optimizer,
         precision=precision,
+        settings=settings,
         accumulate=accumulate,
         target=target,
         progress=progress,
@@ -189,6 +194,7 @@ def analyze_call(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    settings: KernelSettings | None = None,
     accumulate: int = 1,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
@@ -207,19 +213,20 @@ def analyze_call(
     training = {module: module.training for module in model.modules()}
     set_training(model, mode)
     try:
-        traced = profiling.profile(
-            model,
-            args,
-            kwargs,
-            mode=mode,
-            loss=loss,
-            optimizer=optimizer,
-            precision=precision,
-            accumulate=accumulate,
-            target=card,
-            name=name,
-            progress=progress or (lambda _: None),
-        )
+        with applied(settings):
+            traced = profiling.profile(
+                model,
+                args,
+                kwargs,
+                mode=mode,
+                loss=loss,
+                optimizer=optimizer,
+                precision=precision,
+                accumulate=accumulate,
+                target=card,
+                name=name,
+                progress=progress or (lambda _: None),
+            )
     finally:
         for module, flag in training.items():
             module.training = flag
@@ -233,6 +240,7 @@ def analyze_call(
         loss=loss,
         optimizer=optimizer,
         precision=precision,
+        settings=settings,
         accumulate=accumulate,
         target=card,
         progress=progress,

@@ -29,13 +29,13 @@ import contextlib
 import heapq
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from fxmem import _torch
 
-__all__ = ["Engine", "Observer"]
+__all__ = ["NODE_CALL", "Engine", "Observer"]
 
 
 class Observer(Protocol):
@@ -397,3 +397,7 @@ def _obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
     if not _is_dense(variable):
         return gradient.is_contiguous()
     return all(n == 1 or a == b for n, a, b in zip(variable.shape, gradient.stride(), variable.stride(), strict=True))
+
+
+NODE_CALL: Final = Engine._call.__code__
+"""The frame from which autograd's nodes in C++ are called: an operator dispatched straight from it is one they run themselves."""

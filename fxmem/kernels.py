@@ -324,7 +324,10 @@ def assumptions(target: Target) -> Iterator[Assumption]:
     """What the choices here take for granted on `target`."""
     if target.device != "cuda" or target.capability is None:
         return
-    cudnn = _cudnn_version()
-    order = ", ".join(str(b.name).lower() for b in preferred_order(target.capability, TORCH_VERSION, cudnn, deprioritized=_deprioritized()))
-    where = "torch {} with cuDNN {} on compute capability {}.{}".format(torch.__version__, cudnn, *target.capability)
-    yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs the first of {order} that can run the call, as in {where}")
+    settings = _Card(target).attention_settings()
+    allowed = [str(backend.name).lower() for backend in settings.order if backend in settings.enabled]
+    off = [str(backend.name).lower() for backend in settings.order if backend not in settings.enabled]
+    what = f"the first of {', '.join(allowed)} that can run the call" if len(allowed) > 1 else f"{''.join(allowed) or 'nothing'} and nothing else"
+    where = "torch {} with cuDNN {} on compute capability {}.{}".format(torch.__version__, settings.cudnn_version, *target.capability)
+    switched = f"; switched off: {', '.join(off)}" if off and len(allowed) > 1 else ""
+    yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs {what}, as in {where}{switched}")

@@ -31,7 +31,7 @@ from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_opti
 from fxmem.usercode import failure
 from fxmem.validation_records import Machine, MeasuredPhase, Measurement
 
-__all__ = ["Meter", "card_machine", "card_target", "cudnn_version", "found_card", "measure_cuda", "require_card"]
+__all__ = ["Meter", "card_machine", "card_target", "cudnn_version", "found_card", "measure_cuda", "require_card", "used_bytes"]
 
 _KINDS = ("requested", "allocated", "active", "reserved")
 
@@ -94,10 +94,21 @@ def cudnn_version() -> str | None:
 
 def _driver_version() -> str | None:
     """What nvidia-smi says, for torch does not; None if it is not there or does not answer."""
+    return _nvidia_smi("driver_version")
+
+
+def used_bytes() -> int | None:
+    """In use on the first card by everybody, as nvidia-smi says; needs no context of this process. None if it is not there or does not answer."""
+    said = _nvidia_smi("memory.used")
+    return int(said) << 20 if said is not None and said.isdigit() else None
+
+
+def _nvidia_smi(field: str) -> str | None:
+    """A field of the first card, as plain text without its unit."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = [program, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

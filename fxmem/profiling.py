@@ -30,10 +30,11 @@ from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
 from fxmem.faking import fake_inputs, fake_model
 from fxmem.recording import LOSS, OPTIMIZER, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
+from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
 from fxmem.tracing import ProgramTracer, innermost_user_line, named_arguments
 from fxmem.usercode import process_unchanged
-from fxmem.workspaces import Collector, ConvSettings
+from fxmem.workspaces import Collector
 
 __all__ = ["Traced", "profile"]
 
@@ -126,8 +127,7 @@ class _Run:
         self.unknown_flops: dict[str, int] = {}
         self.collector: Collector | None = None
         if target.device == "cuda":
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            self.collector = Collector(target, torch.__version__, os.environ, _convolution_settings(deterministic), deterministic=deterministic)
+            self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
         self.recorder = Recorder(device, self.fakes, self._count_flops, self._inspect)
         self.model = fake_model(model, self.fakes, device)
         with self.fakes:
@@ -327,12 +327,6 @@ def _name_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
         tensors = [t for t in _torch.tree_leaves(value) if isinstance(t, torch.Tensor)]
         found += [(label if len(tensors) == 1 else f"{label}.{i}", t) for i, t in enumerate(tensors)]
     return found
-
-
-def _convolution_settings(deterministic: bool) -> ConvSettings:
-    cudnn = torch.backends.cudnn
-    version = cudnn.version()  # type: ignore[no-untyped-call]
-    return ConvSettings(allow_tf32=cudnn.allow_tf32, deterministic=cudnn.deterministic or deterministic, enabled=cudnn.enabled, cudnn_version=version or 0)
 
 
 def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> None:

@@ -7,6 +7,7 @@ the cheapest proposal that kept the budget, with the analysis's numbers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -165,9 +166,16 @@ class _Search:
     def cheapest(self) -> Plan:
         """The plan with the least recomputation that keeps the limit."""
         best: _Proposal | None = None
+        refused: list[UsageError] = []
         for way in self.ways:
-            found = self._within(way, best)
+            try:
+                found = self._within(way, best)
+            except UsageError as error:  # something in a region must not run twice, which only the run itself shows
+                refused.append(error)
+                continue
             best = found if best is None or (found is not None and _cost(found) < _cost(best)) else best
+        if best is None and len(refused) == len(self.ways):
+            raise refused[-1]
         if best is None:
             raise ExceededError(self._out_of_reach())
         return self.finished(best)
@@ -206,7 +214,8 @@ class _Search:
         """The curve, and the plan on it with the smallest product of peak and FLOPs."""
         proposals = [_Proposal(self.ways[0], "flat", (), self.analysis)]
         for way in self.ways:
-            proposals += [self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions]
+            with contextlib.suppress(UsageError):
+                proposals += [self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions]
         proposals.sort(key=lambda p: (_cost(p), budgets.counted_bytes(p.analysis.peak)))
         front: list[_Proposal] = []
         for proposal in proposals:
@@ -255,8 +264,11 @@ class _Search:
         return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
 
     def _out_of_reach(self) -> str:
-        tried = [self.carried_out(way, way.planner.smallest()) for way in self.ways] if self.strategy not in ("sqrt", "chen", "flat") else []
-        smallest = min((p.analysis for p in (*tried, *self.seen.values())), key=lambda a: budgets.counted_bytes(a.peak), default=self.analysis)
+        if self.strategy not in ("sqrt", "chen", "flat"):
+            for way in self.ways:
+                with contextlib.suppress(UsageError):
+                    self.carried_out(way, way.planner.smallest())
+        smallest = min((p.analysis for p in self.seen.values()), key=lambda a: budgets.counted_bytes(a.peak), default=self.analysis)
         peak, fixed = smallest.peak, (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
         held = ", ".join(f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind))
         where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"
@@ -264,7 +276,11 @@ class _Search:
             f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy {self.strategy} reaches "
             f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan {format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
             f"That peak is in {where}; of it no plan can free: {held or 'nothing'}"
-            + ("; in a loop the allocator runs out of so much, its free memory being in pieces" if self._only_in_pieces(peak) else "")
+            + (
+                "; in a loop the allocator runs out nevertheless, its free memory being in pieces (PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
+                if self._only_in_pieces(peak)
+                else ""
+            )
         )
 
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from fxmem import _torch, values
+from fxmem.backward import NODE_CALL
 from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
 from fxmem.records import Kind, Op, Phase, PhaseSpan
 
@@ -45,6 +47,17 @@ class _Watch(weakref.ref[Any]):
     __slots__ = ("address", "index")
     address: int
     index: int
+
+
+_IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+}
+"""What an autograd node in C++ does out of place only because it sees tensor subclasses, to zeros of its own: `index_backward`,
+`index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward` (torch/csrc/autograd/FunctionsManual.cpp,
+aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of the input's size where a fake one would have two."""
 
 
 class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,6 +235,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         begin = self.tick
+        if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
+            func = _IN_PLACE_IN_NODES[func]
         if func in ONE_DTYPE:
             check_one_dtype(func, args)
         try:

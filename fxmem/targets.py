@@ -11,21 +11,36 @@ Figures and where they come from
   system and ECC, so a figure seen with a recent Linux driver is taken, and each card's `source` says where it was
   seen. To predict for exactly your card, write its figure into a target file (`load_target`).
 - Multiprocessors, clocks and L2 size: the same device queries; the RTX 4080's clock is NVIDIA's published boost clock.
+- What a process takes of the card beside the allocator's segments: measurements only, `context_sizes.json` beside this file. Each row names
+  its source; `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are kept.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fxmem.errors import UsageError
 from fxmem.records import Bytes, Record, Target
 
-__all__ = ["CATALOGUE", "Card", "DeviceProperties", "device_properties", "load_target", "names", "target"]
+__all__ = [
+    "CATALOGUE",
+    "CONTEXT_SIZES",
+    "Card",
+    "ContextSize",
+    "DeviceProperties",
+    "context_size",
+    "device_properties",
+    "known_context_sizes",
+    "load_target",
+    "names",
+    "target",
+]
 
 MIB = 1 << 20
 
@@ -89,6 +104,21 @@ class Card(Record):
     l2_bytes: Bytes = 0
     source: str = ""
     """Where the memory figure was seen."""
+
+
+class ContextSize(Record):
+    """What one process takes of a card beside the allocator's segments: the CUDA context, loaded kernels, the libraries' handles."""
+
+    card: str
+    """As the driver names it."""
+    torch: str
+    """Release of torch, e.g. `2.11`."""
+    cuda: str = ""
+    """CUDA release torch was built for; empty where the source does not say."""
+    nbytes: Bytes
+    """Once the libraries that a training step needs are loaded. A model with more kinds of kernels takes somewhat more: they are loaded as
+    they are first used."""
+    source: str
 
 
 class _Architecture(Record):
@@ -283,6 +313,49 @@ def device_properties(target: Target) -> DeviceProperties:
         l2_cache_size=card.l2_bytes,
         device_name=target.full_name or target.name,
     )
+
+
+CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
+"""What has been measured of `ContextSize`, a JSON list."""
+
+
+@functools.cache
+def known_context_sizes() -> tuple[ContextSize, ...]:
+    """Every row of the table."""
+    return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
+
+
+def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] | None:
+    """What a process takes of the target beside the allocator's segments, and in words whose figure that is; None where nobody measured.
+
+    Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the earliest. Where
+    the card was not measured, one with the same compute capability and as many multiprocessors stands in, and the words say so.
+    """
+    if target.device != "cuda":
+        return None
+    rows = [row for row in known_context_sizes() if _key(row.card) in (_key(target.full_name), _key(target.name))]
+    rows = rows or [row for row in known_context_sizes() if _alike(target, row.card)]
+    if not rows:
+        return None
+    release = _release(torch_version)
+    row = max(rows, key=lambda row: (_release(row.torch) <= release, _release(row.torch) if _release(row.torch) <= release else _reversed(row.torch)))
+    return row, f"the CUDA context and loaded kernels take {row.nbytes:,} bytes, as on {row.card} with torch {row.torch} ({row.source})"
+
+
+def _alike(target: Target, card: str) -> bool:
+    mine = next((known for known in CATALOGUE.values() if known.target.name == target.name), None)
+    other = CATALOGUE.get(_BY_KEY.get(_key(card), ""))
+    if mine is None or other is None:
+        return False
+    return (mine.target.capability, mine.multi_processors) == (other.target.capability, other.multi_processors)
+
+
+def _release(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+
+
+def _reversed(torch_version: str) -> tuple[int, ...]:
+    return tuple(-part for part in _release(torch_version))
 
 
 def _key(name: str) -> str:

@@ -20,6 +20,7 @@ from fxmem.errors import FxmemError, UsageError
 from fxmem.measuring import measure_cpu
 from fxmem.measuring_cuda import found_card, measure_cuda
 from fxmem.records import Target
+from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.usercode import failure, one_line, process_unchanged
 from fxmem.validation_records import Verdict
@@ -38,6 +39,7 @@ def validate(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    settings: KernelSettings | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
@@ -48,6 +50,7 @@ def validate(
         model: real, on meta, or a function without arguments that builds it.
         inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
         mode, loss, optimizer, precision: as in `fxmem.analyze`.
+        settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this process.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes allocated there.
         tolerance: largest absolute error allowed, as a fraction of the measured peak.
         progress: told in a few words what happens next.
@@ -58,11 +61,12 @@ def validate(
         AnalysisError: the model raised.
     """
     target = _target(device)
-    settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    analysis = analyze(model, inputs, target=target, progress=progress, **settings)
+    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
     args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    return _held(analysis, model, args, kwargs, settings, tolerance, progress)
+    with applied(settings):
+        analysis = analyze(model, inputs, target=target, progress=progress, **step)
+        return _held(analysis, model, args, kwargs, step, tolerance, progress)
 
 
 def validate_call(
@@ -76,6 +80,7 @@ def validate_call(
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
+    settings: KernelSettings | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
@@ -87,15 +92,16 @@ def validate_call(
         model: what the prediction is made from; real or on meta.
         args, kwargs: the model's arguments; real, meta or fake.
         name: what to call the model.
-        mode, loss, optimizer, precision, device, tolerance, progress: as in `validate`.
+        mode, loss, optimizer, precision, settings, device, tolerance, progress: as in `validate`.
 
     Raises:
         The errors of `validate`.
     """
     target = _target(device)
-    settings: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    analysis = analyze_call(model, args, kwargs, name=name, target=target, progress=progress, **settings)
-    return _held(analysis, build, args, kwargs, settings, tolerance, progress)
+    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
+    with applied(settings):
+        analysis = analyze_call(model, args, kwargs, name=name, target=target, progress=progress, **step)
+        return _held(analysis, build, args, kwargs, step, tolerance, progress)
 
 
 def _held(
@@ -103,7 +109,7 @@ def _held(
     model: nn.Module | Callable[[], nn.Module],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    settings: dict[str, Any],
+    step: dict[str, Any],
     tolerance: float,
     progress: Callable[[str], None] | None,
 ) -> Verdict:
@@ -114,10 +120,10 @@ def _held(
     with process_unchanged():
         torch.manual_seed(0)
         real = real_model(model)
-        set_training(real, settings["mode"])
+        set_training(real, step["mode"])
         real_args, real_kwargs = real_values((args, kwargs))
         measure = measure_cuda if device == "cuda" else measure_cpu
-        measurement = measure(real, real_args, real_kwargs, **settings)
+        measurement = measure(real, real_args, real_kwargs, **step)
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
 
 

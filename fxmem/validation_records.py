@@ -14,6 +14,7 @@ from fxmem.records import Bytes, Kind, Peak, Phase, Record, Step
 
 __all__ = [
     "VALIDATION_SCHEMA_VERSION",
+    "ComparedPhase",
     "Comparison",
     "Difference",
     "Machine",
@@ -78,7 +79,7 @@ class MeasuredOp(Record):
 
 
 class MeasuredPhase(Record):
-    """What a card's caching allocator reports of one phase: its largest values, each at its own moment."""
+    """What a card's caching allocator reports of one phase, or is predicted to: its largest values, each at its own moment."""
 
     phase: Phase
     requested_bytes: Bytes
@@ -197,6 +198,13 @@ class Difference(Record):
     """Name of the node that operator runs for."""
 
 
+class ComparedPhase(Record):
+    """One phase as it was predicted and as it was measured."""
+
+    predicted: MeasuredPhase
+    measured: MeasuredPhase
+
+
 class Verdict(Record):
     """A prediction held against a measurement."""
 
@@ -219,6 +227,8 @@ class Verdict(Record):
     """Whether the judged error is within the tolerance."""
     shares: tuple[Share, ...]
     """The judged figure split by kinds."""
+    phases: tuple[ComparedPhase, ...] = ()
+    """What the card's allocator reports phase by phase, beside the prediction, in their order; empty on the CPU."""
     differences: tuple[Difference, ...] = ()
     """The first blocks on which the predicted and the measured log disagree, in the order of the step. Empty on the CPU, where most of
     what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem._units import exact_bytes, format_bytes, format_shape, printable
+from fxmem.allocator import replay, settings_of
 from fxmem.differences import first_differences, predicted_events
 from fxmem.errors import UsageError
 from fxmem.records import Kind, Peak, Profile
-from fxmem.validation_records import Comparison, Difference, MeasuredOp, Measurement, Quantity, Share, Side, Verdict
+from fxmem.validation_records import ComparedPhase, Comparison, Difference, MeasuredOp, MeasuredPhase, Measurement, Quantity, Share, Side, Verdict
 
 __all__ = ["describe_difference", "report", "verdict"]
 
@@ -49,8 +50,17 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         tolerance=tolerance,
         within_tolerance=abs(error) <= tolerance,
         shares=_shares(peak, measurement, judged),
+        phases=_phases(prediction, measurement),
         differences=_differences(prediction, measurement),
     )
+
+
+def _phases(prediction: Profile, measurement: Measurement) -> tuple[ComparedPhase, ...]:
+    if measurement.machine.device != "cuda":
+        return ()
+    settings = settings_of({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
+    predicted = {peak.phase: MeasuredPhase.model_validate(peak.model_dump()) for peak in replay(prediction, settings=settings).phases}
+    return tuple(ComparedPhase(predicted=predicted[found.phase], measured=found) for found in measurement.phases if found.phase in predicted)
 
 
 def _differences(prediction: Profile, measurement: Measurement) -> tuple[Difference, ...]:
@@ -136,6 +146,7 @@ def report(verdict: Verdict) -> str:
         "",
         *(_row(_kinds(share), share.predicted_bytes, share.measured_bytes) for share in verdict.shares if share.predicted_bytes or share.measured_bytes),
         "",
+        *_by_phase(verdict.phases),
         f"peak in {measured.peak_phase}{_running(measured)}, predicted in {verdict.predicted.phase}",
         *_scratch(measured),
         *_parting(verdict.differences),
@@ -178,6 +189,11 @@ def _machine(measurement: Measurement) -> str:
     if machine.threads is not None:
         parts.append(f"{machine.threads} thread{'s' * (machine.threads != 1)}")
     return ", ".join(parts)
+
+
+def _by_phase(phases: Sequence[ComparedPhase]) -> list[str]:
+    rows = [_row(f"allocated in {phase.measured.phase}", phase.predicted.allocated_bytes, phase.measured.allocated_bytes) for phase in phases]
+    return [*rows, ""] if len(rows) > 1 else []
 
 
 def _running(measurement: Measurement) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from fxmem import measuring_cuda
+from fxmem.measuring import resident_bytes
 from fxmem.records import Phase
 from fxmem.validation_records import Measurement, Side
 
@@ -34,7 +36,7 @@ EVERY = 1 if os.environ.get("FXMEM_ALL") else 12
 
 def test_what_was_measured_is_still_predicted() -> None:
     files = accuracy.kept()
-    bounds = json.loads(accuracy.BOUNDS.read_text(encoding="utf-8")) if files else {}
+    bounds = json.loads(accuracy.BOUNDS.read_text(encoding="utf-8")) if accuracy.BOUNDS.is_file() else {}
     for path in files:
         source = accuracy.read(path)
         assert source.name in bounds, f"make accuracy ACCURACY_ARGS=--bounds, and read what it says about {path.name}"
@@ -51,7 +53,8 @@ def test_what_was_measured_is_still_predicted() -> None:
 def test_the_earlier_format_is_read() -> None:
     source = accuracy.read(PLAIN)
     assert (source.card.name, source.card.capability, source.card.memory_bytes) == ("made-up-card", (9, 0), 80_000_000_000)
-    assert source.versions == {"torch": "2.11.0+cu130", "cuDNN": "9.19.0"}
+    assert source.versions == {"torch": "2.11.0+cu130", "CUDA": "13.0", "cuDNN": "9.19.0"}
+    assert source.context is None
     assert source.failed == {"ops/misc-bf16 sort": "made up", "hf/gpt2/train": "CUDA out of memory, made up"}
     alexnet, gelu = source.measured
     assert (alexnet.name, alexnet.operator, alexnet.resting) == ("tv/alexnet/train", None, 312_000_000)
@@ -108,9 +111,15 @@ def test_the_table_gives_errors_by_family_and_lists_what_is_far_off(rows: dict[s
     assert any(line.startswith("| ops | requested | 1 |") for line in lines)
     assert any(line.startswith("- `tv/alexnet/train`: requested ") for line in lines)
     assert "- `ops/misc-bf16 sort`: made up" in lines
-    assert "1.6 % mean" in text
+    assert f"| fxmem | allocated bytes of 1 training and inference steps on Made-up card, workspaces included | {error:.1%} mean".replace("%", " %") in text
+    assert [line.split(" | ")[2] for line in lines[-3:]] == ["up to 1.6 %", "3.7 % mean, 12.4 % worst", "10 % allowed either way"]
     assert "not measured here" in text
-    assert "Nothing is measured yet" in accuracy.table([])
+
+
+def test_the_page_that_is_kept_is_the_one_that_would_be_written_as_long_as_nothing_is_measured() -> None:
+    if not accuracy.kept():
+        assert accuracy.TABLE.read_text(encoding="utf-8") == accuracy.table([])
+        assert "Nothing is measured yet" in accuracy.table([])
 
 
 def test_other_versions_than_the_measurements_are_named() -> None:
@@ -140,7 +149,10 @@ def test_the_command_writes_the_table_and_says_when_a_bound_is_broken(tmp_path: 
     monkeypatch.setattr(accuracy, "BOUNDS", tmp_path / "bounds.json")
     monkeypatch.setattr(accuracy, "TABLE", tmp_path / "accuracy.md")
     monkeypatch.setattr(accuracy, "kept", lambda: [MEASUREMENT])
+    monkeypatch.setattr(accuracy, "keep_contexts", lambda found: contexts.extend(found))
+    contexts: list[Any] = []
     assert accuracy.main(["--jobs", "0", "--bounds"]) == 0
+    assert contexts == [None]
     assert "| ops | requested | 1 |" in (tmp_path / "accuracy.md").read_text(encoding="utf-8")
     bounds = json.loads((tmp_path / "bounds.json").read_text(encoding="utf-8"))
     assert bounds["made-up-measurement"].keys() == {"ops/misc-bf16 gelu"}
@@ -151,6 +163,27 @@ def test_the_command_writes_the_table_and_says_when_a_bound_is_broken(tmp_path: 
     dry.write_text(json.dumps({"about": {"dry_run": True}, "cases": {}, "results": {}}), encoding="utf-8")
     assert accuracy.main([str(dry)]) == 2
     assert accuracy.main([str(tmp_path / "none.json")]) == 2
+
+
+def test_the_size_of_a_context_is_read_off_and_kept(tmp_path: Path) -> None:
+    document = json.loads(MEASUREMENT.read_text(encoding="utf-8"))
+    rows = [["before", 7, 0], ["context", 500, 0], ["adamw", 1000, 300]]
+    document["cases"]["context"] = {"family": "context", "model": "context"}
+    document["results"]["context"] = {"rows": rows, "columns": ["after", "card_used_bytes", "reserved_bytes"]}
+    path = tmp_path / "made-up.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    source = accuracy.read(path)
+    found = source.context
+    assert (found.card, found.torch, found.cuda, found.nbytes) == ("Made-up card", "2.0", "13.0", 1000 - 300 - 7)
+    assert found.source == "benchmarks/results/gpu/made-up.json"
+    table = tmp_path / "context_sizes.json"
+    other = {"card": "Tesla T4", "torch": "2.11", "cuda": "", "nbytes": 5, "source": "somebody"}
+    table.write_text(json.dumps([other, {**other, "card": "Made-up card", "torch": "2.0", "cuda": "13.0"}]), encoding="utf-8")
+    accuracy.keep_contexts([None, found], table)
+    assert json.loads(table.read_text(encoding="utf-8")) == [found.model_dump(mode="json"), other]
+    document["results"]["context"]["rows"] = [[after, None, None] for after, *_ in rows]  # of a dry run
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert accuracy.read(path).context is None
 
 
 # --- the cases ------------------------------------------------------------------------------------------------------------------
@@ -250,6 +283,103 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
     assert begun == ["--about"]  # everything else is there
     assert gpu.main([*command, "--only", "tv/", "--again"]) == 0
     assert begun[-1] == "tv/alexnet"
+
+
+class PretendedCard:
+    """Everything `measuring_cuda` asks of a card, answered by the CPU: sizes grow with every look, and each phase logs one block of 7 MiB."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looks = 0
+        self.recorded: list[dict[str, Any]] = []
+        properties = argparse.Namespace(name="NVIDIA H200", major=9, minor=0, total_memory=150_110_011_392)
+        answers: dict[str, Any] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda _: (9, 0),
+            "get_device_properties": lambda _: properties,
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "memory_stats": self.stats,
+            "memory_reserved": lambda: 4000,
+            "mem_get_info": lambda: (10_000 - self.looks, 20_000),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", self.snapshot)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)
+        monkeypatch.setattr(measuring_cuda, "_on_card", lambda tree: tree)
+        monkeypatch.setattr(measuring_cuda, "resident_bytes", lambda *args, device_type: resident_bytes(*args))
+        monkeypatch.setattr(measuring_cuda, "_nvidia_smi", lambda field: "5")
+
+    def stats(self) -> dict[str, int]:
+        self.looks += 1
+        sizes = dict.fromkeys(("requested", "allocated", "active", "reserved"), (1 << 30) + (self.looks << 10))
+        return {"num_alloc_retries": 0, **{f"{kind}_bytes.all.{what}": size for kind, size in sizes.items() for what in ("current", "peak")}}
+
+    def snapshot(self) -> dict[str, Any]:
+        self.recorded += [{"action": "alloc", "size": 7 << 20}, {"action": "free_requested", "size": 7 << 20}]
+        return {"device_traces": [list(self.recorded)]}
+
+
+def test_the_road_on_a_card_from_measuring_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    every = {
+        "tv/alexnet": cases.Case("torchvision", "alexnet", {"x": ((2, 3, 64, 64), None)}, optimizer="sgd"),
+        "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8)]}),
+    }
+    monkeypatch.setattr(cases, "every_case", lambda: every)
+
+    def here(arguments: Sequence[str], *, dry_run: bool, **_: Any) -> dict[str, Any]:
+        with pytest.MonkeyPatch.context() as patches:
+            PretendedCard(patches)
+            answer = tmp_path / "answer.json"
+            assert gpu._answer(argparse.Namespace(about="--about" in arguments, one=arguments[-1], dry_run=dry_run, answer=answer)) == 0
+            found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            return found
+
+    monkeypatch.setattr(gpu, "child", here)
+    assert gpu.main(["--out", str(tmp_path), "--jobs", "1"]) == 0
+    (path,) = tmp_path.glob("h200-torch*.json")
+    source = accuracy.read(path)
+    assert (source.card.name, source.card.memory_bytes, source.versions["torch"]) == ("h200", 150_110_011_392, torch.__version__)
+    alexnet, conv = sorted(source.measured, key=lambda measured: measured.name, reverse=True)
+    assert (alexnet.operator, conv.operator) == (None, "3>4 3x3/1 @8")
+    assert alexnet.events_by_phase == {Phase.FORWARD: 2, Phase.BACKWARD: 2, Phase.OPTIMIZER: 2}
+    assert alexnet.events == (7 << 20, -7 << 20) * 3
+    rows = accuracy.rows_of(source, workers=0)
+    assert not any(row.failure for row in rows)
+    assert "| all models | allocated | 1 |" in accuracy.table([(source, rows)])
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(gpu, "NEEDED", ("torch", "no_such_package"))
+    assert gpu.main([]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("gpu.py: expected torch, no_such_package; not installed: no_such_package (")
+    assert said.count("\n") == 1
+
+
+def test_an_operator_that_cannot_be_built_leaves_the_others() -> None:
+    def fails() -> None:
+        raise ValueError("no such\nluck")
+
+    step: dict[str, Any] = {"mode": "train", "loss": None, "optimizer": None, "precision": None}
+    assert gpu._tried(fails, step, dry_run=True) == {"error": "ValueError: no such luck"}
+
+
+def test_a_run_elsewhere_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(cases, "every_case", lambda: {name: cases.Case("torchvision", name, {}) for name in ("a", "b")})
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "kept")
+    answers = {"--about": {"name": "made-up", "dry_run": False}, "b": {"error": "no luck " * 99}}
+    monkeypatch.setattr(gpu, "child", lambda arguments, **_: answers[arguments[-1]])
+    gpu.write(tmp_path / "kept" / "made-up.json", {"results": {"a": {"rows": []}}})
+    assert gpu.main(["--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+    assert set(json.loads((tmp_path / "out" / "made-up.json").read_text(encoding="utf-8"))["results"]) == {"a", "b"}
+    said = capsys.readouterr().out.splitlines()
+    assert (said[0][:14], len(said[0]) < 170, said[1].endswith("1 measured, 1 failed, 0 not reached")) == ("  b: no luck n", True, True)
 
 
 def test_time_that_is_up_and_cases_short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

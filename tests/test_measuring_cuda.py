@@ -101,6 +101,13 @@ def test_a_driver_that_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert cudnn_version() is None
 
 
+@pytest.mark.parametrize(("said", "nbytes"), [("532\n0\n", 532 << 20), ("[N/A]\n", None), ("", None)])
+def test_what_everybody_uses_of_the_card(monkeypatch: pytest.MonkeyPatch, said: str, nbytes: int | None) -> None:
+    monkeypatch.setattr(measuring_cuda.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=said))
+    assert measuring_cuda.used_bytes() == nbytes
+
+
 # --- the log ------------------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +279,11 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
     assert said[-1] == "running the step on the card"
     assert (found.target, found.judged, found.within_tolerance) == ("h200", Quantity.ALLOCATED, True)
     assert [c.quantity for c in found.comparisons] == [Quantity.REQUESTED, Quantity.ALLOCATED, Quantity.RESERVED]
+    assert [phase.measured.phase for phase in found.phases] == list(Phase)
+    # Measured were the same peaks for every phase; predicted is each phase's own, and the largest is the step's.
+    assert max(phase.predicted.allocated_bytes for phase in found.phases) == peak.allocated_bytes
+    assert len({phase.predicted.requested_bytes for phase in found.phases}) > 1
+    assert sum(line.startswith("  allocated in ") for line in report(found).splitlines()) == 3
     (difference,) = found.differences
     assert (difference.nbytes, difference.side.value, difference.phase) == (4321, "measured", Phase.BACKWARD)
     assert f"{format_bytes(4321)} only measured, backward: after {difference.op.removesuffix('.default')} of {difference.node}" in report(found)

@@ -11,6 +11,7 @@ from torch import nn
 from fxmem._torch import FakeTensorMode
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records import Kind
+from fxmem.settings import KernelSettings
 from fxmem.validation import real_model, real_values, validate, validate_call
 from fxmem.validation_records import Quantity
 
@@ -88,6 +89,21 @@ def test_the_model_the_inputs_and_the_random_states_are_left_alone() -> None:
     assert torch.equal(x, MODELS["convolutions"][1])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+def test_kernel_settings_hold_in_the_prediction_and_in_the_run() -> None:
+    seen: list[bool] = []
+
+    class Notes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.are_deterministic_algorithms_enabled())
+            return super().forward(x)
+
+    before = torch.are_deterministic_algorithms_enabled()
+    validate(Notes(3, 2), torch.ones(1, 3), settings=KernelSettings(deterministic=True))
+    assert len(seen) > 2
+    assert all(seen)
+    assert torch.are_deterministic_algorithms_enabled() == before
 
 
 def test_progress_is_told() -> None:

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.errors import UsageError
-from fxmem.records import Target
+from fxmem.records import Phase, Target
 from fxmem.targets import target
 from fxmem.workspaces import (
+    Collector,
     ConvSettings,
     ConvSignature,
     HiddenMemory,
@@ -681,8 +682,86 @@ def test_memory_efficient_backward_depends_on_shared_memory() -> None:
     assert efficient_backward(shape, shape, shape, "bfloat16", T4).unknown == ("workspace",)
 
 
-def test_cudnn_attention_is_unknown() -> None:
-    assert cudnn_attention_forward().unknown == cudnn_attention_backward().unknown == ("cuDNN attention workspace",)
+CUDNN_ATTENTION = [
+    # Bytes cuDNN 9.19 named: card, (batch, heads, queries, head size), (key heads, keys, value's head size), dropout.
+    ("h100", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 134_742_272),
+    ("h100", (8, 12, 512, 64), (12, 512, 64), 0.0, 12_779_776),
+    ("h100", (1, 12, 577, 24), (1, 577, 24), 0.0, 1_357_488),
+    ("h100", (4, 8, 100, 64), (8, 300, 64), 0.0, 832_256),
+    ("b200", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 134_742_144),
+    ("b200", (16, 12, 256, 64), (12, 256, 64), 0.0, 12_779_520),
+    ("b200", (4, 8, 100, 64), (8, 300, 64), 0.0, 1_684_096),
+    ("b200", (8, 1, 512, 64), (1, 50, 96), 0.125, 1_130_624),
+    ("b200", (3, 1, 255, 80), (1, 255, 80), 0.0, 247_860),
+    ("b200", (2, 8, 1000, 96), (4, 1000, 96), 0.125, 14_449_280),
+    ("a100", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 201_851_008),
+    ("rtx4090", (8, 12, 512, 64), (12, 512, 64), 0.0, 25_362_560),
+    ("rtx5090", (8, 12, 512, 64), (12, 512, 64), 0.0, 25_362_560),
+]
+
+
+@pytest.mark.parametrize(("card", "query", "rest", "dropout", "nbytes"), CUDNN_ATTENTION)
+def test_cudnn_attention_backward_takes_what_cudnn_named(card: str, query: tuple[int, ...], rest: tuple[int, int, int], dropout: float, nbytes: int) -> None:
+    heads, keys, size = rest
+    key, value = (query[0], heads, keys, query[3]), (query[0], heads, keys, size)
+    memory = cudnn_attention_backward(query, key, value, dropout, target(card))
+    assert script(memory) == ["=grad_query", "=grad_key", "=grad_value", "cuDNN attention workspace"]
+    assert memory.events[-1].nbytes == nbytes
+
+
+def test_cudnn_attention_backward_by_hand() -> None:
+    """Hopper, 16 heads of 64 for 1000 queries: a float gradient, a float for each row, 256 bytes."""
+    shape = (1, 16, 1000, 64)
+    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense_grad=False)
+    assert script(memory)[3:] == ["dense grad_output", "cuDNN attention workspace"]
+    assert [event.nbytes for event in memory.events[3:]] == [16 * 1000 * 64 * 2, 16 * 1000 * 64 * 4 + 16 * 1000 * 4 + 256]
+
+
+def test_cudnn_attention_forward_takes_next_to_nothing_but_for_blackwells_dropout() -> None:
+    shape = (8, 8, 100, 40)
+    found = {card: cudnn_attention_forward(shape, shape, 0.125, target(card)).peak_bytes() for card in ("h100", "b200", "a100", "rtx5090")}
+    assert found == {"h100": 256, "b200": 131_200, "a100": 0, "rtx5090": 0}
+    assert cudnn_attention_forward(shape, shape, 0.0, target("b200")).peak_bytes() == 0
+
+
+def test_cudnn_attention_is_unknown_where_nobody_asked() -> None:
+    card = H100.model_copy(update={"capability": (10, 3)})
+    shape = (1, 8, 256, 64)
+    backward = cudnn_attention_backward(shape, shape, shape, 0.0, card)
+    assert cudnn_attention_forward(shape, shape, 0.0, card).unknown == backward.unknown == ("cuDNN attention workspace",)
+
+
+# What a step's collector says.
+
+
+def collected(environ: dict[str, str] | None = None, *, settings: ConvSettings | None = None, deterministic: bool = False) -> Collector:
+    collector = Collector(H100, "2.11.0", environ or {}, settings or ConvSettings(), deterministic=deterministic)
+    collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
+    return collector
+
+
+@pytest.mark.parametrize(("config", "nbytes"), [(None, 32 << 20), (":16:8", 128 << 10), (":4096:2", 32 << 20)])
+def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: str | None, nbytes: int) -> None:
+    environ = {} if config is None else {"CUBLAS_WORKSPACE_CONFIG": config}
+    collector = collected(environ, deterministic=True)
+    assert collector.held_bytes() == {"cuBLAS workspace, forward thread": nbytes}
+    said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
+    assert len(said) == (config != ":16:8")
+    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held_bytes() == {"cuBLAS workspace, forward thread": 8 << 20}
+
+
+def test_plans_found_by_timing_are_unknown() -> None:
+    window = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    call = (tensor(2, 8, 16, 16), tensor(8, 8, 3, 3), None, *window)
+    found = {}
+    for benchmark in (False, True):
+        collector = collected(settings=ConvSettings(benchmark=benchmark, allow_tf32=False))
+        collector.note(1, "aten.convolution.default", call, tensor(2, 8, 16, 16), Phase.FORWARD)
+        collector.settle()
+        found[benchmark] = [(u.topic, u.count) for u in collector.unknowns() if "benchmark" in u.what]
+        if CUDNN is not None:
+            assert any("TF32 not allowed" in a.text for a in collector.assumptions())
+    assert found == {False: [], True: [("memory", 1)]}
 
 
 # Other kernels.
@@ -720,6 +799,34 @@ def test_softmax_backward_multiplies_first() -> None:
 
 def test_what_is_not_in_the_table_is_unknown() -> None:
     assert kernel_scratch("aten.topk.default", [(4096, 64)], ["float32"], H100) == 0
-    assert kernel_scratch("aten.topk.default", [(4096, 50_000)], ["float32"], H100) is None
+    several = kernel_memory("aten.topk.default", [(4096, 50_000)], ["float32"], H100)
+    assert several is not None
+    assert several.unknown == ("buffers of several blocks for a slice",)
     assert kernel_scratch("aten._foreach_norm.Scalar", [(100_000,), (10,)], ["float32"] * 2, H100) == 2 * 2 * 4
-    assert kernel_scratch("aten.sort.default", [(1000,)], ["float32"], H100) is None
+    assert kernel_scratch("aten.unique_consecutive.default", [(1000,)], ["float32"], H100) is None
+
+
+def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
+    assert kernel_scratch("aten.sort.default", [(4096,)], ["float32"], H100) == 4096 * 8
+    long = kernel_memory("aten.sort.stable", [(4097,)], ["float32"], H100)
+    assert long is not None
+    assert long.unknown == ("CUB's buffers",)
+
+
+def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
+    """2401 indices, as for a table of relative positions: the linear index, its sorted form, both kinds of positions."""
+    assert kernel_scratch("aten._index_put_impl_.default", [(2401,)], ["int64"], H100) == 4 * 2401 * 8
+    table, values, index = tensor(169, 4), tensor(2401, 4), tensor(2401, dtype="int64")
+    found = {}
+    for accumulate, deterministic in product((False, True), repeat=2):
+        collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
+        collector.note(0, "aten.index_put_.default", (table, [index, None], values, accumulate), table, Phase.BACKWARD)
+        found[accumulate, deterministic] = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
+    assert found == {(False, False): {}, **{key: {0: 4 * 2401 * 8} for key in [(False, True), (True, False), (True, True)]}}
+
+
+def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    for at, (overload, dim) in enumerate((("default", (0,)), ("default", (-1,)), ("default", ()), ("stable", ()))):
+        collector.note(at, f"aten.sort.{overload}", (tensor(30, 50), *dim), tensor(30, 50), Phase.FORWARD)
+    assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}

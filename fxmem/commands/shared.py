@@ -17,6 +17,7 @@ from fxmem.errors import EnvironmentLacksError, UsageError
 if TYPE_CHECKING:
     from fxmem.analysis import Analysis
     from fxmem.records import Report, Timeline
+    from fxmem.settings import KernelSettings
     from fxmem.sources import BuiltModel
 
 __all__ = ["Working", "add_step", "add_target", "analyzed", "is_report", "loaded_or_analyzed", "model_and_inputs", "own", "require_torch", "step_arguments"]
@@ -40,7 +41,18 @@ def add_step(parser: argparse.ArgumentParser, *, or_report: bool = False) -> Non
     parser.add_argument("--precision", choices=["bf16", "fp16"], help="run under autocast")
     parser.add_argument("--weights", choices=["bf16", "fp16"], help="cast the weights")
     parser.add_argument("--channels-last", action="store_true", help="lay out weights and 4-d inputs as channels_last")
+    _add_kernels(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    """Which kernels may run; left out, as torch's own flags are."""
+    flag = argparse.BooleanOptionalAction
+    sdpa = "the attention kernel that may run and no other, or auto: the first that can (default: as torch's flags are)"
+    parser.add_argument("--sdpa", choices=["auto", "cudnn", "flash", "efficient", "math"], help=sdpa)
+    parser.add_argument("--allow-tf32", action=flag, help="TF32 in float32 convolutions and recurrent networks (torch's default: allowed)")
+    parser.add_argument("--cudnn-benchmark", action=flag, help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)")
+    parser.add_argument("--deterministic", action=flag, help="torch.use_deterministic_algorithms (default: off)")
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +104,15 @@ def require_torch() -> None:
 def step_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What the step does beside the model, as keyword arguments."""
     loss = None if options.loss is None else own("--loss", options.loss)
-    return {"mode": options.mode, "loss": loss, "optimizer": _optimizer(options.optimizer), "precision": options.precision}
+    step = {"mode": options.mode, "loss": loss, "optimizer": _optimizer(options.optimizer), "precision": options.precision}
+    return {**step, "settings": _kernel_settings(options)}
+
+
+def _kernel_settings(options: argparse.Namespace) -> KernelSettings:
+    from fxmem.settings import KernelSettings
+
+    names = KernelSettings.model_fields
+    return KernelSettings(**{name: getattr(options, name) for name in names})
 
 
 def _optimizer(text: str) -> Any:

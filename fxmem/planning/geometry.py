@@ -31,6 +31,8 @@ _OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 """Operators whose result's shape depends on the data, which may not be the same the second time."""
 _RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial", "rrelu", "poisson", "exponential", "scaled_dot_product", "attention")
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of batch norms, which whoever applies a plan sees to it are updated once."""
 _TRAFFIC = 0.5
 """FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one that moves less."""
 
@@ -147,19 +149,19 @@ class Geometry:
         return table
 
     def inputs(self) -> Floats:
-        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` read and that nothing keeps unless they are checkpointed."""
+        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps unless they are checkpointed.
+
+        The first alone: what is held for one region need not be held again for the next.
+        """
         n = self.count
         table = np.zeros((n + 1, n + 1))
         for made in self.made:
             if made.saved:
                 continue
             producer = int(self.unit_of[made.node])
-            readers = sorted({int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < n})
-            before = producer
-            for reader in readers:
-                # Regions that begin after what read it before and hold this reader.
-                table[before + 1 : reader + 1, reader + 1 :] += made.nbytes
-                before = reader
+            readers = [int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < n]
+            if readers:
+                table[producer + 1 : min(readers) + 1, min(readers) + 1 :] += made.nbytes
         return table
 
     @cached_property
@@ -343,7 +345,7 @@ class Geometry:
             if any(name.startswith(("c10d", "_c10d")) or name.split(".")[1] in _NEVER_AGAIN for name in own if "." in name):
                 low[index] = -1
             in_place = node.view_of is not None and any(name.count(".") and name.split(".")[1].endswith("_") for name in own)
-            if in_place and node.view_of is not None:
+            if in_place and node.view_of is not None and not _is_statistic(profile.nodes[node.view_of]):
                 owner = node.view_of
                 low[index] = -1 if profile.nodes[owner].op in ("placeholder", "get_attr") else min(low[index], owner)
                 writers.setdefault(owner, []).append(index)
@@ -365,3 +367,7 @@ class Geometry:
         ops = (op for op in self.profile.ops if op.phase is Phase.FORWARD and first <= op.node < last)
         modules = (self.profile.nodes[node].module_type for node in range(first, last))
         return any(word in op.name for op in ops for word in _RANDOM) or any("Drop" in name for name in modules)
+
+
+def _is_statistic(node: Node) -> bool:
+    return node.op == "get_attr" and node.target.rpartition(".")[2] in _STATISTICS

@@ -8,7 +8,13 @@ Read in torch 2.11; figures marked (binary) were checked in its `libtorch_cuda.s
   `num_splits_heuristic`), FlashAttention-2 (Dao, 2023) with split keys (Flash-Decoding);
 - memory-efficient: `…/cuda/attention.cu`, `attention_backward.cu`, `mem_eff_attention/kernel_forward.h`, `kernel_backward.h`,
   `kernels/cutlassB.h`;
-- cuDNN: `aten/src/ATen/native/cudnn/MHA.cpp`: one workspace for the call, whose size cuDNN's graph decides; not asked here.
+- cuDNN: `aten/src/ATen/native/cudnn/MHA.cpp`: one workspace for the call, after the gradients, whose size cuDNN's plan decides.
+
+cuDNN's plans for attention compile kernels at run time and want a driver, so they cannot be asked for on a machine without a GPU as
+those of convolutions can. Their sizes are simple, though, and were read off once: cuDNN 9.19 behind a stand-in for the driver's
+library, graphs as `MHA.cpp` makes them, built with cudnn-frontend 1.18 (torch 2.11's), the first plan that builds. Of 1,009 random calls
+on sm_80, 86, 89, 90, 100 and 120 (head sizes 8 to 256, grouped queries, masks, dropout, lengths that differ) every one takes what is
+written here. No card has confirmed it.
 
 The results themselves (output, logsumexp, random state; the three gradients) are visible to a fake run and not repeated.
 Flash attention 3 and 4, which torch uses only when asked to, are not covered.
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.records import Target
@@ -26,7 +32,15 @@ from fxmem.targets import device_properties
 from fxmem.workspaces.hidden import Event, HiddenMemory, alloc, free, output
 from fxmem.workspaces.layouts import ITEM_BYTES
 
-__all__ = ["cudnn_attention_backward", "cudnn_attention_forward", "efficient_backward", "efficient_forward", "flash_backward", "flash_forward"]
+__all__ = [
+    "CUDNN_ATTENTION_VERSION",
+    "cudnn_attention_backward",
+    "cudnn_attention_forward",
+    "efficient_backward",
+    "efficient_forward",
+    "flash_backward",
+    "flash_forward",
+]
 
 Shape = tuple[int, ...]
 _FLOAT = ITEM_BYTES["float32"]
@@ -34,6 +48,14 @@ _FLASH = "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp"
 _EFFICIENT_FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"
 _EFFICIENT_BACKWARD = "aten/src/ATen/native/transformers/cuda/attention_backward.cu"
 _CUDNN = "aten/src/ATen/native/cudnn/MHA.cpp"
+CUDNN_ATTENTION_VERSION = "9.19"
+"""The cuDNN whose attention workspaces these are."""
+_CUDNN_FAMILIES: dict[tuple[int, int], Literal["hopper", "blackwell", "other"]] = {
+    **dict.fromkeys(((8, 0), (8, 6), (8, 9), (12, 0)), "other"),
+    (9, 0): "hopper",
+    (10, 0): "blackwell",
+}
+"""By compute capability: whose attention engines cuDNN runs there. What is not here was not asked."""
 
 
 def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
@@ -118,14 +140,59 @@ def efficient_backward(
     return HiddenMemory(events=(*copy, *_grads(), *delta, *named), source=_EFFICIENT_BACKWARD)
 
 
-def cudnn_attention_forward() -> HiddenMemory:
-    """`_scaled_dot_product_cudnn_attention`: one workspace of unknown size, for the call, after the results."""
-    return HiddenMemory(events=(output("output"), output("logsumexp"), alloc("cuDNN attention workspace", None)), source=_CUDNN)
+def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
+    """`_scaled_dot_product_cudnn_attention`: one workspace for the call, after the results.
+
+    256 bytes on Hopper; on data-centre Blackwell the dropout mask, if there is dropout; nothing elsewhere. Unknown on architectures
+    that were not asked.
+    """
+    family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
+    mask = _dropout_mask(query, key) if dropout_p > 0 else 0
+    own = {"hopper": 128, "blackwell": mask, "other": 0}
+    nbytes = None if family is None else _aligned(own[family])
+    return HiddenMemory(events=(output("output"), output("logsumexp"), *_cudnn_workspace(nbytes)), source=_CUDNN)
 
 
-def cudnn_attention_backward() -> HiddenMemory:
-    """`_scaled_dot_product_cudnn_attention_backward`: one workspace of unknown size, for the call, after the gradients."""
-    return HiddenMemory(events=(*_grads(), alloc("cuDNN attention workspace", None)), source=_CUDNN)
+def cudnn_attention_backward(query: Shape, key: Shape, value: Shape, dropout_p: float, target: Target, *, dense_grad: bool = True) -> HiddenMemory:
+    """`_scaled_dot_product_cudnn_attention_backward`: one workspace for the call, after the gradients.
+
+    Args:
+        query: `(B, H, Sq, D)`.
+        key: `(B, Hk, Sk, D)`.
+        value: `(B, Hk, Sk, Dv)`.
+        dropout_p: the dropout probability.
+        target: decides which of cuDNN's engines runs.
+        dense_grad: whether the last dimension of the output's gradient has stride 1. torch copies the gradient otherwise.
+
+    In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output, float `[B, H, Sq]`;
+    under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a word or two, the one of data-centre
+    Blackwell the dropout mask, and the one of all others, which Blackwell too runs for up to 128 queries or keys without dropout,
+    a second float gradient of the queries `[B, H, ceil8(Sq), D]`. Unknown on architectures that were not asked.
+    """
+    batch, heads, queries, head_size = query
+    keys = key[2]
+    family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
+    if family == "blackwell" and dropout_p == 0 and (keys <= 128 or 1 < queries <= 128):
+        family = "other"
+    own = {"hopper": 128, "blackwell": _dropout_mask(query, key) if dropout_p > 0 else 0, "other": batch * heads * _ceil(queries, 8) * head_size * _FLOAT}
+    grouped = sum(_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3])) if heads != key[1] else 0
+    graph = batch * heads * queries * (head_size + 1) * _FLOAT
+    copy = () if dense_grad else (alloc("dense grad_output", batch * heads * queries * value[3] * 2),)
+    return HiddenMemory(events=(*_grads(), *copy, *_cudnn_workspace(None if family is None else graph + _aligned(own[family] + grouped))), source=_CUDNN)
+
+
+def _aligned(plan: int) -> int:
+    """The plan's own part is put on a multiple of 128 bytes behind the graph's."""
+    return plan and plan + 128
+
+
+def _dropout_mask(query: Shape, key: Shape) -> int:
+    """Bytes of one bit for every score, in blocks of 128 x 128."""
+    return query[0] * query[1] * _ceil(query[2], 128) * _ceil(key[2], 128) // 8
+
+
+def _cudnn_workspace(nbytes: int | None) -> tuple[Event, ...]:
+    return () if nbytes == 0 else (alloc("cuDNN attention workspace", nbytes),)
 
 
 class _BackwardKernel(NamedTuple):

@@ -31,13 +31,15 @@ class Collector:
         torch_version: whose tables to use.
         environ: environment of the run that is predicted.
         settings: what convolutions look at.
-        deterministic: `torch.use_deterministic_algorithms`.
+        deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix products unless
+            `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is taken.
     """
 
     def __init__(self, target: Target, torch_version: str, environ: Mapping[str, str], settings: ConvSettings, *, deterministic: bool = False) -> None:
         self._target = target
         self._torch_version = torch_version
-        self._environ = environ
+        self._environ = _with_cublas_config(environ) if deterministic else environ
+        self._given_environ = environ
         self._settings = settings
         self._deterministic = deterministic
         self._known: dict[Any, HiddenMemory | None] = {}
@@ -78,6 +80,14 @@ class Collector:
         tensors = [layout_of(a) for a in args if _is_tensor(a)]
         if short in _RECURRENT:
             return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
+        if short in _INDEX_PUT:
+            if not (self._deterministic or (len(args) > 3 and args[3])):
+                return None
+            tensors = [layout_of(index) for index in args[1] if index is not None]
+        if short == "sort":
+            # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the last.
+            row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
+            return kernel_memory(name, [tensors[0].shape[row:][:1]], [tensors[0].dtype], self._target)
         if short == "_foreach_norm":
             tensors = [layout_of(t) for t in args[0]]
         if short == "embedding_dense_backward":
@@ -98,7 +108,10 @@ class Collector:
             return attention.efficient_backward(
                 query.shape, key.shape, value.shape, query.dtype, self._target, dropout_p=_number(args, 9), deterministic=self._deterministic, dense_grad=dense
             )
-        return attention.cudnn_attention_backward() if backward else attention.cudnn_attention_forward()
+        if not backward:
+            return attention.cudnn_attention_forward(query.shape, key.shape, _number(args, 5), self._target)
+        dense = layout_of(args[0]).stride[-1] == 1
+        return attention.cudnn_attention_backward(query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense)
 
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
@@ -126,12 +139,14 @@ class Collector:
         """Where the numbers came from."""
         estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
         if self._notes["cudnn"]:
-            plan = f"of the plan torch {self._torch_version} takes without benchmarking"
+            plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
             yield Assumption(topic="workspace", text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}")
         for note, count in estimates.items():
             why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
             text = f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could not be asked ({why})"
             yield Assumption(topic="workspace", text=text)
+        if any("cudnn_attention" in name for name, _ in self._memory.values()):
+            yield Assumption(topic="workspace", text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}")
         if self._multiplying:
             held = cublas_workspaces(self._target, self._torch_version, self._environ)
             other = "" if self._torch_version.startswith(held.torch_version) else f", whose sizes stand in for those of {self._torch_version}"
@@ -139,22 +154,44 @@ class Collector:
                 topic="workspace", text=f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it{other}"
             )
             yield from (Assumption(topic="workspace", text=note) for note in held.notes)
+            if self._environ is not self._given_environ:
+                refused = "torch refuses matrix products with deterministic algorithms unless CUBLAS_WORKSPACE_CONFIG is :4096:8 or :16:8"
+                yield Assumption(topic="workspace", text=f"{refused}; it is neither here, and :4096:8 is taken")
+
+    def _switches(self) -> str:
+        tf32 = f"TF32 {'allowed' if self._settings.allow_tf32 else 'not allowed'} for float32"
+        return f"{tf32}, deterministic plans only" if self._settings.deterministic else tf32
 
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size nobody could tell."""
+        convolutions = self._notes["cudnn"] + sum(count for note, count in self._notes.items() if note.startswith("estimate"))
+        if self._settings.benchmark and convolutions:
+            what = "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted are those of the choice without it"
+            yield Unknown(topic="memory", what=what, count=convolutions)
         counts = Counter(f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown)
         for what, count in sorted(counts.items()):
             yield Unknown(topic="memory", what=what, count=count)
 
 
+_DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+"""`cublas_deterministic_configs` in aten/src/ATen/Context.h."""
+
+
+def _with_cublas_config(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment in which deterministic matrix products run."""
+    suits = environ.get("CUBLAS_WORKSPACE_CONFIG") in _DETERMINISTIC_CUBLAS
+    return environ if suits else {**environ, "CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
+
+
 _ATTENTION = frozenset(f"_scaled_dot_product_{kernel}_attention{end}" for kernel in ("flash", "efficient", "cudnn") for end in ("", "_backward"))
 _RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
+_INDEX_PUT = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
 _INTERESTING = (
     CONVOLUTIONS
     | _ATTENTION
     | _RECURRENT
-    | {"_safe_softmax"}
-    | {"embedding_dense_backward", "native_layer_norm_backward", "_softmax_backward_data", "topk", "_foreach_norm"}
+    | _INDEX_PUT
+    | {"_safe_softmax", "sort", "topk", "embedding_dense_backward", "native_layer_norm_backward", "_softmax_backward_data", "_foreach_norm"}
 )
 
 

@@ -63,6 +63,8 @@ class ConvSettings(Record):
     """`torch.backends.cudnn.deterministic` or `torch.use_deterministic_algorithms`."""
     enabled: bool = True
     """`torch.backends.cudnn.enabled`."""
+    benchmark: bool = False
+    """`torch.backends.cudnn.benchmark`: the plan is found by timing. The workspace is that of the plan taken without, all the same."""
     cudnn_version: int = 91900
     """As `torch.backends.cudnn.version()` gives it; decides a few exclusions only."""
 

@@ -2,7 +2,7 @@
 
 Only ops whose scratch follows from the shapes are here; each entry names its source, and nothing here was measured.
 Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak it is
-left out, where it would be the peak the op is left out. Arguments are taken to be contiguous, as torch makes them.
+left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as torch makes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxmem.workspaces.layouts import ITEM_BYTES
 __all__ = ["NO_SCRATCH", "kernel_memory", "kernel_scratch"]
 
 Shape = tuple[int, ...]
-_Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory | None]
+_Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory]
 
 NO_SCRATCH = frozenset({
     "_softmax", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
@@ -37,7 +37,8 @@ def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targe
 
     Args:
         op: the op's name, e.g. `aten.embedding_dense_backward.default`.
-        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them.
+        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them; for `sort` that of one
+            row; for the forms of `index_put` those of the indices, where it accumulates.
         dtypes: of the same, torch's names.
         target: for kernels that look at the number of multiprocessors.
 
@@ -125,11 +126,41 @@ def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Ta
     return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/SoftMax.cu")
 
 
-def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
+def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`sort_cuda_kernel` (Sort.cpp, Sort.h): rows of up to 4096 are sorted in place in the results; the positions come from a range.
+
+    Arguments: one row. What CUB takes for longer rows is as large as the tensor, and decided inside CUB.
+    """
+    row, source = shapes[0], "aten/src/ATen/native/cuda/Sort.cpp"
+    results = (output("values"), output("indices"))
+    if prod(row) > 4096:
+        return HiddenMemory(events=(*results, alloc("CUB's buffers", None)), source=source)
+    return HiddenMemory(events=(*results, alloc("range", prod(row) * 8), *free("range")), source=source)
+
+
+def _index_put(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`index_put_with_sort_kernel` (Indexing.cu), the one that accumulates: what is put at one place is found by sorting.
+
+    Arguments: the indices. They become one linear index, which is sorted with the positions it came from; values are taken to be dense
+    and not to be broadcast.
+    """
+    nbytes = max(prod(shape) for shape in shapes) * 8
+    events = (
+        alloc("index within bounds", nbytes),
+        alloc("linear index", nbytes),
+        *free("index within bounds"),
+        alloc("sorted indices", nbytes),
+        alloc("original positions", nbytes),
+        alloc("range", nbytes),
+    )
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/Indexing.cu")
+
+
+def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
     """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared memory."""
-    if len(shapes[0]) < 2 or shapes[0][-1] >= 400:
-        return None
-    return HiddenMemory(events=(output("values"), output("indices")), source="aten/src/ATen/native/cuda/TensorTopK.cu")
+    several = len(shapes[0]) < 2 or shapes[0][-1] >= 400
+    buffers = (alloc("buffers of several blocks for a slice", None),) if several else ()
+    return HiddenMemory(events=(output("values"), output("indices"), *buffers), source="aten/src/ATen/native/cuda/TensorTopK.cu")
 
 
 def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
@@ -150,6 +181,8 @@ _RULES: dict[str, _Rule] = {
     "embedding_dense_backward": _embedding_dense_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     "_softmax_backward_data": _softmax_backward,
+    "sort": _sort,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
     "topk": _topk,
     "_foreach_norm": _foreach_norm,
 }

@@ -1,0 +1,211 @@
+"""A plan's peak is a promise: the analysis of the model that carries it out, and what a real run takes."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import fxmem
+from fxmem import analyze, budgets
+from fxmem.analysis import Analysis
+from fxmem.errors import ExceededError, UsageError
+from fxmem.estimating import estimate
+from fxmem.measuring import measure_cpu
+from fxmem.plan_records import Application, Plan
+from fxmem.planning import STRATEGIES
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down, self.drop = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int = 8, width: int = 64) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def stack() -> Analysis:
+    return analyze(Stack(), torch.randn(1024, 64), target="cpu")
+
+
+def resnet(target: str = "h100", batch: int = 16) -> Analysis:
+    with torch.device("meta"):
+        model = torchvision.models.resnet18()
+    return analyze(model, torch.zeros(batch, 3, 128, 128, device="meta"), target=target)
+
+
+@pytest.mark.parametrize("application", list(Application))
+@pytest.mark.parametrize("share", [0.75, 0.55, 0.45])
+def test_the_promise_is_kept_by_a_fresh_analysis_and_by_a_real_run(application: Application, share: float) -> None:
+    analysis = stack()
+    plan = fxmem.plan(analysis, budget=share, application=application)
+    assert plan.analysed
+    assert plan.regions
+    assert plan.after.requested_bytes <= share * plan.before.requested_bytes
+    torch.manual_seed(0)
+    model, x = Stack(), torch.randn(1024, 64)
+    planned = fxmem.checkpoint(copy.deepcopy(model), plan)
+    assert analyze(planned, x, target="cpu").peak.requested_bytes == plan.after.requested_bytes
+    measured = measure_cpu(planned, (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None)
+    # Each region keeps the state of the CPU's random numbers, 5,056 bytes, which is no tensor of the program.
+    states = 5056 * (1 + sum(1 for _ in plan.all_regions()))
+    assert plan.after.requested_bytes <= measured.peak_without_scratch_bytes <= plan.after.requested_bytes * 1.0001 + states
+
+
+def test_gradients_and_losses_are_those_of_the_unplanned_model() -> None:
+    plan = fxmem.plan(stack(), budget=0.5)
+    torch.manual_seed(1)
+    model, x = Stack(), torch.randn(256, 64)  # another batch size than the plan's
+    planned = fxmem.checkpoint(copy.deepcopy(model), plan)
+    results = []
+    for each in (model, planned):
+        torch.manual_seed(2)
+        loss = each(x).square().mean()
+        loss.backward()
+        results.append([loss, *(p.grad for p in each.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
+    analysis = resnet()
+    plan = fxmem.plan(analysis, strategy, None if strategy in ("sqrt", "chen") else 0.94)
+    assert plan.analysed
+    assert plan.regions
+    assert plan.strategy == strategy
+    assert plan.after.requested_bytes < plan.before.requested_bytes
+    assert plan.after.allocated_bytes is not None
+    assert plan.after.reserved_bytes is not None
+    assert (plan.extra_flops or 0) > 0
+    assert plan.after_seconds is not None
+
+
+def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExceededError, match=r"in pieces \(PYTORCH_ALLOC_CONF=expandable_segments:True may help\)"):
+        fxmem.plan(resnet(batch=64), budget="550MiB")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    analysis = resnet(batch=64)
+    before = analysis.peak
+    assert before.allocated_bytes is not None
+    budget = 550 << 20
+    assert before.allocated_bytes > budget
+    plan = fxmem.plan(analysis, budget=budget)
+    assert plan.budget_bytes == budget
+    after = plan.after
+    assert budgets.counted_bytes(after) <= budget
+    from fxmem import allocator, promising
+
+    carried_out = promising.applied(analysis, plan.regions, plan.application)
+    assert carried_out.peak == after
+    assert allocator.fits(carried_out.profile, budget, settings=allocator.settings_of(os.environ))
+
+
+def test_a_step_that_fits_needs_no_plan() -> None:
+    plan = fxmem.plan(stack(), budget="1GiB")
+    assert plan.regions == ()
+    assert plan.after == plan.before
+    assert plan.extra_flops == 0
+
+
+def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None:
+    with pytest.raises(ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter") as refused:
+        fxmem.plan(stack(), budget="1MiB")
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_budget_there_is_the_curve() -> None:
+    plan = fxmem.plan(stack())
+    peaks = [point.peak.requested_bytes for point in plan.curve]
+    extra = [point.extra_flops or 0 for point in plan.curve]
+    assert len(plan.curve) > 3
+    assert peaks == sorted(peaks, reverse=True)
+    assert extra == sorted(extra)
+    assert plan.curve[0].regions == ()
+    assert plan.regions in [point.regions for point in plan.curve]
+
+
+def test_the_users_model_is_left_as_it_was() -> None:
+    model = Stack()
+    classes = [type(module) for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(64, 64)
+    generator = torch.get_rng_state()
+    fxmem.plan(analyze(model, x, target="cpu"), budget=0.95)
+    assert [type(module) for module in model.modules()] == classes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert fxmem.uncheckpoint(fxmem.checkpoint(model, fxmem.plan(stack(), budget=0.6))) is model
+    assert [type(module) for module in model.modules()] == classes
+
+
+def test_a_model_that_cannot_be_traced_symbolically_is_planned_by_modules_and_that_is_said() -> None:
+    class Branching(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] > 10 and len(x) % 2 == 0:
+                return super().forward(x)
+            return self.head(x)
+
+    analysis = analyze(Branching(), torch.randn(1024, 64), target="cpu")
+    plan = fxmem.plan(analysis, budget=0.6)
+    assert plan.application is Application.MODULES
+    assert any("regions are whole modules" in assumption.text for assumption in plan.assumptions)
+    with pytest.raises(UsageError):
+        fxmem.plan(analysis, budget=0.6, application="graph")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": "cube"}, "expected strategy to be one of auto"),
+        ({"budget": "much"}, "expected a budget as bytes"),
+        ({"budget": 0.5, "application": "magic"}, "expected application to be modules or graph"),
+        ({"budget": 0.5, "strategy": "modules", "application": "graph"}, "with strategy 'modules'"),
+    ],
+)
+def test_what_is_misspelt_is_said_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        fxmem.plan(stack(), **arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_inference_has_nothing_to_plan() -> None:
+    with pytest.raises(UsageError, match="training step"):
+        fxmem.plan(analyze(Stack(), torch.randn(8, 64), target="cpu", mode="infer"), budget=0.5)
+
+
+def test_an_estimate_from_a_report_says_that_it_is_one() -> None:
+    analysis = stack()
+    plan = estimate(analysis.report(), analysis.peak, "auto", 0.6)
+    assert not plan.analysed
+    assert plan.regions
+    assert plan.after.requested_bytes <= 0.6 * plan.before.requested_bytes
+    assert any("has not been applied" in assumption.text for assumption in plan.assumptions)
+    assert Plan.model_validate_json(plan.to_json()) == plan
+    with pytest.raises(ExceededError):
+        estimate(analysis.report(), analysis.peak, "auto", 1000)
+    assert estimate(analysis.report(), analysis.peak, "auto", None).curve
+
+
+def test_a_plan_can_be_drawn(tmp_path: Any) -> None:
+    analysis = stack()
+    plan = fxmem.plan(analysis, budget=0.6)
+    analysis.save_svg(tmp_path / "plan.svg", plan=plan, renderer="plain")
+    assert "checkpoint" in (tmp_path / "plan.svg").read_text()
