@@ -187,27 +187,32 @@ class _Search:
             only = self.carried_out(way, way.planner.plan(self.strategy, None))
             return only if self.kept(only.analysis) else None
         ask = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes)
-        kept_at, broken_at, best = 0, 2 * nbytes, None
+        below, above, best = 0, 2 * nbytes, None  # asked for that much or less, a plan keeps the limit or there is none; for that much or more, none keeps it
         for _ in range(_ATTEMPTS):
             try:
-                proposed, last = way.planner.plan(self.strategy, ask), False
+                proposed = way.planner.plan(self.strategy, ask)
             except ExceededError:
-                if best is not None or self.strategy in ("flat", "chen"):
-                    break
-                proposed, last = way.planner.smallest(), True
-            if rival is not None and proposed.extra_flops is not None and proposed.extra_flops > (_extra(self.analysis, rival.analysis) or 0):
-                break  # the planner's FLOPs are exact; only its bytes are an estimate
-            proposal = self.carried_out(way, proposed)
-            spare = nbytes - budgets.counted_bytes(proposal.analysis.peak)
-            if self.kept(proposal.analysis):
-                best, kept_at = min((p for p in (best, proposal) if p is not None), key=_cost), ask
-                last = last or not proposal.regions or spare <= nbytes // _CLOSE
-            else:
-                # Where the bytes are few enough and the allocator still runs out, pieces of free memory are the reason.
-                broken_at, spare = ask, min(spare, -(nbytes // _CLOSE)) if spare < 0 else -(nbytes // _PIECES)
-            if last or broken_at - kept_at <= nbytes // _CLOSE:
+                below, proposed = ask, None
+            if proposed is not None:
+                if rival is not None and proposed.extra_flops is not None and proposed.extra_flops > (_extra(self.analysis, rival.analysis) or 0):
+                    return best  # the planner's FLOPs are exact; only its bytes are an estimate
+                proposal = self.carried_out(way, proposed)
+                spare = nbytes - budgets.counted_bytes(proposal.analysis.peak)
+                if self.kept(proposal.analysis):
+                    best, below = min((p for p in (best, proposal) if p is not None), key=_cost), ask
+                    if not proposal.regions or spare <= nbytes // _CLOSE:
+                        break
+                else:
+                    # Where the bytes are few enough and the allocator still runs out, pieces of free memory are the reason.
+                    above, spare = ask, min(spare, -(nbytes // _CLOSE)) if spare < 0 else -(nbytes // _PIECES)
+                ask += spare
+            if above - below <= nbytes // _CLOSE:
                 break
-            ask = ask + spare if kept_at < ask + spare < broken_at else (kept_at + broken_at) // 2
+            if proposed is None or not below < ask < above:
+                ask = (below + min(above, nbytes)) // 2
+        if best is None and self.strategy not in ("flat", "chen"):
+            smallest = self.carried_out(way, way.planner.smallest())
+            return smallest if self.kept(smallest.analysis) else None
         return best
 
     def along_the_curve(self) -> Plan:
