@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from fxmem.checkpointing import checkpoint, uncheckpoint
     from fxmem.plan_records import Plan
     from fxmem.promising import plan
+    from fxmem.settings import KernelSettings
     from fxmem.sizing import cards, max_batch
     from fxmem.validation import validate
 
-__all__ = ["Analysis", "Plan", "__version__", "advise", "analyze", "cards", "checkpoint", "max_batch", "plan", "uncheckpoint", "validate"]
+__all__ = ["Analysis", "KernelSettings", "Plan", "__version__", "advise", "analyze", "cards", "checkpoint", "max_batch", "plan", "uncheckpoint", "validate"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Analysis": "fxmem.analysis",
     "analyze": "fxmem.analysis",
+    "KernelSettings": "fxmem.settings",
     "Plan": "fxmem.plan_records",
     "advise": "fxmem.advising",
     "cards": "fxmem.sizing",

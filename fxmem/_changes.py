@@ -19,9 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from fxmem import _torch, allocator, liveness
 from fxmem.advice_records import Effect
 from fxmem.analysis import Analysis, Call, analyze_call
-from fxmem.errors import FxmemError
+from fxmem.errors import FxmemError, UsageError
 from fxmem.faking import meta_model, shadow_model
 from fxmem.records import Kind, Node, Peak, Phase, Profile, Storage
+from fxmem.resizing import resizing_of
+from fxmem.tracing import named_arguments
 
 __all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "changes_for", "outcome"]
 
@@ -107,6 +109,16 @@ def changes_for(analysis: Analysis) -> Iterator[Change]:
     )
     if training:
         yield from _optimizers(analysis)
+        for parts in (2, 4):
+            yield Change(
+                f"micro-batches-{parts}",
+                f"{parts} micro-batches, their gradients added up",
+                "training",
+                f"for part in x.chunk({parts}): (loss_fn(model(part)) / {parts}).backward()",
+                _micro_batches(parts),
+                note="the same gradients but for batch norms, which see smaller batches",
+                excludes="batch",
+            )
         yield Change(
             "chunked-loss",
             "cross-entropy in chunks, recomputed in backward",
@@ -248,6 +260,21 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
 
 def _stepping(spec: str) -> Callable[[Variant, Analysis], Variant]:
     return lambda variant, _: dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=spec))
+
+
+def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
+    def make(variant: Variant, _: Analysis) -> Variant:
+        call = variant.call
+        try:
+            varied = resizing_of(named_arguments(variant.model, call.args, call.kwargs), "batch")
+        except UsageError as error:
+            raise NotToBeHadError(f"the inputs have no batch to split: {error}") from error
+        if varied.size % parts:
+            raise NotToBeHadError(f"a batch of {varied.size} has no {parts} equal parts")
+        args, kwargs = varied.at(call.args, call.kwargs, varied.size // parts)
+        return dataclasses.replace(variant, call=dataclasses.replace(call, args=args, kwargs=kwargs, accumulate=call.accumulate * parts))
+
+    return make
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------------

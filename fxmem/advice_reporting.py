@@ -67,7 +67,8 @@ def _ranked(advice: Advice, width: int) -> Table:
 def _extra(advice: Advice, each: Suggestion) -> str:
     if each.extra_flops is None or not advice.before_flops:
         return "unknown"
-    return "same" if each.extra_flops == 0 else f"{100 * each.extra_flops / advice.before_flops:+.1f} %"
+    share = 100 * each.extra_flops / advice.before_flops
+    return "same" if abs(share) < 0.05 else f"{share:+.1f} %"
 
 
 def _together(advice: Advice, each: Suggestion) -> RenderableType:

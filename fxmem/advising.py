@@ -17,6 +17,8 @@ __all__ = ["advise"]
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
+_NOT_OF_THE_MODEL = ("expandable", "release")
+"""Changes that an analysis of the changed model does not show: a plan is not made on top of them."""
 _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
 
 
@@ -38,8 +40,10 @@ def advise(
     Raises:
         UsageError: a budget that cannot be understood.
     """
-    limit = None if budget is None else budgets.parse(budget).bytes_of(analysis.peak)
-    advisor = _Advisor(analysis, limit, progress or (lambda _: None))
+    parsed = None if budget is None else budgets.parse(budget)
+    limit = None if parsed is None else parsed.bytes_of(analysis.peak)
+    bounds_allocator = parsed is not None and parsed.nbytes is not None and analysis.profile.target.device == "cuda"
+    advisor = _Advisor(analysis, limit, bounds_allocator, progress or (lambda _: None))
     suggestions, refused = advisor.single()
     if plans and analysis.profile.step.mode == "train":
         suggestions += advisor.planned()
@@ -63,8 +67,8 @@ def advise(
 
 
 class _Advisor:
-    def __init__(self, analysis: Analysis, limit: int | None, tell: Callable[[str], None]) -> None:
-        self.analysis, self.limit, self.tell = analysis, limit, tell
+    def __init__(self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]) -> None:
+        self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
         self.start = Variant(analysis.model, analysis.call, dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
 
@@ -141,9 +145,12 @@ class _Advisor:
 
     def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
         """A checkpoint plan on top of the changes; of the changes, those that live in the model and the call."""
+        chosen = [change for change in chosen if not change.key.startswith(_NOT_OF_THE_MODEL)]
+        reached = self._made(chosen) if chosen else None
         base = self.analysis if reached is None else reached.analysis
         try:
-            plan = promising.plan(base, budget=self.limit, progress=self.tell)
+            used = budgets.counted_bytes(base.peak)
+            plan = promising.plan(base, budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0), progress=self.tell)
         except FxmemError:
             return None
         suggestion = _of_plan(self.analysis, plan, "checkpoint")
@@ -171,10 +178,11 @@ class _Advisor:
     def _kept(self, profile: Profile, used: int) -> bool:
         if self.limit is None or used > self.limit:
             return False
-        return profile.target.device == "cpu" or allocator.fits(profile, self.limit, settings=allocator.settings_of(self.start.environ))
+        return not self.bounds_allocator or allocator.fits(profile, self.limit, settings=allocator.settings_of(self.start.environ))
 
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.analysis.profile)
+        repeats = reached.analysis.call.accumulate // self.analysis.call.accumulate  # a step of micro-batches runs that often
         return Suggestion(
             key="+".join(change.key for change in changes),
             title="; ".join(change.title for change in changes),
@@ -182,8 +190,8 @@ class _Advisor:
             code="\n".join(change.code for change in changes),
             peak=reached.peak,
             saved_bytes=budgets.counted_bytes(self.analysis.peak) - budgets.counted_bytes(reached.peak),
-            extra_flops=None if flops is None or before is None else flops - before,
-            step_seconds=rooflines.step_seconds(reached.profile),
+            extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
+            step_seconds=None if repeats > 1 else rooflines.step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
         )
 

@@ -12,14 +12,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fxmem import allocator, budgets, checkpointing, rooflines
+from fxmem import allocator, budgets, checkpointing, rooflines, sizing
 from fxmem._units import exact_bytes, format_bytes
 from fxmem.analysis import Analysis
-from fxmem.errors import ExceededError, UsageError
+from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.faking import shadow_model
 from fxmem.plan_records import Application, CurvePoint, Plan, Region, Strategy
 from fxmem.planning import STRATEGIES, Planner
 from fxmem.records import Assumption, Kind, Peak, Phase, Profile
+from fxmem.resizing import resizing_of
+from fxmem.tracing import named_arguments
 
 __all__ = ["applied", "plan"]
 
@@ -265,6 +267,19 @@ class _Search:
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *proposal.analysis.profile.assumptions),
         )
 
+    def _largest_batch(self, reached: _Proposal | None) -> str:
+        """With the plan that reaches lowest, how large a batch keeps the limit."""
+        if reached is None or self.limit.nbytes is None or self.strategy in ("sqrt", "chen", "flat"):
+            return ""
+        self.tell("looking for the largest batch that fits")
+        regions, way = reached.regions, reached.way.application
+        try:
+            varied = resizing_of(named_arguments(self.analysis.model, self.analysis.call.args, self.analysis.call.kwargs), "batch")
+            curve = sizing.curve_of(self.analysis, budget=self.limit.nbytes, limit=varied.size, change=lambda sized: applied(sized, regions, way))
+        except FxmemError:
+            return ""
+        return f"; with that plan a batch of {curve.largest} fits" if curve.largest else "; no batch fits, not even of 1"
+
     def _only_in_pieces(self, peak: Peak) -> bool:
         return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
 
@@ -273,14 +288,16 @@ class _Search:
             for way in self.ways:
                 with contextlib.suppress(UsageError):
                     self.carried_out(way, way.planner.smallest())
-        smallest = min((p.analysis for p in self.seen.values()), key=lambda a: budgets.counted_bytes(a.peak), default=self.analysis)
-        peak, fixed = smallest.peak, (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
+        reached = min(self.seen.values(), key=lambda p: budgets.counted_bytes(p.analysis.peak), default=None)
+        peak = self.analysis.peak if reached is None else reached.analysis.peak
+        fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
         held = ", ".join(f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind))
         where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"
         return (
             f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy {self.strategy} reaches "
             f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan {format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
             f"That peak is in {where}; of it no plan can free: {held or 'nothing'}"
+            + self._largest_batch(reached)
             + (
                 "; in a loop the allocator runs out nevertheless, its free memory being in pieces (PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
                 if self._only_in_pieces(peak)

@@ -23,7 +23,7 @@ from fxmem.records import Peak, Profile
 __all__ = ["STRATEGIES", "Planner"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-_NESTED_UNITS = 48
+_NESTED_UNITS = 128
 """Units that the nested planner tells apart; its time grows with their cube."""
 _POINTS = 14
 """Budgets that a curve is made of."""
@@ -119,7 +119,7 @@ class Planner:
             return self._made(strategy, "modules" if strategy == "modules" else "flat", found, self.tables, budget_bytes)
         found = None if strategy == "flat" else self.coarse.nested(budget)
         if found is not None:
-            return self._made(strategy, "nested", found, self.coarse, budget_bytes)
+            return self._made(strategy, "nested", found, self.coarse, budget_bytes, round(budget))
         least = self.tables.smallest()
         raise ExceededError(
             f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with {self.application.value} reaches "
@@ -130,13 +130,13 @@ class Planner:
         """The plan that reaches lowest."""
         low, high = self.tables.geometry.floor, self.tables.smallest()
         best = self._made("flat", "flat", self.tables.flat(high) or (), self.tables, None)
-        for _ in range(7):
+        for _ in range(5):
             middle = (low + high) / 2
             found = self.coarse.nested(middle)
             if found is None:
                 low = middle
             else:
-                high, best = middle, self._made("nested", "nested", found, self.coarse, None)
+                high, best = middle, self._made("nested", "nested", found, self.coarse, None, round(middle))
         return best
 
     def curve(self) -> tuple[Plan, ...]:
@@ -202,10 +202,13 @@ class Planner:
 
     # --- what is said of a plan ------------------------------------------------------------------------------------------------
 
-    def _made(self, strategy: Strategy, chosen: Strategy, stretches: Sequence[Stretch], tables: Tables, budget_bytes: int | None) -> Plan:
+    def _made(
+        self, strategy: Strategy, chosen: Strategy, stretches: Sequence[Stretch], tables: Tables, budget_bytes: int | None, most: int | None = None
+    ) -> Plan:
+        """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its regions."""
         profile, regions = self.profile, described(tables.geometry, stretches, self.spans)
         before = self.before
-        estimated = self.estimate(stretches, tables)
+        estimated = self.estimate(stretches, tables) if most is None else most
         extra = [region.extra_flops for region in regions]
         return Plan(
             fxmem_version=profile.fxmem_version,
