@@ -1,0 +1,110 @@
+"""How good and how fast the planners are: `python benchmarks/planning_speed.py`.
+
+Quality: ResNet-50, batch 32 at 224 pixels, on the CPU without an optimizer; for each strategy and budget the peak of the analysis of the applied plan, and
+the forward FLOPs that run again. Speed: CPU time of the planner alone (tables and one plan), beside that of the analysis, for deeper and deeper
+models. Written to benchmarks/results/planning-DATE.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torchvision
+
+import fxmem
+from fxmem.analysis import Analysis, analyze_call
+from fxmem.errors import ExceededError
+from fxmem.inputs import make_inputs, parse_input
+from fxmem.plan_records import Application
+from fxmem.planning import Planner
+from fxmem.sources import build_model
+
+RESULTS = Path(__file__).parent / "results"
+SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.25)
+
+
+def resnet(depth: int, batch: int) -> Analysis:
+    """A training step on the CPU, without an optimizer."""
+    with torch.device("meta"):
+        model = getattr(torchvision.models, f"resnet{depth}")()
+    return fxmem.analyze(model, torch.zeros(batch, 3, 224, 224, device="meta"), target="cpu", optimizer=None)
+
+
+def llama(layers: int) -> Analysis:
+    """A small Llama of so many layers."""
+    small = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2000}
+    built = build_model("hf:LlamaForCausalLM", {"num_hidden_layers": layers, **small})
+    args, kwargs = make_inputs([parse_input("input_ids:8x512"), parse_input("labels:8x512")])
+    return analyze_call(built.module, args, kwargs, name="llama", target="cpu", optimizer=None)
+
+
+def quality() -> Iterator[str]:
+    """Rows of peak and extra FLOPs."""
+    analysis = resnet(50, 32)
+    yield "| plan | regions | peak | extra FLOPs |"
+    yield "|---|---|---:|---:|"
+    for strategy in ("sqrt", "chen"):
+        for application in Application:
+            plan = fxmem.plan(analysis, strategy, application=application)
+            yield _row(f"{strategy}", plan)
+    for application in Application:
+        for share in SHARES:
+            try:
+                plan = fxmem.plan(analysis, budget=share, application=application)
+            except ExceededError:
+                yield f"| budget {share:.0%} | {application.value} | out of reach | |"
+            else:
+                yield _row(f"budget {share:.0%}: {plan.chosen}", plan)
+
+
+def _row(name: str, plan: fxmem.Plan) -> str:
+    share = plan.after.requested_bytes / plan.before.requested_bytes
+    return f"| {name} | {plan.application.value} | {share:.1%} | +{plan.extra_fraction or 0:.1%} |"
+
+
+def speed() -> Iterator[str]:
+    """Rows of CPU seconds."""
+    yield "| model | nodes | analysis | plan, modules | plan, graph |"
+    yield "|---|---:|---:|---:|---:|"
+    for name, make in (
+        *((f"ResNet-{depth}", lambda depth=depth: resnet(depth, 16)) for depth in (18, 50, 101, 152)),
+        *((f"Llama, {n} layers", lambda n=n: llama(n)) for n in (10, 20, 40, 80)),
+    ):
+        begin = time.process_time()
+        analysis = make()
+        taken = [time.process_time() - begin]
+        for application in Application:
+            begin = time.process_time()
+            with contextlib.suppress(ExceededError):  # which takes longer than a plan
+                Planner(analysis.profile, application).plan("flat", analysis.peak.requested_bytes // 2)
+            taken.append(time.process_time() - begin)
+        yield f"| {name} | {len(analysis.profile.nodes)} | {taken[0]:.2f} s | {taken[1]:.2f} s | {taken[2]:.2f} s |"
+
+
+def main() -> None:
+    """Run both and write the page."""
+    head = ["# Checkpoint planners", "", f"torch {torch.__version__}; made by `python benchmarks/planning_speed.py`."]
+    page = [
+        *head,
+        "",
+        "ResNet-50, batch 32; shares of the unplanned peak and of forward FLOPs:",
+        "",
+        *quality(),
+        "",
+        "CPU time, in one process:",
+        "",
+        *speed(),
+        "",
+    ]
+    path = RESULTS / f"planning-{datetime.date.today()}.md"
+    path.write_text("\n".join(page), encoding="utf-8")
+    print("\n".join(page))
+
+
+if __name__ == "__main__":
+    main()
