@@ -7,6 +7,8 @@ JOBS ?= 2
 TORCH ?= pinned
 
 PINNED_TORCH := 2.11.0
+# Random programs that `make fuzz` makes.
+SEEDS ?= 0:5000
 
 ifeq ($(TORCH),pinned)
 VENV := .venv
@@ -20,7 +22,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice fuzz validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +64,16 @@ zoo: $(READY) ## analyse every architecture of the model collections
 
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py
+
+plans: $(READY) ## checkpoint plans beside other planners' and published ones
+	$(BIN)/python benchmarks/planning_speed.py
+	$(BIN)/python benchmarks/plans.py
+
+advice: $(READY) ## what each change is worth for well-known models
+	$(BIN)/python benchmarks/advice.py
+
+fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
+	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/test_fuzz.py
 
 validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
