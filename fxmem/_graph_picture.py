@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fxmem._graph_tree import Item, Leaf, Run, Visit, all_nodes, graph_tree, items_of, level, module_of, places
+from fxmem._graph_depth import checkpoints_in, choose_depth, count, is_one_box, is_region
+from fxmem._graph_regions import Checkpoint, checkpoints
+from fxmem._graph_tree import Item, Leaf, Place, Run, Visit, all_nodes, graph_tree, level, module_of, places
 from fxmem._module_tree import Figures, sum_figures
+from fxmem.plan_records import Plan
 from fxmem.records import Node, Phase, Profile, Timeline
 
 __all__ = ["Box", "BoxKind", "Edge", "Frame", "Heat", "Picture", "heat_value", "known_as", "picture"]
@@ -19,8 +22,6 @@ _MOST_READERS = 6
 """Boxes that lines are drawn to from one box; beyond, all but the first name it instead."""
 _LONGEST_EDGE = 150
 """Ranks that a line spans at most. The time Graphviz takes grows with long edges, not with boxes."""
-_TOO_COARSE = 12
-"""A picture of fewer boxes is not worth having where there is more to see."""
 _OUTSIDE_THE_MODEL = ("placeholder", "output", "loss", "optimizer")
 
 
@@ -51,11 +52,13 @@ class Box:
     """Whether the node that runs at the peak is one of `nodes`."""
     references: tuple[int, ...] = ()
     """Nodes that it reads and that no line is drawn from."""
+    checkpoints: tuple[tuple[Checkpoint, int], ...] = ()
+    """Checkpointed regions within it, each with how often it is there."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A visit of a module, or a run of equal ones, drawn around what is in it."""
+    """A visit of a module, a checkpointed region, or a run of equal ones, drawn around what is in it."""
 
     module: str
     parent: int | None
@@ -67,6 +70,10 @@ class Frame:
     """What the first of several repeats is known as, or starts with; empty for one alone."""
     last: str = ""
     """What the last is known as, or ends with."""
+    checkpoint: Checkpoint | None = None
+    """None: a module's."""
+    whole: bool = True
+    """Whether all of the region's nodes are drawn."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,15 @@ class Picture:
     peak_node: int | None
     in_place: frozenset[int]
     """Nodes that write where they read: one of their operators has a name that ends in an underscore."""
+    plan: Plan | None = None
+    """Whose regions are drawn."""
+    homes: tuple[int | None, ...] = ()
+    """The box that stands for each node of the profile; None for one that is not drawn."""
 
 
-def picture(profile: Profile, timeline: Timeline, *, heat: Heat, fold: bool, depth: int | None, focus: str, max_boxes: int) -> Picture:
+def picture(
+    profile: Profile, timeline: Timeline, *, heat: Heat, fold: bool, depth: int | None, focus: str, max_boxes: int, plan: Plan | None = None
+) -> Picture:
     """Choose what to draw.
 
     Args:
@@ -108,18 +121,23 @@ def picture(profile: Profile, timeline: Timeline, *, heat: Heat, fold: bool, dep
         depth: levels of modules told apart below the one in focus; None for as many as about `max_boxes` boxes allow.
         focus: path of the module to draw; empty for the whole model.
         max_boxes: see `depth`.
+        plan: whose regions are drawn, beside those of the program itself; its errors are those of `checkpoints`.
     """
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     nodes = _drawn_nodes(profile, focus, peak)
-    root = graph_tree(profile, nodes, peak=peak, fold=fold)
+    root = graph_tree(profile, nodes, peak=peak, fold=fold, regions=checkpoints(profile, plan))
     base = level(focus)
     size = 1
     if depth is None:
-        depth, size = _choose_depth(root, base, max_boxes)
-    drafts = _Drafts(profile, base + depth, size, peak)
+        depth, size = choose_depth(root, base, max_boxes)
+    drafts = _Drafts(profile, frozenset(nodes), base + depth, size, peak)
     drafts.inside(_unwrapped(root, focus), frame=None, times=1)
-    boxes, edges = _connect(profile, root, nodes, drafts.boxes)
-    return Picture(profile, timeline, heat, tuple(boxes), tuple(drafts.frames), tuple(edges), focus, depth, peak, _in_place(profile))
+    where = places(root, nodes)
+    box_of = {node: index for index, box in enumerate(drafts.boxes) for node in box.nodes if where[node].node == node}
+    home = {node: box_of[where[node].node] for node in nodes}
+    boxes, edges = _connect(profile, where, home, drafts.boxes)
+    homes = tuple(home.get(node) for node in range(len(profile.nodes)))
+    return Picture(profile, timeline, heat, tuple(boxes), tuple(drafts.frames), tuple(edges), focus, depth, peak, _in_place(profile), plan, homes)
 
 
 def heat_value(heat: Heat, figures: Figures) -> int | None:
@@ -139,7 +157,7 @@ def _in_place(profile: Profile) -> frozenset[int]:
     return frozenset(op.node for op in profile.ops if op.phase is Phase.FORWARD and op.name.split(".")[1:2] and op.name.split(".")[1].endswith("_"))
 
 
-# --- which nodes, how deep --------------------------------------------------------------------------------------------------
+# --- which nodes ------------------------------------------------------------------------------------------------------------
 
 
 def _drawn_nodes(profile: Profile, focus: str, peak: int | None) -> list[int]:
@@ -157,39 +175,9 @@ def _drawn_nodes(profile: Profile, focus: str, peak: int | None) -> list[int]:
 
 def _unwrapped(root: Visit, focus: str) -> Visit:
     """The visit in focus, where it is one; what leads to it needs no frame."""
-    while focus and root.module != focus and len(root.items) == 1 and isinstance(root.items[0], Visit):
+    while focus and root.module != focus and len(root.items) == 1 and isinstance(root.items[0], Visit) and root.items[0].checkpoint is None:
         root = root.items[0]
     return root
-
-
-def _choose_depth(root: Visit, base: int, max_boxes: int) -> tuple[int, int]:
-    """The most levels at which there are no more than `max_boxes` boxes; or one, and how many siblings share a box there."""
-    deepest = max(max((level(visit.module) - base for visit in _visits(root)), default=0) + 1, 1)
-    counts = {depth: _count(root, base + depth) for depth in range(1, deepest + 1)}
-    depth = next((depth for depth in range(deepest, 0, -1) if counts[depth] <= max_boxes), 0)
-    if depth == 0 or (depth < deepest and counts[depth] < min(_TOO_COARSE, max_boxes)):
-        return depth + 1, -(-counts[depth + 1] // max_boxes)
-    return depth, 1
-
-
-def _visits(item: Item) -> Iterator[Visit]:
-    if isinstance(item, Visit):
-        yield item
-    for inner in items_of(item):
-        yield from _visits(inner)
-
-
-def _count(item: Item, depth: int) -> int:
-    if isinstance(item, Leaf) or _is_one_box(item, depth):
-        return 1
-    return sum(_count(inner, depth) for inner in items_of(item))
-
-
-def _is_one_box(item: Item, depth: int) -> bool:
-    """Whether it is drawn as a box of its own: a call, or a module too deep, or in which one call is all there is."""
-    if isinstance(item, Visit):
-        return (level(item.module) >= depth and item.module != "") or (len(item.items) == 1 and isinstance(item.items[0], Leaf))
-    return isinstance(item, Leaf)
 
 
 # --- boxes and frames -------------------------------------------------------------------------------------------------------
@@ -198,10 +186,11 @@ def _is_one_box(item: Item, depth: int) -> bool:
 class _Drafts:
     """Boxes and frames, written down while the tree is walked."""
 
-    def __init__(self, profile: Profile, depth: int, size: int, peak: int | None) -> None:
+    def __init__(self, profile: Profile, drawn: frozenset[int], depth: int, size: int, peak: int | None) -> None:
         self.boxes: list[Box] = []
         self.frames: list[Frame] = []
         self._profile = profile
+        self._drawn = drawn
         self._depth = depth
         self._size = size
         self._peak = peak
@@ -213,18 +202,24 @@ class _Drafts:
                 self._draw(group[0], frame=frame, times=times)
             else:
                 nodes = [node for each in group for node in all_nodes(each)]
-                self._box("group", nodes, self._calls(nodes), module=module_of(group[0]), frame=frame, times=times, ends=(group[0], group[-1]))
+                within = tuple(pair for each in group for pair in checkpoints_in(each))
+                ends = (group[0], group[-1])
+                self._box("group", nodes, self._calls(nodes), module=module_of(group[0]), frame=frame, times=times, ends=ends, within=within)
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """Siblings that share a box: `size` calls or modules that follow one another."""
+        """Siblings that share a box: `size` calls or modules that follow one another, regions of fewer among them."""
         group: list[Item] = []
+        held = 0
         for item in items:
-            joins = self._size > 1 and _is_one_box(item, self._depth) and not self._stands_alone(item)
-            if group and not (joins and len(group) < self._size):
+            boxes = count(item, self._depth)
+            small = boxes < self._size if is_region(item) else is_one_box(item, self._depth)
+            joins = self._size > 1 and small and not self._stands_alone(item)
+            if group and not (joins and held + boxes <= self._size):
                 yield group
-                group = []
+                group, held = [], 0
             if joins:
                 group.append(item)
+                held += boxes
             else:
                 yield [item]
         if group:
@@ -234,18 +229,18 @@ class _Drafts:
         return any(node == self._peak or self._profile.nodes[node].op in _OUTSIDE_THE_MODEL for node in all_nodes(item))
 
     def _draw(self, item: Item, *, frame: int | None, times: int) -> None:
-        if isinstance(item, Leaf) or _is_one_box(item, self._depth):
+        if isinstance(item, Leaf) or is_one_box(item, self._depth):
             self._single(item, frame=frame, times=times)
         elif isinstance(item, Run):
             self._run(item, frame=frame, times=times)
-        elif len(item.items) == 1 and not isinstance(item.items[0], Leaf):
+        elif len(item.items) == 1 and not isinstance(item.items[0], Leaf) and item.checkpoint is None:
             self._draw(item.items[0], frame=frame, times=times)
         else:
             self.inside(item, frame=self._frame(item, list(all_nodes(item)), item.module, frame), times=times)
 
     def _run(self, run: Run, *, frame: int | None, times: int) -> None:
         alike, only = len(run.repeats), run.items[0]
-        if len(run.items) == 1 and _is_one_box(only, self._depth):
+        if len(run.items) == 1 and is_one_box(only, self._depth):
             self._single(only, frame=frame, times=times, alike=alike, last=run.last)
             return
         visit = only if len(run.items) == 1 and isinstance(only, Visit) else None
@@ -254,18 +249,28 @@ class _Drafts:
         self.inside(run if visit is None else visit, frame=around, times=times * alike)
 
     def _frame(self, item: Item, nodes: Sequence[int], module: str, parent: int | None, *, alike: int = 1) -> int:
-        first, last = (self._known_as(item.items[0]), self._known_as(item.last)) if isinstance(item, Run) else ("", "")
-        self.frames.append(Frame(module, parent, sum_figures(self._profile.nodes[node] for node in nodes), alike, first, last))
+        only = item.items[0] if isinstance(item, Run) and len(item.items) == 1 else item
+        checkpoint = only.checkpoint if isinstance(only, Visit) else None
+        first, last = "", ""
+        if isinstance(item, Run) or checkpoint is not None:
+            first, last = self._known_as(item), self._known_as(item, end=True)
+        whole = checkpoint is None or all(node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node))
+        figures = sum_figures(self._profile.nodes[node] for node in nodes)
+        self.frames.append(Frame(module, parent, figures, alike, first, last, checkpoint, whole))
         return len(self.frames) - 1
 
     def _calls(self, nodes: Sequence[int]) -> Sequence[int]:
         return [node for node in nodes if self._profile.nodes[node].op != "get_attr"] or nodes
 
-    def _known_as(self, item: Item) -> str:
-        """What an item is called where it stands alone."""
+    def _known_as(self, item: Item, *, end: bool = False) -> str:
+        """What an item is called where it stands alone; of several, the first is, or the last."""
         if isinstance(item, Leaf):
             return known_as(self._profile.nodes[item.calls[-1]])
-        return module_of(item) if isinstance(item, Visit) else self._known_as(item.items[0])
+        if isinstance(item, Visit) and item.checkpoint is None:
+            return item.module
+        if isinstance(item, Run):
+            return self._known_as(item.last if end else item.items[0], end=end)
+        return self._known_as(item.items[-1 if end else 0], end=end)
 
     def _single(self, item: Item, *, frame: int | None, times: int, alike: int = 1, last: Item | None = None) -> None:
         nodes = list(all_nodes(item))
@@ -278,7 +283,8 @@ class _Drafts:
         else:
             shown, kind = self._calls(nodes), "module"
         ends = None if last is None else (item, last)
-        self._box(kind, nodes, shown, module=module_of(item), frame=frame, times=times, alike=alike, ends=ends)
+        within = tuple(checkpoints_in(item))
+        self._box(kind, nodes, shown, module=module_of(item), frame=frame, times=times, alike=alike, ends=ends, within=within)
 
     def _box(
         self,
@@ -291,25 +297,23 @@ class _Drafts:
         times: int,
         alike: int = 1,
         ends: tuple[Item, Item] | None = None,
+        within: tuple[tuple[Checkpoint, int], ...] = (),
     ) -> None:
         figures = sum_figures(self._profile.nodes[node] for node in nodes)
-        first, last = ("", "") if ends is None else map(self._known_as, ends)
-        self.boxes.append(Box(kind, tuple(nodes), tuple(shown), module, frame, figures, times * alike, alike, first, last, peak=self._peak in nodes))
+        first, last = ("", "") if ends is None else (self._known_as(ends[0]), self._known_as(ends[1], end=True))
+        peak = self._peak in nodes
+        self.boxes.append(Box(kind, tuple(nodes), tuple(shown), module, frame, figures, times * alike, alike, first, last, peak, checkpoints=within))
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------------
 
 
-def _connect(profile: Profile, root: Visit, nodes: Sequence[int], drafts: Sequence[Box]) -> tuple[list[Box], list[Edge]]:
-    """The boxes with what they read, and the lines to draw."""
-    where = places(root, nodes)
-    box_of = {node: index for index, box in enumerate(drafts) for node in box.nodes if where[node].node == node}
-    home = {node: box_of[where[node].node] for node in nodes}
+def _connect(profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], drafts: Sequence[Box]) -> tuple[list[Box], list[Edge]]:
+    """The boxes with what they read, and the lines to draw; `home` is the box of each node."""
     live = [0] * len(drafts)
     reads: list[dict[int, int]] = [{} for _ in drafts]
     named: list[dict[int, None]] = [{} for _ in drafts]
-    for node in nodes:
-        head = home[node]
+    for node, head in home.items():
         live[head] = max(live[head], profile.nodes[node].live_bytes.max)
         for source in profile.nodes[node].inputs:
             if source not in home:

@@ -15,7 +15,7 @@ from fxmem._graph_colors import DARK, LIGHT, Palette
 from fxmem._graph_layout import HEADING, Layout, Line, Point, Rectangle
 from fxmem._graph_picture import Picture
 from fxmem._graph_text import fit, text_width, wrap
-from fxmem._graph_words import HEATS, LINE, NOTE_SIZE, PAD, STEPS, TITLE, TITLE_SIZE, FrameWords, Words, heat_scale, peak_words
+from fxmem._graph_words import HEATS, LINE, NOTE_SIZE, PAD, STEPS, TITLE, TITLE_SIZE, FrameWords, Words, heat_scale, peak_words, plan_words
 from fxmem._units import format_bytes, format_flops, printable
 
 __all__ = ["title", "write"]
@@ -81,11 +81,14 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
         parts.append(_text(_EDGE, y, line, "title"))
     y += 10.0
     facts = [fact for fact in findings.header_facts(drawing.profile) if fact[0] != "Model"]
-    for label, value in [*facts, *findings.peak_facts(drawing.profile, drawing.timeline.peak)]:
+    facts += findings.peak_facts(drawing.profile, drawing.timeline.peak)
+    if drawing.plan is not None:
+        facts.append(("Plan", plan_words(drawing.plan)))
+    for label, value in facts:
         for row, text in enumerate(wrap(value, NOTE_SIZE + 1, width - _FACTS, lines=3)):
             y += _ROW
             parts += [_text(_EDGE, y, label, "label")] if label and not row else []
-            parts.append(_text(_EDGE + _FACTS, y, text, "strong" if label == "Peak" else ""))
+            parts.append(_text(_EDGE + _FACTS, y, text, "strong" if label in ("Peak", "Plan") else ""))
     shares = findings.split(drawing.timeline.peak)
     for index, share in enumerate(shares):
         y += _ROW
@@ -115,6 +118,11 @@ def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]
     for line in wrap(_key(drawing), NOTE_SIZE, width - _FACTS, lines=6):
         y += LINE
         parts.append(_text(_EDGE + _FACTS, y, line, "muted"))
+    for index, line in enumerate(wrap(_checkpoint_key(drawing), NOTE_SIZE, width - _FACTS - _SWATCH, lines=4)):
+        y += LINE if index else LINE + 6.0
+        if line and not index:
+            parts.append(f'<g class="frame checkpoint"><rect x="{_n(_EDGE + _FACTS + 2)}" y="{_n(y - 11)}" width="{_n(_SWATCH - 14)}" height="14" rx="4"/></g>')
+        parts.append(_text(_EDGE + _FACTS + _SWATCH, y, line, "muted"))
     return parts, y
 
 
@@ -136,20 +144,36 @@ def _key(drawing: Picture) -> str:
     return " ".join(said)
 
 
+def _checkpoint_key(drawing: Picture) -> str:
+    found = [frame.checkpoint for frame in drawing.frames if frame.checkpoint is not None]
+    if not found:
+        return ""
+    said = ["Dashed frame: checkpointed. Of what its calls save for backward only what goes in and out is kept; backward runs it again."]
+    if any(each.region is not None for each in found):
+        said.append("Figures of calls, and the peak that is marked, are those of the step without the plan.")
+    return " ".join(said)
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------------
 
 
 def _frame(words: FrameWords, place: Rectangle) -> str:
-    return f'<g id="{_safe(words.id)}" class="frame">{_tooltip(words.tooltip)}<rect {_place(place)} rx="6"/></g>'
+    return f'<g id="{_safe(words.id)}" class="frame{" checkpoint" if words.checkpoint else ""}">{_tooltip(words.tooltip)}<rect {_place(place)} rx="6"/></g>'
 
 
 def _heading(words: FrameWords, place: Rectangle) -> str:
     room = place.width - 16.0
     first = fit(words.title, TITLE_SIZE, room, bold=True)
-    room -= text_width(first, TITLE_SIZE, bold=True) + 8.0
-    second = f'<tspan class="muted" dx="8">{_safe(fit(words.note, NOTE_SIZE, room))}</tspan>' if words.note and room > 20.0 else ""
-    place_of_text = f'x="{_n(place.x + 8)}" y="{_n(place.y + HEADING - 8)}"'
-    return f'<g class="heading">{_tooltip(words.tooltip)}<text {place_of_text}><tspan class="strong">{_safe(first)}</tspan>{second}</text></g>'
+    length = text_width(first, TITLE_SIZE, bold=True)
+    second = ""
+    if words.note and room - length > 28.0:
+        note = fit(words.note, NOTE_SIZE, room - length - 8.0)
+        second = f'<tspan class="muted" dx="8">{_safe(note)}</tspan>'
+        length += 8.0 + text_width(note, NOTE_SIZE)
+    # What keeps lines off the words is a shape of its own: some converters do not know of text with an outline behind it.
+    behind = f'<rect class="behind" {_place(Rectangle(place.x + 5, place.y + 5, min(length + 6.0, place.width - 10), HEADING - 10.5))}/>'
+    text = f'<text x="{_n(place.x + 8)}" y="{_n(place.y + HEADING - 8)}"><tspan class="strong">{_safe(first)}</tspan>{second}</text>'
+    return f'<g class="{"heading checkpoint" if words.checkpoint else "heading"}">{_tooltip(words.tooltip)}{behind}{text}</g>'
 
 
 def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
@@ -221,7 +245,7 @@ def _style() -> str:
         f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong,.label{font-weight:bold}", ".box .strong,.heading .strong{font-size:12px}",
         ".box .note.strong{font-size:10.5px}", ".end{text-anchor:end}", ".middle{text-anchor:middle}", ".small{font-size:9px}",
         ".edge path{fill:none;stroke-width:1.1}", ".order path{stroke-dasharray:4 3}", ".shape{stroke-width:1}", ".frame rect{stroke-width:1}",
-        ".heading text{paint-order:stroke;stroke-width:5;stroke-linejoin:round}",
+        ".frame.checkpoint rect{stroke-width:2.5;stroke-dasharray:9 5}",
         ".alias .shape{stroke-dasharray:4 3}", ".peak .shape{stroke-width:4}",
     ]  # fmt: skip
     rules = [*fixed, *_colors(LIGHT)]
@@ -242,7 +266,8 @@ def _colors(palette: Palette) -> list[str]:
         f".page{{fill:{palette.page}}}",
         f"text,tspan{{fill:{palette.text}}}", f".muted,.label{{fill:{palette.muted}}}", f".shape{{stroke:{palette.line}}}",
         f".frame rect{{fill:{palette.frame};stroke:{palette.line};stroke-opacity:.6}}",
-        f".heading text{{stroke:{palette.frame}}}", f".bar{{fill:{palette.bar}}}",
+        f".frame.checkpoint rect{{stroke:{palette.checkpoint};stroke-opacity:1}}", f".heading.checkpoint .strong{{fill:{palette.checkpoint}}}",
+        f".behind{{fill:{palette.frame}}}", f".bar{{fill:{palette.bar}}}",
         f".edge path{{stroke:{palette.line}}}", f".tip path{{fill:{palette.line}}}", f".hu .shape{{fill:{palette.page}}}",
         *shades, f".peak .shape{{stroke:{palette.peak}}}",
     ]  # fmt: skip

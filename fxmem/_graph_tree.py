@@ -12,9 +12,12 @@ while it runs. A repeat that holds the peak equals no other, which splits the ru
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from fxmem._graph_regions import Checkpoint, checkpoints
 from fxmem._module_tree import call_name
 from fxmem.records import Node, Profile
 
@@ -44,10 +47,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Visit:
-    """One stretch of the run inside a module."""
+    """One stretch of the run inside a module, or a checkpointed region."""
 
     module: str
+    """Of a region, the module it stands in."""
     items: tuple[Item, ...]
+    checkpoint: Checkpoint | None = None
+    """None: a module's."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Place:
     """For each run around it, from a number of the run's own, which of its repeats the node is in."""
 
 
-def graph_tree(profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool) -> Visit:
+def graph_tree(profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool, regions: Sequence[Checkpoint] | None = None) -> Visit:
     """The tree of these nodes of a profile (indices, in the order they ran).
 
     Args:
@@ -83,17 +89,18 @@ def graph_tree(profile: Profile, nodes: Sequence[int], *, peak: int | None, fold
         nodes: the nodes to draw.
         peak: the node that runs at the peak, which is not folded into any other.
         fold: whether to fold equal siblings, and to draw a row of views as one.
+        regions: what is checkpointed, as from `checkpoints`. None: what the program itself checkpoints.
     """
+    if regions is None:
+        regions = checkpoints(profile)
     root = _Open("")
     path = [root]
-    for leaf in _leaves(profile, nodes, peak=peak, merge_views=fold):
-        segments = _enclosing(profile.nodes[leaf.calls[0]])
-        shared = 0
-        while shared < len(segments) and shared + 1 < len(path) and path[shared + 1].segment == segments[shared]:
-            shared += 1
+    leaves = _leaves(profile, nodes, regions, peak=peak, merge_views=fold)
+    for leaf, segments in zip(leaves, _paths(profile, leaves, regions), strict=True):
+        shared = _in_common([each.segment for each in path[1:]], segments)
         del path[shared + 1 :]
         for segment in segments[shared:]:
-            path.append(path[-1].enter(segment))
+            path.append(path[-1].enter(segment, regions))
         path[-1].items.append(leaf)
     return _close(root, _Folding(profile, peak) if fold else None)
 
@@ -155,8 +162,9 @@ def _place(node: int, stands_for: dict[int, int], turns: dict[int, dict[int, int
 # --- leaves -----------------------------------------------------------------------------------------------------------------
 
 
-def _leaves(profile: Profile, nodes: Sequence[int], *, peak: int | None, merge_views: bool) -> list[Leaf]:
+def _leaves(profile: Profile, nodes: Sequence[int], regions: Sequence[Checkpoint], *, peak: int | None, merge_views: bool) -> list[Leaf]:
     """One leaf per call, in order; a parameter that something reads joins the first that does."""
+    borders = sorted({border for region in regions for border in (region.first_node, region.last_node)})
     readers = _readers(profile, nodes)
     joins = {node: readers[node][0] for node in nodes if profile.nodes[node].op == "get_attr" and readers[node] and node != peak}
     held: dict[int, list[int]] = {}
@@ -169,7 +177,7 @@ def _leaves(profile: Profile, nodes: Sequence[int], *, peak: int | None, merge_v
         node = profile.nodes[index]
         own = (*held.get(index, ()), index)
         leaf = Leaf(nodes=own, calls=(index,), module=node.module, alias=index != peak and _is_alias(node, parameters=len(own) > 1))
-        if merge_views and leaves and _continues(profile, leaves[-1], leaf, readers):
+        if merge_views and leaves and _continues(profile, leaves[-1], leaf, readers, borders):
             before = leaves.pop()
             leaf = Leaf(nodes=(*before.nodes, index), calls=(*before.calls, index), module=node.module, alias=True)
         leaves.append(leaf)
@@ -190,10 +198,51 @@ def _is_alias(node: Node, *, parameters: bool) -> bool:
     return node.view_of is not None and node.op in ("call_method", "call_function") and not brings and not parameters
 
 
-def _continues(profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]]) -> bool:
-    node = profile.nodes[leaf.calls[0]]
-    last = before.calls[-1]
-    return before.alias and leaf.alias and before.module == leaf.module and node.inputs == (last,) and readers[last] == [leaf.calls[0]]
+def _continues(profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]) -> bool:
+    last, first = before.calls[-1], leaf.calls[0]
+    if bisect_right(borders, last) != bisect_right(borders, first):
+        return False
+    return before.alias and leaf.alias and before.module == leaf.module and profile.nodes[first].inputs == (last,) and readers[last] == [first]
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------------
+
+_Segment = str | int
+"""A step down: the name of a module in the one around it, or the index of a region."""
+
+
+def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoint]) -> list[list[_Segment]]:
+    """The way from the root to each leaf."""
+    modules = [_enclosing(profile.nodes[leaf.calls[0]]) for leaf in leaves]
+    begins = [leaf.calls[0] for leaf in leaves]
+    # What each leaf's path has in common with that of the one before; with nothing, before the first and after the last.
+    common = [0, *(_in_common(before, after) for before, after in pairwise(modules)), 0]
+    everywhere = min(common[1:-1], default=len(modules[0]) if modules else 0)
+    around: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for index, region in enumerate(regions):
+        first, last = bisect_left(begins, region.first_node), bisect_left(begins, region.last_node)
+        if first == last:
+            continue
+        throughout = min(common[first + 1 : last], default=len(modules[first]))
+        # A module that goes on before or after the region holds more than the region.
+        depth = max(min(throughout, max(common[first], common[last])), everywhere)
+        for leaf in range(first, last):
+            around[leaf].append((depth, index))
+    return [_with_regions(segments, inner) for segments, inner in zip(modules, around, strict=True)]
+
+
+def _with_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list[_Segment]:
+    path: list[_Segment] = []
+    at = 0
+    for depth, region in around:
+        path += [*modules[at:depth], region]
+        at = depth
+    return [*path, *modules[at:]]
+
+
+def _in_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
+    """How many segments two paths have in common."""
+    return next((index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), min(len(one), len(other)))
 
 
 # --- visits -----------------------------------------------------------------------------------------------------------------
@@ -204,11 +253,15 @@ class _Open:
     """A visit while its items are being collected."""
 
     module: str
-    segment: str = ""
+    segment: _Segment = ""
+    checkpoint: Checkpoint | None = None
     items: list[Leaf | _Open] = field(default_factory=list)
 
-    def enter(self, segment: str) -> _Open:
-        inner = _Open(f"{self.module}.{segment}" if self.module else segment, segment)
+    def enter(self, segment: _Segment, regions: Sequence[Checkpoint]) -> _Open:
+        if isinstance(segment, int):
+            inner = _Open(self.module, segment, regions[segment])
+        else:
+            inner = _Open(f"{self.module}.{segment}" if self.module else segment, segment)
         self.items.append(inner)
         return inner
 
@@ -225,7 +278,7 @@ def _enclosing(node: Node) -> list[str]:
 
 def _close(visit: _Open, folding: _Folding | None) -> Visit:
     items: list[Item] = [_close(item, folding) if isinstance(item, _Open) else item for item in visit.items]
-    return Visit(visit.module, tuple(items if folding is None else folding.fold(items)))
+    return Visit(visit.module, tuple(items if folding is None else folding.fold(items)), visit.checkpoint)
 
 
 # --- folding ----------------------------------------------------------------------------------------------------------------
@@ -289,7 +342,10 @@ class _Folding:
     def _likeness(self, item: Item) -> Hashable:
         if isinstance(item, Leaf):
             return (*(self._node_likeness(node) for node in item.nodes),)
-        own = _numberless(item.module) if isinstance(item, Visit) else len(item.repeats)
+        if isinstance(item, Run):
+            own: Hashable = len(item.repeats)
+        else:
+            own = (_numberless(item.module), item.checkpoint and item.checkpoint.likeness)
         return (own, *(self._fingerprint(inner) for inner in item.items))
 
     def _node_likeness(self, index: int) -> Hashable:

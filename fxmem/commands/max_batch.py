@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", default="batch", metavar="batch|seq|NAME:AXIS[,NAME:AXIS]", help=dim)
     parser.add_argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory")
     parser.add_argument("--limit", type=int, default=65536, metavar="N", help="try no larger size (default 65536)")
+    parser.add_argument("--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model")
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
     parser.add_argument("--json", metavar="FILE|-", help="write the curve as JSON; `-` writes it to stdout instead of the table")
     parser.add_argument("--svg", metavar="FILE.svg", help="also plot the curve")
@@ -36,17 +37,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import _plot_sizes, size_reporting
+    from fxmem import _plot_sizes, reports, size_reporting
     from fxmem.files import write_text
 
     check_output(options)
     _check(options)
+    plan = None if options.plan is None else reports.load_plan(Path(options.plan))
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
-        from fxmem import sizing
+        from fxmem import promising, sizing
 
         tell = None if options.quiet else _say
-        curve = sizing.curve_of(analysis, budget=options.budget, dim=options.dim, limit=options.limit, progress=tell)
+        curve = sizing.curve_of(
+            analysis, budget=options.budget, dim=options.dim, limit=options.limit, change=None if plan is None else promising.with_plan(plan), progress=tell
+        )
     if options.svg is not None:
         write_text(Path(options.svg), _plot_sizes.sizes_svg(curve))
     width = columns() if options.width is None else options.width

@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import page
+    from fxmem import page, reports
     from fxmem.files import write_text
 
     check_ending("--output", options.output, (".html", ".htm"))
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     check_budget(options)
-    plan = None if options.plan is None else _loaded_plan(options.plan)
+    plan = None if options.plan is None else reports.load_plan(Path(options.plan))
     report, timeline = loaded_or_analyzed(options)
     after_profile, after = planned_step(options, report)
     if plan is not None:
@@ -61,26 +61,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
     write_text(Path(options.output), text)
     return 0, ""
-
-
-def _loaded_plan(name: str) -> Plan:
-    from pydantic import ValidationError
-
-    from fxmem.plan_records import Plan
-    from fxmem.reports import MAX_BYTES
-
-    expected = "expected --plan to name a plan written by `fxmem plan --json`"
-    try:
-        with Path(name).open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{expected}, got {name!r}: {error.strerror}") from error
-    try:
-        return Plan.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"{expected}, got {name!r}, in which {where} is wrong: {first['msg']}") from error
 
 
 def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
