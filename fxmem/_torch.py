@@ -368,6 +368,21 @@ def function_calls_seen_by(
         yield
 
 
+def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
+    """`function`, to be called again with the last of these arguments, those that were one tensor being one tensor again.
+
+    Without hooks for saved tensors C++ gives the same object back; with hooks, which an analysis has, a new one each time.
+    """
+    tensors = [id(value) if isinstance(value, torch.Tensor) else None for value in given]
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        first: dict[int, Any] = {}
+        keys = tensors[len(tensors) - len(args) :]
+        return function(*(value if key is None else first.setdefault(key, value) for key, value in zip(keys, args, strict=False)), **kwargs)
+
+    return again
+
+
 @contextlib.contextmanager
 def checkpoint_regions(
     region: Callable[[], tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]],
@@ -388,7 +403,7 @@ def checkpoint_regions(
                 yield from original(fn, *args, **kwargs)
                 return
             wrap, ended = region()
-            steps = original(wrap(fn), *args, **kwargs)
+            steps = original(wrap(_with_one_object_each(fn, args)), *args, **kwargs)
             del fn, args, kwargs  # held by the region itself, and no longer than it needs them
             with own_work():
                 next(steps)

@@ -728,3 +728,35 @@ def test_an_optional_argument_the_plan_was_made_without():
     assert torch.equal(model(x), model(x, mask=None))
     with pytest.raises(UsageError, match="expected argument 'mask' to be left out"):
         model(x, mask=torch.ones(4))
+
+
+def test_arguments_that_are_one_object_are_one_again() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    # Within another region what autograd saves comes back as another object, so `query is key` is no longer true: torch's own breaks on it.
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    with pytest.raises(CheckpointError):
+        checkpoint(lambda y: checkpoint(attention, y, y, y, use_reentrant=False)[0] * y, x, use_reentrant=False).sum().backward()
+    assert compare(nn.Sequential(Attending()), [region("0", inside=(region("0.attention"),))], x.detach())
+
+
+def test_a_program_that_checkpoints_arguments_that_are_one_is_analysed_as_it_runs() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.attention = nn.Linear(16, 16), nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            return checkpoint(self.attention, x, x, x, use_reentrant=False)[0]
+
+    Attending()(torch.randn(2, 5, 16)).sum().backward()
+    assert analyze(Attending(), torch.randn(2, 5, 16), target="cpu").profile.recomputed

@@ -13,7 +13,7 @@ from fxmem.errors import AnalysisError
 from fxmem.measuring import measure_cpu
 from tests.random_models import BATCH, BINARY, UNARY, WIDTH, RandomModel
 
-FIRST, _, LAST = os.environ.get("FXMEM_FUZZ", "0:100").partition(":")
+FIRST, _, LAST = os.environ.get("FXMEM_FUZZ", "0:50").partition(":")
 CHUNK = 10
 SEEDS = range(int(FIRST), int(LAST))
 _STATE = torch.get_rng_state().numel()

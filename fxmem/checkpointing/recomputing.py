@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -78,7 +78,7 @@ class _Run:
 
     def __call__(self, *leaves: Any) -> Any:
         if self._given is None:
-            args, kwargs = _rebuilt(self._shape, iter(leaves))
+            args, kwargs = _rebuilt(self._shape, leaves)
             del leaves
             return self._function(*args, **kwargs)
         (args, kwargs), self._given = self._given, None
@@ -88,28 +88,37 @@ class _Run:
             return self._function(*args, **kwargs)
 
 
-_LEAF = object()
+@dataclass(frozen=True)
+class _Leaf:
+    """Stands for the leaf with this number."""
+
+    number: int
 
 
 def _flattened(value: Any, leaves: list[Any]) -> Any:
-    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`.
+    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`, each object once.
 
-    Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied.
+    Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied. Each once, because
+    what autograd has saved twice comes back as two objects, and programs ask whether two arguments are one:
+    `nn.MultiheadAttention(x, x, x)` multiplies once, or three times.
     """
     if type(value) in (tuple, list):
         return type(value)(_flattened(item, leaves) for item in value)
     if type(value) is dict:
         return {key: _flattened(item, leaves) for key, item in value.items()}
+    for number, leaf in enumerate(leaves):
+        if leaf is value:
+            return _Leaf(number)
     leaves.append(value)
-    return _LEAF
+    return _Leaf(len(leaves) - 1)
 
 
-def _rebuilt(shape: Any, leaves: Iterator[Any]) -> Any:
+def _rebuilt(shape: Any, leaves: Sequence[Any]) -> Any:
     if type(shape) in (tuple, list):
         return type(shape)(_rebuilt(item, leaves) for item in shape)
     if type(shape) is dict:
         return {key: _rebuilt(item, leaves) for key, item in shape.items()}
-    return next(leaves)
+    return leaves[shape.number]
 
 
 class _Contexts:
