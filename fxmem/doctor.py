@@ -8,7 +8,7 @@ import warnings
 from importlib import metadata, util
 from pathlib import Path
 
-from fxmem import __version__
+from fxmem import __version__, drawing
 from fxmem._terminal import columns, why_plain
 from fxmem._units import format_bytes, printable
 from fxmem.errors import FxmemError
@@ -47,6 +47,7 @@ def report() -> str:
         ("GPU", _gpu()),
         ("cuDNN", _cudnn()),
         *((package, _collection(package, spec)) for package, spec in _COLLECTIONS.items()),
+        ("Drawing", _drawing()),
         ("Cache", _cache()),
         ("Terminal", f"{columns()} columns, colour {'off: ' + why_plain() if why_plain() else 'on'}"),
     ]
@@ -116,6 +117,12 @@ def _collection(package: str, spec: str) -> str:
         return f"{metadata.version(package)}: models {spec}"
     except metadata.PackageNotFoundError:
         return f'missing: pip install "fxmem[zoo]" for models {spec}'
+
+
+def _drawing() -> str:
+    engines = drawing.engines()
+    missing = [engine.how for engine in engines if not engine.available]
+    return ", ".join(engine.name for engine in engines if engine.available) + (f"; {len(missing)} more could be" if missing else "")
 
 
 def _cache() -> str:

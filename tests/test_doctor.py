@@ -42,7 +42,7 @@ def lines() -> dict[str, str]:
 
 def test_one_plain_line_of_at_most_80_columns_for_each_thing() -> None:
     text = doctor.report()
-    assert list(lines()) == ["fxmem", "Python", "torch", "GPU", "cuDNN", "torchvision", "timm", "transformers", "Cache", "Terminal"]
+    assert list(lines()) == ["fxmem", "Python", "torch", "GPU", "cuDNN", "torchvision", "timm", "transformers", "Drawing", "Cache", "Terminal"]
     assert max(map(len, text.splitlines())) <= 80
     assert text.replace("\n", "").isprintable()
 
