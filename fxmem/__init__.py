@@ -12,13 +12,28 @@ if TYPE_CHECKING:
     from fxmem.advising import advise
     from fxmem.analysis import Analysis, analyze
     from fxmem.checkpointing import checkpoint, uncheckpoint
+    from fxmem.comparing import compare
     from fxmem.plan_records import Plan
     from fxmem.promising import plan
     from fxmem.settings import KernelSettings
     from fxmem.sizing import cards, max_batch
     from fxmem.validation import validate
 
-__all__ = ["Analysis", "KernelSettings", "Plan", "__version__", "advise", "analyze", "cards", "checkpoint", "max_batch", "plan", "uncheckpoint", "validate"]
+__all__ = [
+    "Analysis",
+    "KernelSettings",
+    "Plan",
+    "__version__",
+    "advise",
+    "analyze",
+    "cards",
+    "checkpoint",
+    "compare",
+    "max_batch",
+    "plan",
+    "uncheckpoint",
+    "validate",
+]
 
 __version__ = "0.1.0"
 
@@ -30,6 +45,7 @@ _HOMES = {
     "advise": "fxmem.advising",
     "cards": "fxmem.sizing",
     "checkpoint": "fxmem.checkpointing",
+    "compare": "fxmem.comparing",
     "max_batch": "fxmem.sizing",
     "plan": "fxmem.promising",
     "uncheckpoint": "fxmem.checkpointing",

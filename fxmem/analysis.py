@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fxmem import allocator, drawing, page, profiling, reporting, targets
+from fxmem import allocator, drawing, exporting, page, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
@@ -112,6 +112,10 @@ class Analysis:
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the report as one self-contained page (whole or not at all); options as for `fxmem.page.html`."""
         write_text(Path(path), page.html(self.profile, self.timeline, **options))
+
+    def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
+        """Write the step for another tool (whole or not at all); formats as in `fxmem.exporting.FORMATS`."""
+        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.settings_of(os.environ))
 
     def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
         """The report as a table for people, no line wider than `width` characters."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from pydantic.json_schema import GenerateJsonSchema
 
 from fxmem.advice_records import Advice
+from fxmem.comparing import Comparison
 from fxmem.errors import UsageError
 from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Record, Report, Target, Timeline
@@ -27,6 +28,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "advice": Advice,
         "baseline": Baseline,
         "cards": CardFits,
+        "comparison": Comparison,
         "measurement": Measurement,
         "plan": Plan,
         "report": Report,
