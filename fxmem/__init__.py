@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fxmem.analysis import Analysis, analyze
     from fxmem.checkpointing import checkpoint, uncheckpoint
     from fxmem.comparing import compare
+    from fxmem.layers import by_layer
+    from fxmem.lines import by_line
     from fxmem.plan_records import Plan
     from fxmem.promising import plan
     from fxmem.settings import KernelSettings
@@ -26,6 +28,8 @@ __all__ = [
     "__version__",
     "advise",
     "analyze",
+    "by_layer",
+    "by_line",
     "cards",
     "checkpoint",
     "compare",
@@ -43,6 +47,8 @@ _HOMES = {
     "KernelSettings": "fxmem.settings",
     "Plan": "fxmem.plan_records",
     "advise": "fxmem.advising",
+    "by_layer": "fxmem.layers",
+    "by_line": "fxmem.lines",
     "cards": "fxmem.sizing",
     "checkpoint": "fxmem.checkpointing",
     "compare": "fxmem.comparing",

@@ -225,7 +225,8 @@ def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
     groups: dict[Hashable, list[NodeChange]] = {}
     for node in nodes:
         if node.largest:
-            groups.setdefault((re.sub(r"\d+", "#", node.where), node.before_node is None, node.after_node is None, _most(node)), []).append(node)
+            place = re.sub(r"(?<![^. ])\d+(?![^.])", "#", node.where)
+            groups.setdefault((place, node.before_node is None, node.after_node is None, _most(node)), []).append(node)
     return sorted(groups.values(), key=lambda alike: -alike[0].largest)
 
 

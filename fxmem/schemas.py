@@ -16,6 +16,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from fxmem.advice_records import Advice
 from fxmem.comparing import Comparison
 from fxmem.errors import UsageError
+from fxmem.layers import LayerReport
+from fxmem.lines import LineReport
 from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.size_records import Baseline, CardFits, SizeCurve
@@ -29,6 +31,8 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "baseline": Baseline,
         "cards": CardFits,
         "comparison": Comparison,
+        "layers": LayerReport,
+        "lines": LineReport,
         "measurement": Measurement,
         "plan": Plan,
         "report": Report,
