@@ -424,8 +424,10 @@ def test_a_saved_model_is_loaded_in_another_process(tmp_path):
     program = f"""
 import torch
 from torch.utils import checkpoint
-real, calls = checkpoint._checkpoint_without_reentrant_generator, []
-checkpoint._checkpoint_without_reentrant_generator = lambda *args: calls.append(1) or real(*args)
+name = "_checkpoint_without_reentrant_generator"
+name = name + "_impl" if hasattr(checkpoint, name + "_impl") else name  # its name since torch 2.15
+real, calls = getattr(checkpoint, name), []
+setattr(checkpoint, name, lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
 for application in ("modules", "graph"):
     path = {str(tmp_path)!r} + "/" + application
     model, images = torch.load(path, weights_only=False)
