@@ -373,12 +373,16 @@ def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) 
 
     Without hooks for saved tensors C++ gives the same object back; with hooks, which an analysis has, a new one each time.
     """
-    tensors = [id(value) if isinstance(value, torch.Tensor) else None for value in given]
+    # torch 2.15 hands the function's own arguments over as a tuple and a dict, before what checkpointing itself takes.
+    values = given[0] if len(given) > 1 and isinstance(given[0], tuple) and isinstance(given[1], dict) else given
+    tensors = [id(value) if isinstance(value, torch.Tensor) else None for value in values]
 
     def again(*args: Any, **kwargs: Any) -> Any:
         first: dict[int, Any] = {}
+        if len(args) > len(tensors):
+            return function(*args, **kwargs)
         keys = tensors[len(tensors) - len(args) :]
-        return function(*(value if key is None else first.setdefault(key, value) for key, value in zip(keys, args, strict=False)), **kwargs)
+        return function(*(value if key is None else first.setdefault(key, value) for key, value in zip(keys, args, strict=True)), **kwargs)
 
     return again
 
