@@ -65,9 +65,8 @@ zoo: $(READY) ## analyse every architecture of the model collections
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py
 
-plans: $(READY) ## checkpoint plans beside other planners' and published ones
+plans: $(READY) ## how good and how fast the planners of checkpoints are
 	$(BIN)/python benchmarks/planning_speed.py
-	$(BIN)/python benchmarks/plans.py
 
 advice: $(READY) ## what each change is worth for well-known models
 	$(BIN)/python benchmarks/advice.py
