@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -52,14 +53,12 @@ class Run:
     recomputed: tuple[RecomputedRegion, ...]
     collector: Collector | None
     """Of the target's hidden memory; None for the CPU."""
-    unknown_flops: dict[str, int]
-    """How often each op without a formula ran."""
     cycles: int
     """Storages that only Python's garbage collector freed."""
 
     def row(self, node: int) -> int:
         """Index in `Profile.nodes` of what the recorder calls a node: two rows follow the graph's, loss and optimizer."""
-        return {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}.get(node, node)
+        return node if node >= 0 else {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}[node]
 
 
 def account(run: Run) -> Profile:
@@ -77,7 +76,7 @@ def account(run: Run) -> Profile:
         ticks=recorder.tick,
         phases=tuple(recorder.phases),
         nodes=_nodes(run, storages, renumbered),
-        ops=tuple(op if op.node >= 0 else op.model_copy(update={"node": run.row(op.node)}) for op in recorder.ops),
+        ops=tuple(Op.model_construct(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in recorder.ops),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=run.calls,
@@ -137,7 +136,7 @@ def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], d
                 node=None if node is None else run.row(node),
                 name=recorder.name[index],
                 shape=recorder.shape[index],
-                dtype=recorder.dtype[index],
+                dtype=str(recorder.dtype[index])[6:],
             )
         )
     return tuple(storages), renumbered
@@ -281,7 +280,7 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
 def _unknowns(run: Run) -> Iterator[Unknown]:
     if run.target.device == "cuda" and context_size(run.target, torch.__version__) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
-    for op, count in sorted(run.unknown_flops.items()):
+    for op, count in sorted(Counter(op.name for op in run.recorder.ops if op.flops is None).items()):
         yield Unknown(topic="flops", what=op, count=count)
     layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.recorder.ops)
     if layers:

@@ -28,8 +28,9 @@ from fxmem.accounting import Run, account
 from fxmem.backward import Engine
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
 from fxmem.faking import fake_inputs, fake_model
-from fxmem.recording import LOSS, OPTIMIZER, Recorder
+from fxmem.recording import LOSS, OPTIMIZER, Looked, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
+from fxmem.replaying import CHECK
 from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
 from fxmem.tracing import ProgramTracer, innermost_user_line, named_arguments
@@ -124,11 +125,10 @@ class _Run:
         self.mode, self.loss, self.precision, self.target = mode, loss, precision, target
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
-        self.unknown_flops: dict[str, int] = {}
         self.collector: Collector | None = None
         if target.device == "cuda":
             self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
-        self.recorder = Recorder(device, self.fakes, self._count_flops, self._inspect)
+        self.recorder = Recorder(device, self.fakes, self._look, self._saw, os.environ.get(CHECK, ""))
         self.model = fake_model(model, self.fakes, device)
         with self.fakes:
             kernels.flatten_rnn_weights(self.model)
@@ -167,6 +167,7 @@ class _Run:
                 stack.enter_context(self.recorder)
                 stack.enter_context(self.engine.routed(self.tracer.call_function))
                 stack.enter_context(self.tracer.listening())
+                stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
@@ -273,9 +274,13 @@ class _Run:
     def _tensor_method(self, name: str, tensor: torch.Tensor) -> None:
         (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
 
-    def _inspect(self, index: int, name: str, args: tuple[Any, ...], result: Any, phase: Phase) -> None:
+    def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Looked:
+        hidden = None if self.collector is None else self.collector.look(name, args, result)
+        return Looked(flops.op_flops(func, args, kwargs, result), hidden)
+
+    def _saw(self, index: int, hidden: Any, phase: Phase) -> None:
         if self.collector is not None:
-            self.collector.note(index, name, args, result, phase)
+            self.collector.saw(index, hidden, phase)
 
     def traced(self, name: str) -> Traced:
         tracer = self.tracer
@@ -293,19 +298,12 @@ class _Run:
                 calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
                 recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
                 collector=self.collector,
-                unknown_flops=self.unknown_flops,
                 cycles=self.cycles,
             )
         )
         for fx_node, node in zip(tracer.nodes, result.nodes, strict=False):
             fx_node.meta["fxmem"] = node
         return Traced(result, tracer.graph, dict(tracer.constants), tuple(dict.fromkeys(tracer.opaque)))
-
-    def _count_flops(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
-        count = flops.op_flops(func, args, kwargs, result)
-        if count is None:
-            self.unknown_flops[str(func)] = self.unknown_flops.get(str(func), 0) + 1
-        return count
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,12 +21,14 @@ from typing import Any, Final
 
 import torch
 
-from fxmem import _torch, values
+from fxmem import _torch, _torch_fakes, values
 from fxmem.backward import NODE_CALL
+from fxmem.errors import AnalysisError
 from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
-from fxmem.records import Kind, Op, Phase, PhaseSpan
+from fxmem.records import Kind, Phase, PhaseSpan
+from fxmem.replaying import Fresh, Replay, Replayer, different
 
-__all__ = ["LOSS", "OPTIMIZER", "Recorder"]
+__all__ = ["LOSS", "OPTIMIZER", "LoggedOp", "Looked", "Recorder"]
 
 LOSS = -1
 """Stands for the node of what runs between the model's forward and its backward."""
@@ -39,6 +42,28 @@ _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
 def _is_silent(func: Any, name: str) -> bool:
     """Whether an op that allocates nothing need not be noted: it computes nothing either."""
     return name in _SILENT_NAMES or name.startswith("aten.sym_") or name.partition(".")[0] in _SILENT_NAMESPACES or bool(getattr(func, "is_view", False))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """What an op is, beside what it allocates for all to see: a function of the op, its arguments' metadata and its other arguments."""
+
+    flops: int | None
+    """None where it computes and has no formula."""
+    hidden: Any = None
+    """What it allocates unseen, in the words of whoever asked."""
+
+
+@dataclasses.dataclass(slots=True)
+class LoggedOp:
+    """An `fxmem.records.Op` in the making: which node it ran for is sometimes known only afterwards."""
+
+    name: str
+    node: int
+    phase: Phase
+    begin: int
+    end: int
+    flops: int | None
 
 
 class _Watch(weakref.ref[Any]):
@@ -66,36 +91,40 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device: whose memory is counted; tensors elsewhere are not.
         fakes: the mode the program runs in.
-        flops: `(op, args, kwargs, result) -> int | None`, None where the op computes and has no formula.
-        inspect: told each op's index, name, positional arguments, result and phase.
+        look: `(op, name, args, kwargs, result) -> Looked`; not asked again for a call that looks the same.
+        saw: told index, `Looked.hidden` and phase of each op that hides something.
+        check: see `fxmem.replaying`.
     """
 
     def __init__(
         self,
         device: torch.device,
         fakes: _torch.FakeTensorMode,
-        flops: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None],
-        inspect: Callable[[int, str, tuple[Any, ...], Any, Phase], None] = lambda *_: None,
+        look: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], Looked],
+        saw: Callable[[int, Any, Phase], None],
+        check: str = "",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._device_type = device.type
         self._fakes = fakes
-        self._flops = flops
-        self._inspect = inspect
+        self._look = look
+        self._saw = saw
+        self._replayer = Replayer(fakes, check)
         self._watched: dict[int, _Watch] = {}
         self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
         self._keys: dict[Any, tuple[str, bool]] = {}
         self._in_place_foreach: dict[Any, bool] = {}
         self._setup = True
         self._open = True
+        self._freed: list[int] | None = None
         self.nbytes: list[int] = []
         self.birth: list[int] = []
         self.death: list[int | None] = []
         self.op_of: list[int | None] = []
         self.node_of: list[int | None] = []
         self.shape: list[tuple[int, ...]] = []
-        self.dtype: list[str] = []
+        self.dtype: list[torch.dtype] = []
         self.kind: list[Kind | None] = []
         self.name: list[str] = []
         self.made_up_scalars = 0
@@ -111,7 +140,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Start the log anew: whatever is alive now was there before the step."""
         self.tick = 1
         self._over = False
-        self.ops: list[Op] = []
+        self.ops: list[LoggedOp] = []
         self.phases: list[PhaseSpan] = []
         self._phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
@@ -160,17 +189,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _torch.device_type(tensor) != self._device_type or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        address = storage._cdata
-        watch = self._watched.get(address)
+        watch = self._watched.get(storage._cdata)
         if watch is not None:
             return watch.index
         nbytes = storage.nbytes()
-        if not nbytes:
-            return None
+        return self._enter(storage, nbytes, tuple(tensor.shape), tensor.dtype) if nbytes else None
+
+    def _enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Note a storage that has just come."""
         index = len(self.nbytes)
         watch = _Watch(storage, self._gone)
-        watch.address, watch.index = address, index
-        self._watched[address] = watch
+        watch.address, watch.index = storage._cdata, index
+        self._watched[watch.address] = watch
         self.nbytes.append(nbytes)
         if self._setup:
             self.birth.append(0)
@@ -182,8 +212,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.op_of.append(len(self.ops))
             self.node_of.append(self._node)
         self.death.append(None)
-        self.shape.append(tuple(tensor.shape))
-        self.dtype.append(str(tensor.dtype)[6:])
+        self.shape.append(shape)
+        self.dtype.append(dtype)
         self.kind.append(None)
         self.name.append("")
         return index
@@ -199,13 +229,27 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.death[watch.index] = self.tick
             self.tick += 1
+            if self._freed is not None:
+                self._freed.append(watch.index)
+
+    def freeing_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
+        """`free`, except that what it lets go at once goes in the order of birth: its own order is that of addresses, another on each run."""
+
+        def freeing() -> None:
+            self._freed, first = [], self.tick
+            free()
+            for position, index in enumerate(sorted(self._freed)):
+                self.death[index] = first + position
+            self._freed = None
+
+        return freeing
 
     def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         """Say what a storage is for; the first to say so names it."""
         index = self.index_of(tensor)
         if index is not None and self.kind[index] is None:
             self.kind[index], self.name[index] = kind, name
-            self.shape[index], self.dtype[index] = tuple(tensor.shape), str(tensor.dtype)[6:]
+            self.shape[index], self.dtype[index] = tuple(tensor.shape), tensor.dtype
 
     def forget(self, tensor: torch.Tensor) -> None:
         """This storage, there before the step, would not be on a real run."""
@@ -233,14 +277,51 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     # --- ops -----------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _torch_fakes.DEVICE_OF:
+            return args[0].fake_device
         kwargs = kwargs or {}
         begin = self.tick
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
             func = _IN_PLACE_IN_NODES[func]
+        call = None if self._is_in_place_foreach(func) else self._replayer.call(func, args, kwargs)
+        replay = None if call is None else call.replay
+        if call is None or replay is None or self._replayer.compares:
+            result = self._run(func, args, kwargs)
+            self._note_tensors(result)
+            if call is not None:
+                replay = self._replayer.learned(call, func, args, kwargs, result)
+        else:
+            result = self._replayer.make(replay, call.tensors)
+            self._note_outputs(result, replay)
+        if self._setup:
+            return result
+        key = self._keys.get(func)
+        if key is None:
+            name = str(func)
+            key = self._keys[func] = name, _is_silent(func, name)
+        name, silent = key
+        if silent and self.tick == begin:
+            return result
+        index = len(self.ops)
+        looked: Looked | None = None if replay is None else replay.looked
+        if looked is None:
+            looked = self._look(func, name, args, kwargs, result)
+            if replay is not None:
+                replay.looked = looked
+        elif self._replayer.compares and looked != self._look(func, name, args, kwargs, result):
+            raise AnalysisError(different(func))
+        self.ops.append(LoggedOp(name, self._node, self._phase, begin, self.tick, looked.flops))
+        if looked.hidden is not None:
+            self._saw(index, looked.hidden, self._phase)
+        return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call itself, on fakes."""
         if func in ONE_DTYPE:
             check_one_dtype(func, args)
         try:
-            result = None if self._is_in_place_foreach(func, args) else func(*args, **kwargs)
+            needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
+            result = None if needs_no_run else func(*args, **kwargs)
             values.follow(func, args, kwargs, result)
         except _torch.DATA_DEPENDENT:
             known, result = values.recover(func, args, kwargs, self._fakes, self._device)
@@ -250,25 +331,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # Adafactor scales its step by a norm it reads; no allocation hangs on the number.
                 self.made_up_scalars += 1
                 result = 1.0 if args[0].dtype.is_floating_point else 1
-        if self._setup:
-            self._note_tensors(result)
-            return result
-        self._note_tensors(result)
-        key = self._keys.get(func)
-        if key is None:
-            name = str(func)
-            key = self._keys[func] = name, _is_silent(func, name)
-        name, silent = key
-        if silent and self.tick == begin:
-            return result
-        index = len(self.ops)
-        self.ops.append(
-            Op.model_construct(name=name, node=self._node, phase=self._phase, begin=begin, end=self.tick, flops=self._flops(func, args, kwargs, result))
-        )
-        self._inspect(index, name, args, result, self._phase)
         return result
 
-    def _is_in_place_foreach(self, func: Any, args: tuple[Any, ...]) -> bool:
+    def _is_in_place_foreach(self, func: Any) -> bool:
         """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run it.
 
         FakeTensorMode hashes every tensor of every list first, which took a seventh of a ResNet-50 step. Scalars are left to it: step
@@ -278,7 +343,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None:
             name = str(func)
             known = self._in_place_foreach[func] = name.startswith("aten._foreach_") and name.split(".")[1].endswith("_")
-        return known and all(tensor.dim() for tensor in args[0])
+        return known
 
     def _is_scalar_of_optimizer(self, func: Any) -> bool:
         return self._phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default
@@ -289,6 +354,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(result, (tuple, list)):
             for value in result:
                 self._note_tensors(value)
+
+    def _note_outputs(self, result: Any, replay: Replay) -> None:
+        """As `_note_tensors`, for tensors whose looks are known."""
+        for tensor, output in zip((result,) if replay.container is None else result, replay.outputs, strict=True):
+            if type(output) is Fresh:
+                if output.nbytes and output.device.type == self._device_type:
+                    self._enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)
+            elif output is not None:
+                self.index_of(tensor)
 
     def set_phase(self, phase: Phase) -> None:
         """The phase in force ends, another begins."""
@@ -329,7 +403,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         announced = self._node
         if announced != node and first_op < len(self.ops):
             for index in range(first_op, len(self.ops)):
-                self.ops[index] = self.ops[index].model_copy(update={"node": node})
+                self.ops[index].node = node
             for storage in range(len(self.birth) - 1, -1, -1):
                 if self.birth[storage] < self.ops[first_op].begin:
                     break

@@ -23,12 +23,13 @@ import torch
 
 from fxmem import _torch
 
-__all__ = ["LIMIT", "asks_whether_finite", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
+__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
 
 LIMIT = 1 << 20
 """Elements."""
 
-_ATTRIBUTE = "_fxmem_value"
+VALUE = "_fxmem_value"
+"""The attribute in which a fake tensor carries its value."""
 _FACTORIES = (
     "arange",
     "full",
@@ -59,7 +60,7 @@ def give(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
     if _is_trackable(value) and value.device.type == "cpu" and not isinstance(value, _torch.FakeTensor):
         with _torch.no_modes():
-            setattr(fake, _ATTRIBUTE, value.detach().clone())
+            setattr(fake, VALUE, value.detach().clone())
 
 
 def is_known(tensor: Any) -> bool:
@@ -88,7 +89,7 @@ def asks_whether_finite(function: Any) -> Callable[..., Any] | None:
             uniform = getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
             if uniform is not None and isinstance(result, _torch.FakeTensor):
                 with _torch.no_modes():
-                    setattr(result, _ATTRIBUTE, torch.full(result.shape, uniform))
+                    setattr(result, VALUE, torch.full(result.shape, uniform))
             return result
 
         return reduced
@@ -102,11 +103,11 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
             value = _compute(func, args, kwargs)
             for fake, real in zip(result, value if isinstance(value, (tuple, list)) else (), strict=False):
                 if isinstance(real, torch.Tensor) and _is_trackable(real):
-                    setattr(fake, _ATTRIBUTE, real)
+                    setattr(fake, VALUE, real)
         return
     if func is torch.ops.aten.rand.default and result.numel() == 1 and _torch.device_type(result) == "cpu":
         with _torch.no_modes():
-            setattr(result, _ATTRIBUTE, torch.full(result.shape, 0.5))
+            setattr(result, VALUE, torch.full(result.shape, 0.5))
         return
     if not _is_trackable(result):
         return
@@ -115,7 +116,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         if _torch.is_mutable(func):
             _forget(result)
     elif isinstance(value, torch.Tensor) and value.shape == result.shape:
-        setattr(result, _ATTRIBUTE, value)
+        setattr(result, VALUE, value)
 
 
 def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, device: torch.device) -> tuple[bool, Any]:
@@ -127,7 +128,7 @@ def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _tor
         return True, value
     with mode:
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-    setattr(fake, _ATTRIBUTE, value)
+    setattr(fake, VALUE, value)
     return True, fake
 
 
@@ -154,7 +155,7 @@ def _value(tensor: Any) -> torch.Tensor | None:
     if not isinstance(tensor, _torch.FakeTensor):
         # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
         return tensor if isinstance(tensor, torch.Tensor) and _torch.device_type(tensor) == "cpu" and _is_trackable(tensor) else None
-    value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
+    value: torch.Tensor | None = getattr(tensor, VALUE, None)
     return value if value is not None else tensor.constant
 
 
@@ -163,7 +164,7 @@ def _forget(tensor: torch.Tensor) -> None:
     if value is not None:
         # Views of it share the value's storage and must not be believed either; an empty storage says so.
         value.untyped_storage().resize_(0)
-        delattr(tensor, _ATTRIBUTE)
+        delattr(tensor, VALUE)
 
 
 def _is_factory(func: Any) -> bool:

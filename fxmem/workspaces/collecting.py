@@ -6,6 +6,7 @@ convolutions at once. Held for good, and so there before the step: cuBLAS's work
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,19 @@ from fxmem.workspaces.hidden import HiddenMemory, alloc, output
 from fxmem.workspaces.kernels import kernel_memory
 from fxmem.workspaces.layouts import TensorLayout, layout_of
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Seen"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What one call hides."""
+
+    name: str
+    multiplies: bool
+    """Whether it needs cuBLAS's workspace."""
+    multiplies_lt: bool
+    """Whether it needs cuBLASLt's."""
+    memory: HiddenMemory | None
 
 
 class Collector:
@@ -54,20 +67,30 @@ class Collector:
 
     def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
         """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
+        seen = self.look(name, args, result)
+        if seen is not None:
+            self.saw(index, seen, phase)
+
+    def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
+        """What a call hides, which its op, layouts and numbers tell; None for nothing."""
         short = name.removeprefix("aten.").partition(".")[0]
-        backward = phase is Phase.BACKWARD
-        if uses_cublas(name):
-            self._multiplying.add(backward)
-            if uses_cublaslt(name, args, self._environ):
-                self._multiplying_lt.add(backward)
-        elif short not in _INTERESTING:
-            return
+        multiplies = uses_cublas(name)
+        if not multiplies and short not in _INTERESTING:
+            return None
         key = (name, *(_frozen(value) for value in args), _frozen(result) if short == "embedding_dense_backward" else None)
         if key not in self._known:
             self._known[key] = self._hidden(short, name, args, result)
-        memory = self._known[key]
-        if memory is not None:
-            self._memory[index] = name, memory
+        return Seen(name, multiplies, multiplies and uses_cublaslt(name, args, self._environ), self._known[key])
+
+    def saw(self, index: int, seen: Seen, phase: Phase) -> None:
+        """Op `index` of the step was a call that hides this."""
+        backward = phase is Phase.BACKWARD
+        if seen.multiplies:
+            self._multiplying.add(backward)
+        if seen.multiplies_lt:
+            self._multiplying_lt.add(backward)
+        if seen.memory is not None:
+            self._memory[index] = seen.name, seen.memory
 
     def _hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
         if short in CONVOLUTIONS:

@@ -1,0 +1,115 @@
+"""FakeTensors described and made without FakeTensorMode's dispatch, whose every call takes as long as several kernels.
+
+A FakeTensor is a tensor on meta in a Python subclass that knows which device it stands for. Private names used here: `Tensor._make_subclass`
+(since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`, `_set_warn_deprecated_on_mutable_data_ptr` (since 2.4), as `FakeTensor.__new__` uses
+them; `torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since 1.13).
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import FakeTensor, FakeTensorMode, OpOverload
+
+__all__ = ["DEVICE_OF", "Maker", "constant_number", "describe", "is_function_of_metadata", "is_same"]
+
+DEVICE_OF: Final[Any] = torch.ops.prim.device.default
+"""What C++ calls to ask a FakeTensor for its device."""
+
+_META = torch.device("meta")
+_PLAIN: Final = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device})
+_no_dispatch: Final[Any] = torch._C._DisableTorchDispatch
+_keys: Final[Any] = torch._C._dispatch_keys
+_subclass: Final[Any] = torch.Tensor._make_subclass
+_NOT_OF_METADATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_view})
+
+
+def is_function_of_metadata(func: Any) -> bool:
+    """Whether what an operator does to fake tensors without values follows from their metadata and its other arguments.
+
+    FakeTensorMode's own rules for what it caches (`_validate_cache_key` in torch/_subclasses/fake_tensor.py); operators that write to `out=`
+    arguments, which they may resize, are excluded as well.
+    """
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or not _NOT_OF_METADATA.isdisjoint(func.tags):
+        return False
+    if torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(argument.is_out for argument in func._schema.arguments)
+
+
+def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list[Any], tensors: list[torch.Tensor]) -> bool:
+    """Append to `key` all that a fake kernel can see of these arguments, and to `tensors` the tensors among them, in order.
+
+    False if they cannot be told by their metadata: a tensor that is not this mode's, or knows its values (FakeTensor's own `constant`, or an
+    attribute named `unless`), or an argument of another kind. Raises RuntimeError for a sparse tensor.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            state = value.__dict__
+            if state["constant"] is not None or unless in state or state["fake_mode"] is not mode:
+                return False
+            tensors.append(value)
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, state["fake_device"], _keys(value).raw_repr())
+        elif kind in _PLAIN:
+            key += (kind, value)
+        elif kind is list or kind is tuple:
+            key += (kind, len(value))
+            if not describe(value, mode, unless, key, tensors):
+                return False
+        else:
+            return False
+    return True
+
+
+class Maker:
+    """Makes FakeTensors of one mode, equal to those that the mode itself makes."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._protect = torch._C._set_warn_deprecated_on_mutable_data_ptr if mode._allow_unsafe_data_ptr_access else torch._C._set_throw_on_mutable_data_ptr
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def empty(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        """`torch.empty_strided`."""
+        with _no_dispatch():
+            return self._wrap(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
+
+    def view(self, base: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        """A tensor in the storage of `base`, as an operator below autograd returns it."""
+        storage = base.untyped_storage()
+        with _no_dispatch():
+            inside = torch.empty(0, dtype=dtype, device=_META)
+            inside.set_(storage, offset, shape, stride)
+            return self._wrap(inside, device)
+
+    def _wrap(self, inside: torch.Tensor, device: torch.device) -> FakeTensor:
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            attributes = self._attributes[device] = dict(vars(FakeTensor(self._mode, inside, device)))
+        fake: FakeTensor = _subclass(FakeTensor, inside, False, dispatch_device=True, device_for_backend_keys=device)
+        self._protect(fake)
+        fake.__dict__.update(attributes)
+        return fake
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether nothing but their identity tells two FakeTensors apart."""
+    metadata = (
+        (t.shape, t.stride(), t.storage_offset(), t.dtype, t.layout, t.requires_grad, _keys(t).raw_repr(), t.untyped_storage().nbytes()) for t in (a, b)
+    )
+    return next(metadata) == next(metadata) and type(a) is type(b) and vars(a) == vars(b)
+
+
+def constant_number(tensor: Any) -> Any:
+    """The number a FakeTensor that stands for a constant holds; None for any other tensor (`FakeTensor.constant`, since 1.13)."""
+    constant = tensor.constant if isinstance(tensor, FakeTensor) else None
+    if constant is None:
+        return None
+    with _no_dispatch():
+        return constant.item()
