@@ -204,14 +204,19 @@ def storage_key(tensor: torch.Tensor) -> int:
 # --- saved tensors ----------------------------------------------------------------------------------------------------------
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 class Hooks:
     """A pair of saved-tensor hooks. Held by those who still need to unpack, and by the context that pushed it."""
 
-    __slots__ = ("__weakref__", "pack", "unpack")
+    __slots__ = ("__weakref__", "change_nothing", "pack", "unpack")
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         self.pack = pack
         self.unpack = unpack
+        self.change_nothing = pack is unpack is _same
 
 
 @contextlib.contextmanager
@@ -251,13 +256,10 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 
         return popping
 
-    def same(value: Any) -> Any:
-        return value
-
     with (
         patched(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
         patched(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
-        torch.autograd.graph.saved_tensors_hooks(same, same),
+        torch.autograd.graph.saved_tensors_hooks(_same, _same),
     ):
         yield
 

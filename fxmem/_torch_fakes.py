@@ -16,10 +16,13 @@ import torch
 
 from fxmem._torch import FakeTensor, FakeTensorMode, OpOverload
 
-__all__ = ["DEVICE_OF", "Maker", "constant_number", "describe", "is_function_of_metadata", "is_same"]
+__all__ = ["DEVICE_OF", "NUMBER_OF", "Maker", "constant_number", "describe", "is_function_of_metadata", "is_same"]
 
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
+
+NUMBER_OF: Final[Any] = torch.ops.aten._local_scalar_dense.default
+"""What `Tensor.item` ends in."""
 
 _META = torch.device("meta")
 _PLAIN: Final = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device})
@@ -55,7 +58,7 @@ def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list
             if state["constant"] is not None or unless in state or state["fake_mode"] is not mode:
                 return False
             tensors.append(value)
-            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, state["fake_device"], _keys(value).raw_repr())
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device, _keys(value).raw_repr())
         elif kind in _PLAIN:
             key += (kind, value)
         elif kind is list or kind is tuple:

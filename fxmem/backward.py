@@ -63,7 +63,7 @@ class Saved:
 
 
 class Engine:
-    """One per analysis. Use `routed()` around everything that may call backward; each backward runs inside `around()`."""
+    """One per analysis. Use `routed()` around everything that may call backward; what the program itself runs in a backward runs inside `around()`."""
 
     def __init__(self, observer: Observer, around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         self._observer = observer
@@ -124,9 +124,14 @@ class Engine:
             raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
         self._unpacking += 1
         try:
-            return handle.hooks.unpack(handle.value)
+            return handle.value if handle.hooks.change_nothing else self._run(handle.hooks.unpack, handle.value)
         finally:
             self._unpacking -= 1
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Code of the program's own."""
+        with self._around():
+            return function(*args)
 
     def _note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         self._node_hooks.setdefault(_torch.sequence_number(node), {}).setdefault(kind, []).append(hook)
@@ -174,7 +179,7 @@ class Engine:
         self._tasks.append(self._next_task)
         self._next_task += 1
         try:
-            with self._around(), torch.set_grad_enabled(create_graph):
+            with torch.set_grad_enabled(create_graph):
                 while ready:
                     node = heapq.heappop(ready)[2]
                     received = pending.pop(node)
@@ -201,7 +206,7 @@ class Engine:
                             pushed += 1
                 callbacks, self._callbacks = self._callbacks, []
                 for callback in callbacks:
-                    callback()
+                    self._run(callback)
         finally:
             self._tasks.pop()
         return tuple(captured)
@@ -216,14 +221,14 @@ class Engine:
         self._observer.on_backward_node(number)
         hooks = self._node_hooks.get(number, {})
         for hook in hooks.get("register_prehook", ()):
-            replaced = hook(tuple(received))
+            replaced = self._run(hook, tuple(received))
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
         self._unpacked.append([])
         try:
             results = self._call(node, number, received)
             for hook in hooks.get("register_hook", ()):
-                replaced = hook(tuple(results), tuple(received))
+                replaced = self._run(hook, tuple(results), tuple(received))
                 if replaced is not None:
                     results = list(replaced) if isinstance(replaced, tuple) else [replaced]
             _validate(node, results)
@@ -241,13 +246,16 @@ class Engine:
 
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
-            outputs = node(*received)
+            # A `CopySlices` calls the node of the op that wrote to the view, which may be the program's.
+            with self._around() if type(node).__name__ == "CopySlices" else contextlib.nullcontext():
+                outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         if number not in self._raw_none:
             for index, (gradient, wants) in enumerate(zip(received, _torch.input_metadata(node), strict=False)):
                 if gradient is None:
                     received[index] = torch.zeros(tuple(wants.shape), dtype=wants.dtype, device=wants.device)
-        outputs = node.apply(*received)  # type: ignore[no-untyped-call]
+        with self._around():
+            outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
         # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where none is wanted.
         wanted = iter([gradient for gradient, needed in zip(results, node.needs_input_grad, strict=False) if needed])
@@ -266,7 +274,7 @@ class Engine:
             if tensor is not None:
                 tensor.grad = gradient
         for hook in list((hooks or {}).values()):
-            replaced = hook(gradient)
+            replaced = self._run(hook, gradient)
             if replaced is not None:
                 gradient = replaced
         return gradient
@@ -286,7 +294,7 @@ class Engine:
             strides = variable.stride() if _is_dense(variable) else _contiguous_strides(variable.shape)
             variable.grad = torch.empty_strided(variable.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(received[0])
         for hook in list((getattr(variable, "_post_accumulate_grad_hooks", None) or {}).values()):
-            hook(variable)
+            self._run(hook, variable)
 
     def _add(self, pending: dict[Any, list[Any]], node: Any, index: int, gradient: torch.Tensor | None) -> None:
         slots = pending.get(node)

@@ -279,6 +279,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _torch_fakes.DEVICE_OF:
             return args[0].fake_device
+        if func is _torch_fakes.NUMBER_OF and (number := _torch_fakes.constant_number(args[0])) is not None:
+            return number
         kwargs = kwargs or {}
         begin = self.tick
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:

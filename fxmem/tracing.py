@@ -94,7 +94,7 @@ class ProgramTracer(torch.fx.Tracer):
     Args:
         root: the module whose first call is written down.
         observer: told about node boundaries as they happen.
-        replacement: given a torch function, what to run in its place (or None).
+        replacement: given a torch function, what to run in its place (or None); always the same answer.
         on_tensor_method: told of `Tensor.register_hook` and `Tensor.retain_grad` calls as `(name, tensor)`.
     """
 
@@ -129,6 +129,8 @@ class ProgramTracer(torch.fx.Tracer):
         self._node_of = WeakTensorKeyDictionary()
         self._stack: list[tuple[str, type]] = []
         self._applied: dict[type, Callable[..., Any]] = {}
+        self._ordinary: dict[Any, bool] = {}
+        self._tensor_metas: dict[tuple[Any, ...], Any] = {}
         self._inside = 0
         self._state = "before"
         self._cursor = 0
@@ -213,18 +215,32 @@ class ProgramTracer(torch.fx.Tracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""
+        idle = self._inside or self._state not in ("tracing", "recomputing")
+        if idle and self._is_ordinary(function):
+            return function(*args, **kwargs)
         run = self._replacement(function) or function
         name = getattr(function, "__name__", "")
         if name in ("register_hook", "retain_grad") and args and isinstance(args[0], torch.Tensor):
             result = run(*args, **kwargs)
             self._on_tensor_method(name, args[0])
             return result
-        if self._inside or self._state not in ("tracing", "recomputing") or name in _METADATA_METHODS:
+        if idle or name in _METADATA_METHODS:
             return run(*args, **kwargs)
         op, target, shown = _as_node(function, name, args)
         if op is None:
             return run(*args, **kwargs)
         return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
+
+    def _is_ordinary(self, function: Any) -> bool:
+        """Whether a torch function is run as it is where no calls are written down."""
+        try:
+            known = self._ordinary.get(function)
+        except TypeError:  # not hashable
+            return False
+        if known is None:
+            noted = getattr(function, "__name__", "") in ("register_hook", "retain_grad")
+            known = self._ordinary[function] = not noted and self._replacement(function) is None
+        return known
 
     def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run one leaf call and, if it made or changed a tensor, write it down."""
@@ -250,7 +266,7 @@ class ProgramTracer(torch.fx.Tracer):
         index = self._append(node, _source_line())
         if target is not operator.setitem:
             self._bind(node, result)
-        node.meta["tensor_meta"] = _torch.tree_map_only(torch.Tensor, _torch.tensor_metadata, result) if _has_tensor(result) else None
+        node.meta["tensor_meta"] = _torch.tree_map_only(torch.Tensor, self._tensor_meta, result) if _has_tensor(result) else None
         self._observer.on_result(index, first_op, result)
         return result
 
@@ -315,8 +331,18 @@ class ProgramTracer(torch.fx.Tracer):
         index = self._append(node, None)
         self._bind(node, value)
         if isinstance(value, torch.Tensor):
-            node.meta["tensor_meta"] = _torch.tensor_metadata(value)
+            node.meta["tensor_meta"] = self._tensor_meta(value)
         self._observer.on_result(index, self._observer.op_count(), value)
+
+    def _tensor_meta(self, tensor: torch.Tensor) -> Any:
+        """torch.fx's record of a tensor's metadata; most tensors are like one before."""
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return _torch.tensor_metadata(tensor)
+        key = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+        known = self._tensor_metas.get(key)
+        if known is None:
+            known = self._tensor_metas[key] = _torch.tensor_metadata(tensor)
+        return known
 
     def _bind(self, node: torch.fx.Node | _Element, result: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -376,7 +402,7 @@ class ProgramTracer(torch.fx.Tracer):
         node = self.graph.create_node("get_attr", name, (), {})
         index = self._append(node, None)
         self._node_of[tensor] = node
-        node.meta["tensor_meta"] = _torch.tensor_metadata(tensor)
+        node.meta["tensor_meta"] = self._tensor_meta(tensor)
         self._observer.on_result(index, self._observer.op_count(), tensor)
         return node
 
