@@ -65,8 +65,9 @@ zoo: $(READY) ## analyse every architecture of the model collections
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py
 
-plans: $(READY) ## how good and how fast the planners of checkpoints are
+plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about an hour; goes on where it stopped)
 	$(BIN)/python benchmarks/planning_speed.py
+	$(BIN)/python benchmarks/plans.py $(PLANS_ARGS)
 
 advice: $(READY) ## what each change is worth for well-known models
 	$(BIN)/python benchmarks/advice.py

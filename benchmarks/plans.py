@@ -1,0 +1,252 @@
+"""Checkpoint plans side by side: fxmem's beside PyTorch's, timm's, transformers' and torch.compile's, and beside published figures.
+
+    pip install pulp pwlf                        for the SAC ILP; without them its rows say so
+    python benchmarks/plans.py                   every model (`make plans`; about an hour of one core)
+    python benchmarks/plans.py --only resnet18 gpt2
+    python benchmarks/plans.py --published       only the analyses at the papers' batch sizes
+
+For each model and each contender: the peak of a real training step on the CPU without an optimizer (the profiler's memory events, the scratch of
+convolution and attention kernels set aside), and the FLOPs that run again, as a share of the forward's, counted in a separate run. Then
+fxmem is asked for a plan within each rival's measured peak, and its plan is measured and counted the same way. Of one contender's settings only those that
+no other of its settings beats in both are answered.
+
+Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it is asked for anew. Writes
+`benchmarks/results/plans-DATE.json` and `.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import logging
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from plan_contenders import Ready, candidates, count
+from plan_models import CASES, Case
+from plan_table import OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
+
+import fxmem
+from fxmem.errors import ExceededError
+from fxmem.measuring import measure_cpu
+from fxmem.plan_records import Plan, Strategy
+from fxmem.sources import build_model
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "torchvision", "timm", "transformers")
+OWN: tuple[tuple[Strategy, str | None, float], ...] = (
+    *(("auto", None, share) for share in (0.7, 0.5, 0.35)),
+    ("flat", "graph", 0.5),
+    ("nested", "graph", 0.5),
+    ("modules", "modules", 0.7),
+    ("modules", "modules", 0.5),
+)
+"""What fxmem is asked for, beside rivals' peaks: strategy, application, and what is to be left of the bytes that are neither parameters nor their gradients."""
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------------
+
+
+class _Examination:
+    """One model: makes its rows, of which some may be there already."""
+
+    def __init__(self, name: str, case: Case, done: Sequence[Row]) -> None:
+        self.name, self.case, self.had = name, case, {row.key: row for row in done}
+        self.base = count(self.built(), case.args())
+        with torch.device("meta"):
+            model = case.build()
+        self.analysis = fxmem.analyze(model, case.args(), target="cpu", optimizer=None)
+        self.fixed_bytes = 2 * sum(parameter.nbytes for parameter in model.parameters())
+        """Parameters and their gradients."""
+        self.measured: dict[str, Row] = {}
+        """Plans of ours that have been run, by their regions."""
+
+    def built(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return self.case.build()
+
+    def peak(self, model: torch.nn.Module) -> int:
+        torch.manual_seed(0)
+        measured = measure_cpu(model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2)
+        return measured.peak_without_kernel_scratch_bytes
+
+    def rows(self) -> Iterator[Row]:
+        """Every row: the step as it is, the rivals, ours within their peaks, ours at budgets of our own."""
+        none = Row(self.name, "none", "", extra_flops=self.base.forward, extra_products=self.base.forward_products)
+        none = self.attempted(none, lambda row: dataclasses.replace(row, peak_bytes=self.peak(self.built())))
+        yield none
+        rivals = []
+        for candidate in candidates(self.case):
+            rivals.append(self.attempted(Row(self.name, candidate.contender, candidate.setting), lambda row, make=candidate.make: self.run(row, make())))
+            yield rivals[-1]
+        for strategy, title in (("sqrt", "sqrt(N)"), ("chen", "greedy search")):
+            rivals.append(self.attempted(Row(self.name, f"{title}, Chen et al.", ""), lambda row, strategy=strategy: self.planned(row, strategy, None, None)))
+            yield rivals[-1]
+        for rival in challenged(rivals, none.peak_bytes or 0):
+            yield self.attempted(Row(self.name, OURS, answer_to(rival)), lambda row, nbytes=rival.peak_bytes: self.planned(row, "auto", None, nbytes))
+        for strategy, application, share in OWN:
+            budget = round(self.fixed_bytes + share * ((none.peak_bytes or 0) - self.fixed_bytes))
+            setting = f"{share:.0%} of what is no parameter or gradient, {strategy}"
+            row = Row(self.name, OURS, setting)
+            yield self.attempted(row, lambda row, a=application, s=strategy, nbytes=budget: self.planned(row, s, a, nbytes))
+
+    def attempted(self, row: Row, make: Callable[..., Row]) -> Row:
+        """The row filled in, or with what went wrong; the one that is there, if one is."""
+        if row.key in self.had:
+            return self.had[row.key]
+        began = time.monotonic()
+        try:
+            row = make(row)
+        except Exception as error:  # a rival's, or a plan that is out of reach: the table says so
+            cause = error.__cause__ or error
+            row = dataclasses.replace(row, failed=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"[:300])
+        return dataclasses.replace(row, seconds=round(time.monotonic() - began, 1))
+
+    def run(self, row: Row, ready: Ready) -> Row:
+        """Measured, and counted in a run apart."""
+        with ready.settings() if ready.settings else contextlib.nullcontext():
+            nbytes = self.peak(ready.model)
+        if ready.graphs is not None:
+            extra, products = (sum(each) for each in zip(*ready.graphs, strict=True))
+        else:
+            counted = count(ready.model, self.case.args())
+            extra, products = counted.total - self.base.total, counted.products - self.base.products
+        return dataclasses.replace(row, peak_bytes=nbytes, extra_flops=extra, extra_products=products)
+
+    def planned(self, row: Row, strategy: Strategy, application: str | None, budget: int | None) -> Row:
+        """fxmem's plan, applied and run."""
+        plan = fxmem.plan(self.analysis, strategy, budget, application=application)
+        row = dataclasses.replace(row, budget_bytes=plan.budget_bytes, promised_bytes=plan.after.requested_bytes, plan=described(plan))
+        key = repr((plan.application, plan.regions))
+        if key not in self.measured:
+            self.measured[key] = self.run(row, Ready(fxmem.checkpoint(self.built(), plan) if plan.regions else self.built()))
+        known = self.measured[key]
+        return dataclasses.replace(row, peak_bytes=known.peak_bytes, extra_flops=known.extra_flops, extra_products=known.extra_products)
+
+
+def described(plan: Plan) -> str:
+    """A plan in a few words."""
+    titles = [region.title for region in plan.regions]
+    shown = ", ".join(titles[:6]) + (f", … {len(titles)} in all" if len(titles) > 6 else "")
+    return f"{plan.chosen}, {plan.application.value}: {shown}" if titles else "nothing to do"
+
+
+def at_their_size(published: Published) -> dict[str, Any]:
+    """What fxmem's analysis says of the cheapest plan with the same share of the memory, at the published batch and 224 pixels; nothing is run."""
+    built = build_model(published.spec)
+    analysis = fxmem.analyze(built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target="cpu", optimizer=None)
+    whole = analysis.peak.requested_bytes
+    try:
+        plan = fxmem.plan(analysis, budget=int(whole * published.share))
+    except ExceededError as error:
+        return {"unplanned_bytes": whole, "failed": str(error)[:300]}
+    return {"unplanned_bytes": whole, "peak_bytes": plan.after.requested_bytes, "extra_fraction": plan.extra_fraction, "plan": described(plan)}
+
+
+# --- running ----------------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for and write the report."""
+    parser = argparse.ArgumentParser(description="Checkpoint plans, ours and others', side by side.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"models among {', '.join(CASES)}")
+    parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
+    parser.add_argument("--published", action="store_true", help="only the analyses at published batch sizes")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the report goes")
+    parser.add_argument("--examine", metavar="NAME", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.examine:
+        _examine(asked.examine)
+        return 0
+    names = list(asked.only or CASES)
+    if unknown := [name for name in names if name not in CASES]:
+        print(f"expected models among {', '.join(CASES)}; got {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    found = _open(asked.out)
+    found["cases"] = {name: case.text for name, case in CASES.items()}
+    path = asked.out / f"plans-{found['date']}"
+    for name in () if asked.published else names:
+        _run(name, found, path, again=asked.again)
+    for each in () if asked.only else PUBLISHED:
+        if each.spec and (asked.again or each.key not in found["published"]):
+            found["published"][each.key] = at_their_size(each)
+            print(f"{each.key}: {found['published'][each.key]}", file=sys.stderr, flush=True)
+            _write(path, found)
+    _write(path, found)
+    print(f"{path}.md: {len(found['rows'])} rows")
+    return 0
+
+
+def _examine(name: str) -> None:
+    """Rows to stdout as JSON, a line each; those that are there already come from stdin."""
+    warnings.simplefilter("ignore")  # rivals', of what they do not support
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(1)
+    for row in _Examination(name, CASES[name], [Row(**row) for row in json.load(sys.stdin)]).rows():
+        print(json.dumps(dataclasses.asdict(row)), flush=True)
+
+
+def _run(name: str, found: dict[str, Any], path: Path, *, again: bool) -> None:
+    """The rows of one model, each written as it comes."""
+    done = [] if again else [row for row in found["rows"] if row["model"] == name]
+    others = [row for row in found["rows"] if row["model"] != name]
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    command = [sys.executable, __file__, "--examine", name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        write, read = child.stdin, child.stdout
+        if write is None or read is None:
+            raise RuntimeError("a child without pipes")
+        write.write(json.dumps(done))
+        write.close()
+        for line in read:
+            if not line.startswith("{"):  # what a rival prints
+                continue
+            row = Row(**json.loads(line))
+            rows[row.key] = dataclasses.asdict(row)
+            kept = [old for old in done if Row(**old).key not in rows]
+            found["rows"] = [*others, *rows.values(), *kept]
+            _write(path, found)
+            print(f"{name}: {row.contender}, {row.setting}: {row.failed or row.peak_bytes} {row.extra_flops} {row.seconds:g} s", file=sys.stderr, flush=True)
+    if child.returncode:
+        print(f"{name}: its process ended with exit code {child.returncode}", file=sys.stderr, flush=True)
+    else:
+        found["rows"] = [*others, *rows.values()]
+
+
+def _open(out: Path) -> dict[str, Any]:
+    """The day's result as far as it is there and made with the same versions."""
+    new: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    path = out / f"plans-{new['date']}.json"
+    if path.is_file():
+        old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if {key: old.get(key) for key in new} == new:
+            return old
+    return {**new, "published": {}, "rows": []}
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", markdown(found))):
+        part = path.with_name(path.name + suffix + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path.with_name(path.name + suffix))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
