@@ -225,7 +225,9 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 
     `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing.
     C++ lets go of them when a node has run; the handle is therefore the only one of ours to hold them.
-    `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10).
+    `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10). `torch.func` transforms refuse hooks
+    (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that belongs to a transform; the pair that changes
+    nothing does not, and stays.
     """
     me = threading.get_ident()
     pushed: list[Hooks | None] = []
@@ -256,7 +258,14 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 
         return popping
 
+    def make_disable(disable: Callable[[str], Any]) -> Callable[[str], Any]:
+        def disabling(message: str) -> Any:
+            return disable(message) if threading.get_ident() != me or len(pushed) > 1 else contextlib.nullcontext()
+
+        return disabling
+
     with (
+        patched(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
         patched(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
         patched(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
         torch.autograd.graph.saved_tensors_hooks(_same, _same),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fxmem import __version__, _torch, kernels, liveness
+from fxmem import __version__, _torch, _torch_wrappers, kernels, liveness
 from fxmem.recording import LOSS, OPTIMIZER, Recorder
 from fxmem.records import (
     Assumption,
@@ -30,6 +30,7 @@ from fxmem.records import (
     Unknown,
 )
 from fxmem.targets import context_size
+from fxmem.unwrapping import COMPILED
 from fxmem.workspaces import Collector, with_workspaces
 
 __all__ = ["Run", "account"]
@@ -53,6 +54,8 @@ class Run:
     recomputed: tuple[RecomputedRegion, ...]
     collector: Collector | None
     """Of the target's hidden memory; None for the CPU."""
+    ran_compiled: bool
+    """Whether the program called something compiled."""
     cycles: int
     """Storages that only Python's garbage collector freed."""
 
@@ -149,7 +152,8 @@ def _first_readers(run: Run) -> dict[int, int]:
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
             module = modules[str(node.target)]
-            read = [recorder.index_of(t) for tensors in (module.parameters(), module.buffers()) for t in tensors]
+            held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
+            read = [recorder.index_of(part) for tensor in held for part in _torch_wrappers.parts(tensor)]
         elif node.op in ("get_attr", "placeholder"):
             read = [storage for _, _, storage in recorder.results.get(position, ())]
         else:
@@ -252,6 +256,8 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
         text = f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those before are there when it begins"
         yield Assumption(topic="step", text=text)
     yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
+    if run.ran_compiled:
+        yield Assumption(topic="model", text=COMPILED)
     if run.optimizer is not None:
         yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}

@@ -19,6 +19,7 @@ from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.unwrapping import EXPORTED, plain_model
 from fxmem.usercode import failure
 
 __all__ = ["Analysis", "Call", "analyze", "analyze_call"]
@@ -169,13 +170,14 @@ def analyze(
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
     """
     tell = progress or (lambda _: None)
-    built = _build(model, tell)
+    built, notes = plain_model(_build(model, tell))
     args, kwargs = _arguments(inputs)
     return analyze_call(
         built,
         args,
         kwargs,
         name=type(built).__name__,
+        notes=notes,
         mode=mode,
         loss=loss,
         optimizer=optimizer,
@@ -204,7 +206,8 @@ def analyze_call(
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built join the assumptions."""
-    notes = tuple(notes)
+    model, taken_off = plain_model(model)
+    notes = (*notes, *taken_off)
     if mode not in ("train", "infer"):
         raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
     if precision not in (None, "bf16", "fp16"):
@@ -234,7 +237,7 @@ def analyze_call(
     finally:
         for module, flag in training.items():
             module.training = flag
-    noted = (*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))
+    noted = tuple(dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))))
     call = Call(
         args=args,
         kwargs=kwargs,
@@ -252,8 +255,8 @@ def analyze_call(
     return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
 
 
-def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> torch.nn.Module:
-    if isinstance(model, torch.nn.Module):
+def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> Any:
+    if isinstance(model, torch.nn.Module) or type(model).__module__ == EXPORTED:
         return model
     if not callable(model):
         raise UsageError(f"expected an nn.Module or a function that builds one, got {type(model).__name__}")

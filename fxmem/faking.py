@@ -11,20 +11,28 @@ model holds stay on the CPU if that is where they are, as they would (on meta, t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fxmem import _torch, values
+from fxmem import _torch, _torch_wrappers, values
 from fxmem.errors import AnalysisError
+from fxmem.rebinding import Rebinder
+from fxmem.unwrapping import without_compiled
 
-__all__ = ["fake_inputs", "fake_model", "meta_model", "shadow_model"]
+__all__ = ["fake_copy", "fake_inputs", "fake_model", "meta_model", "shadow_model"]
 
 
 def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch.device) -> torch.nn.Module:
-    """A copy of `model` whose tensors are fake and, where registered, on `device`.
+    """The first of what `fake_copy` returns."""
+    return fake_copy(model, mode, device)[0]
+
+
+def fake_copy(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch.device) -> tuple[torch.nn.Module, Callable[[Any], Any]]:
+    """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the model one about the copy.
 
     Raises AnalysisError for a model that cannot be copied.
     """
@@ -34,18 +42,27 @@ def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torc
             for original, fake in zip(tensors, _fakes(tensors, device), strict=True):
                 memo[id(original)] = fake
         try:
-            with _CopyFakes(memo, device):
-                return copy.deepcopy(model, memo)
+            with _CopyFakes(memo, device), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what copying a library's class warns of is not its user's doing
+                made = copy.deepcopy(model, memo)
+                rebinder = Rebinder(memo, foreach=device.type == "cuda")
+                rebinder.model(model)
         except Exception as error:
             raise AnalysisError(
                 f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised {type(error).__name__}: {error}. "
                 "Pass a factory (a function that builds the model) instead of the model."
             ) from error
 
+    def rebound(function: Any) -> Any:
+        with mode, _CopyFakes(memo, device):
+            return rebinder.function(function)
+
+    return without_compiled(made), rebound
+
 
 def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
+    return _copied(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
 
 
 def meta_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -54,7 +71,13 @@ def meta_model(model: torch.nn.Module) -> torch.nn.Module:
     for tensors in _by_storage(model):
         moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
         memo.update({id(original): copied for original, copied in zip(tensors, moved, strict=True)})
-    return copy.deepcopy(model, memo)
+    return _copied(model, memo)
+
+
+def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    made = copy.deepcopy(model, memo)
+    Rebinder(memo).model(model)
+    return made
 
 
 def fake_inputs(value: Any, mode: _torch.FakeTensorMode, device: torch.device) -> Any:
@@ -82,16 +105,20 @@ def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    return (
+        tensor.layout is torch.strided and not _torch_wrappers.is_wrapper(tensor) and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    )
 
 
 def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Fakes for tensors that share one storage."""
     first = tensors[0]
+    if _torch_wrappers.is_wrapper(first):
+        return [_like(tensor, _torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors]
     if not _is_plain(first):
         raise AnalysisError(
             f"expected dense, initialised tensors; got a {'lazy' if first.layout is torch.strided else first.layout} one of type {type(first).__name__}. "
-            "Run lazy modules once before the analysis; sparse parameters are not supported."
+            "Pass dense tensors; run lazy modules once before the analysis."
         )
     whole = len(tensors) == 1 and first.storage_offset() == 0
     if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():
@@ -112,6 +139,8 @@ def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         fake = torch.nn.Parameter(fake, requires_grad=original.requires_grad)
     elif original.requires_grad:
         fake.requires_grad_()
+    if _torch_wrappers.is_wrapper(fake):
+        return fake
     values.give(fake, original)
     vars(fake).update({k: v for k, v in vars(original).items() if not isinstance(v, torch.Tensor)})
     return fake

@@ -36,6 +36,7 @@ from torch.profiler import profile, record_function
 
 from fxmem import _torch_profiler
 from fxmem._torch import tree_leaves
+from fxmem._torch_wrappers import parts
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records import Kind, Phase
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
@@ -260,8 +261,8 @@ def resident_bytes(
     seen: set[int] = set()
     sizes: dict[Kind, int] = defaultdict(int)
     for kind, leaves in owners:
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == device_type and leaf.layout == torch.strided:
+        for leaf in (part for held in leaves if isinstance(held, torch.Tensor) for part in parts(held)):
+            if leaf.device.type == device_type and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
                 if storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())

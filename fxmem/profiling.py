@@ -23,11 +23,11 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from fxmem import _torch, flops, kernels, values
+from fxmem import _torch, _torch_wrappers, flops, kernels, values
 from fxmem.accounting import Run, account
 from fxmem.backward import Engine
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
-from fxmem.faking import fake_inputs, fake_model
+from fxmem.faking import fake_copy, fake_inputs
 from fxmem.recording import LOSS, OPTIMIZER, Looked, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
 from fxmem.replaying import CHECK
@@ -122,14 +122,15 @@ class _Run:
         target: Target,
     ) -> None:
         self.accumulate = accumulate
-        self.mode, self.loss, self.precision, self.target = mode, loss, precision, target
+        self.mode, self.precision, self.target = mode, precision, target
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
         self.collector: Collector | None = None
         if target.device == "cuda":
             self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
         self.recorder = Recorder(device, self.fakes, self._look, self._saw, os.environ.get(CHECK, ""))
-        self.model = fake_model(model, self.fakes, device)
+        self.model, rebound = fake_copy(model, self.fakes, device)
+        self.loss = rebound(loss)
         with self.fakes:
             kernels.flatten_rnn_weights(self.model)
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
@@ -140,6 +141,7 @@ class _Run:
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
         self.cycles = 0
+        self.ran_compiled = False
         self._name_residents()
 
     def _name_residents(self) -> None:
@@ -167,6 +169,7 @@ class _Run:
                 stack.enter_context(self.recorder)
                 stack.enter_context(self.engine.routed(self.tracer.call_function))
                 stack.enter_context(self.tracer.listening())
+                stack.enter_context(_torch_wrappers.compiled_as_eager(self._saw_compiled))
                 stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
@@ -271,6 +274,9 @@ class _Run:
         recorder = self.recorder
         return any(recorder.birth[index] > 0 for index in recorder.alive())
 
+    def _saw_compiled(self) -> None:
+        self.ran_compiled = True
+
     def _tensor_method(self, name: str, tensor: torch.Tensor) -> None:
         (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
 
@@ -298,6 +304,7 @@ class _Run:
                 calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
                 recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
                 collector=self.collector,
+                ran_compiled=self.ran_compiled,
                 cycles=self.cycles,
             )
         )

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem import _torch, _torch_fakes, values
+from fxmem import _torch, _torch_fakes, _torch_wrappers, values
 from fxmem.backward import NODE_CALL
 from fxmem.errors import AnalysisError
 from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
@@ -185,7 +185,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open = False
 
     def index_of(self, tensor: torch.Tensor) -> int | None:
-        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes."""
+        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the first of those inside it."""
+        if type(tensor) is not _torch.FakeTensor:
+            return next(iter([self._index_of(part) for part in _torch_wrappers.parts(tensor)]), None)
+        return self._index_of(tensor)
+
+    def _index_of(self, tensor: torch.Tensor) -> int | None:
         if _torch.device_type(tensor) != self._device_type or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -246,10 +251,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         """Say what a storage is for; the first to say so names it."""
-        index = self.index_of(tensor)
-        if index is not None and self.kind[index] is None:
-            self.kind[index], self.name[index] = kind, name
-            self.shape[index], self.dtype[index] = tuple(tensor.shape), tensor.dtype
+        for path, part in _torch_wrappers.named_parts(tensor):
+            index = self._index_of(part)
+            if index is not None and self.kind[index] is None:
+                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
+                self.shape[index], self.dtype[index] = tuple(part.shape), part.dtype
 
     def forget(self, tensor: torch.Tensor) -> None:
         """This storage, there before the step, would not be on a real run."""
@@ -260,9 +266,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
         """Give the storage a name and a kind unless it was there before the step."""
-        index = self.index_of(tensor)
-        if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
-            self.kind[index], self.name[index] = kind, name
+        for path, part in _torch_wrappers.named_parts(tensor):
+            index = self._index_of(part)
+            if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
+                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
 
     def outputs_are(self, node: int) -> None:
         """What this node returned is the model's output."""
@@ -279,6 +286,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _torch_fakes.DEVICE_OF:
             return args[0].fake_device
+        for kind in types:
+            if kind is not _torch.FakeTensor and not issubclass(kind, _torch.FakeTensor):
+                return NotImplemented  # a wrapper takes itself apart; what it then calls comes here
         if func is _torch_fakes.NUMBER_OF and (number := _torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
@@ -424,8 +434,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node keeps these tensors for backward."""
-        for tensor in _torch.tensors_in(value):
-            index = self.index_of(tensor)
+        for tensor in (part for found in _torch.tensors_in(value) for part in _torch_wrappers.parts(found)):
+            index = self._index_of(tensor)
             if index is None or self.birth[index] == 0:
                 continue
             self.saved_by_node.setdefault(self._node, {})[index] = None

@@ -100,7 +100,7 @@ def default_loss(out: Any) -> torch.Tensor:
             term = leaf.sum() if leaf.element_size() >= 4 else leaf.float().sum()
             total = term if total is None else total + term
     if total is None:
-        raise UsageError(f"expected an output with a `.loss` or floating-point tensors to sum, got {type(out).__name__}; pass loss=, a function of the output")
+        raise UsageError(f"expected an output with a `.loss` or floating-point tensors to sum, got {_what(out)}; pass loss=, a function of the output")
     return total
 
 
@@ -211,6 +211,12 @@ def _literal(spec: str, text: str) -> Any:
 
 def _options_of(cls: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(cls).parameters if name != "params"]
+
+
+def _what(out: Any) -> str:
+    """An output in a few words: which tensors are in it, or what it is."""
+    held = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in tensors_in(out))
+    return ", ".join(held) or type(out).__name__
 
 
 def _name(spec: Any) -> str:

@@ -19,9 +19,11 @@ from fxmem.analysis import Analysis, analyze, analyze_call
 from fxmem.errors import FxmemError, UsageError
 from fxmem.measuring import measure_cpu
 from fxmem.measuring_cuda import found_card, measure_cuda
+from fxmem.rebinding import Rebinder
 from fxmem.records import Target
 from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.unwrapping import plain_model
 from fxmem.usercode import failure, one_line, process_unchanged
 from fxmem.validation_records import Verdict
 from fxmem.verdicts import verdict
@@ -144,11 +146,13 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         return _built(model)
+    model, _ = plain_model(model)
     held = [*model.named_parameters(), *model.named_buffers()]
     memo: dict[int, Any] = {id(tensor): _real_state(name, tensor) for name, tensor in held if _is_valueless(tensor) or tensor.device.type != "cpu"}
     kind = type(model).__name__
     try:
         made = copy.deepcopy(model, memo)
+        Rebinder(memo).model(model)
     except Exception as error:
         raise UsageError(f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead") from error
     for module in made.modules():
