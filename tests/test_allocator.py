@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxmem.allocator import BlockView, CachingAllocator, OutOfMemory, Replay, Settings, fits, replay
+from fxmem.allocator import BlockView, CachingAllocator, OutOfMemory, Replay, Settings, fits, levels, replay
 from fxmem.errors import ExceededError, UsageError
 from fxmem.liveness import timeline
 from fxmem.records import Kind, Phase, Profile, Storage, Target
@@ -765,3 +765,24 @@ def test_any_profile_fits_or_says_why_not(profile: Profile, capacity: int) -> No
         assert result.shortage.segment_bytes > result.shortage.free_bytes
     assert fits(profile, capacity) == (result.shortage is None)
     assert fits(profile, 1 << 40)
+
+
+# --- over the step ---------------------------------------------------------------------------------------------------
+
+
+def test_levels_are_those_of_the_blocks_by_tick() -> None:
+    """30 and 14 MiB have segments of their own; 3 MiB are cut from one of 20, where 5 MiB find room too. What is freed stays reserved."""
+    profile = loop((30, Kind.PARAMETER, 0, 5), (14, Kind.TEMPORARY, 1, 3), (3, Kind.SAVED, 2, 5), (5, Kind.TEMPORARY, 4, 5), ticks=5)
+    held = levels(profile, Settings())
+    assert held.allocated_bytes == tuple(mib * MIB for mib in (30, 44, 47, 33, 38))
+    assert held.reserved_bytes == (64 * MIB,) * 5  # as the step before left it
+
+
+@given(profile=logs(), text=SETTINGS.filter(lambda text: "per_process" not in text))
+@settings(max_examples=40, deadline=None)
+def test_the_highest_level_is_the_peak_of_the_replay(profile: Profile, text: str) -> None:
+    configured = Settings.from_string(text)
+    held, found = levels(profile, configured), replay(profile, settings=configured)
+    assert len(held.allocated_bytes) == len(held.reserved_bytes) == len(timeline(profile).live_bytes)
+    assert max(held.allocated_bytes, default=0) == found.allocated_bytes
+    assert all(allocated <= reserved for allocated, reserved in zip(held.allocated_bytes, held.reserved_bytes, strict=True))

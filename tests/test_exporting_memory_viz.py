@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem import allocator, liveness
-from fxmem.allocator import CachingAllocator, Settings
-from fxmem.exporting import export, replaying
-from fxmem.exporting.replaying import Event, RecordedStep, _Recorder, recorded_step
+from fxmem.allocator import CachingAllocator, Settings, recording
+from fxmem.allocator.recording import Event, RecordedStep, Recorder, recorded_step
+from fxmem.exporting import export
 from fxmem.records import Kind, Profile, Storage
 from tests.profiles import CPU, TINY_CARD, deep_profile, make_profile, profiles, small_profile
 from tests.test_plotting import hostile
@@ -62,8 +62,8 @@ def on_a_card(profile: Profile) -> Profile:
     return profile.model_copy(update={"target": TINY_CARD})
 
 
-def recorder(profile: Profile, settings: Settings) -> _Recorder:
-    return _Recorder(profile, CachingAllocator(settings, device_bytes=profile.target.memory_bytes))
+def recorder(profile: Profile, settings: Settings) -> Recorder:
+    return Recorder(profile, CachingAllocator(settings, device_bytes=profile.target.memory_bytes))
 
 
 def scaled(profile: Profile, times: int) -> Profile:
@@ -179,7 +179,7 @@ def test_of_steps_that_differ_the_one_with_the_most_allocated_is_shown() -> None
 
 
 def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "_MAX_STEPS", 1)
+    monkeypatch.setattr(recording, "_MAX_STEPS", 1)
     content = snapshot(small_profile())
     assert "did not repeat itself" in content["allocator_settings"]["PREDICTED"]
     assert "did not repeat itself" not in snapshot(small_profile(target=CPU))["allocator_settings"]["PREDICTED"]

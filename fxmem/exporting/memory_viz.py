@@ -21,9 +21,8 @@ from functools import cache
 from typing import Any
 
 from fxmem._units import printable
-from fxmem.allocator import Segment, Settings
+from fxmem.allocator import RecordedStep, Segment, Settings, recorded_step
 from fxmem.exporting.places import enclosing_modules, site, storage_label, title
-from fxmem.exporting.replaying import RecordedStep, recorded_step
 from fxmem.records import Kind, Profile, Timeline
 
 __all__ = ["snapshot"]

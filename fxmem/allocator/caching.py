@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final
 
-from fxmem._allocator_settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings, ceil_to
+from fxmem.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings, ceil_to
 from fxmem.errors import ExceededError, UsageError
 from fxmem.records import Bytes, Record
 

@@ -1,0 +1,54 @@
+"""What the allocator adds to a timeline's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxmem import liveness, targets
+from fxmem.allocator.looping import Shortage
+from fxmem.allocator.replaying import replay
+from fxmem.allocator.settings import Settings
+from fxmem.records import Profile, Timeline
+
+__all__ = ["complete_timeline", "settings_of"]
+
+
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """The settings that PyTorch would find in an environment: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
+    return Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
+def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
+    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step fits, and, where it has
+    been measured what a process takes of that card beside these (`targets.context_size`), the process's bytes.
+
+    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated and
+    reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the target has,
+    the loop is replayed once more within the target's memory.
+
+    Raises: `UsageError` for settings PyTorch would refuse.
+    """
+    timeline = liveness.timeline(profile)
+    if profile.target.device != "cuda":
+        return timeline
+    settings = settings_of(environ)
+    free, memory = replay(profile, settings=settings), profile.target.memory_bytes
+    bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
+    context = targets.context_size(profile.target, profile.torch_version)
+    peak = timeline.peak.model_copy(
+        update={
+            "allocated_bytes": free.allocated_bytes,
+            "reserved_bytes": free.reserved_bytes,
+            "process_bytes": None if context is None or free.reserved_bytes is None else free.reserved_bytes + context[0].nbytes,
+            "fits": None if memory is None else bounded.shortage is None,
+            "shortage": "" if bounded.shortage is None else _in_words(bounded.shortage),
+        }
+    )
+    return timeline.model_copy(update={"peak": peak})
+
+
+def _in_words(shortage: Shortage) -> str:
+    who = f"{shortage.op or 'the program'}{f' of {shortage.node}' if shortage.node else ''}"
+    when = f"in {shortage.phase} of step {shortage.step}" if shortage.phase is not None else "before the first step"
+    asked = f"{shortage.asked_bytes:,} bytes, for which a segment of {shortage.segment_bytes:,} is needed"
+    return f"It runs out {when}: {who} asks for {asked}, and {shortage.free_bytes:,} are free"
