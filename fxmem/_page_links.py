@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxmem._graph_picture import picture
-from fxmem._graph_tree import graph_tree, places
 from fxmem._graph_words import box_words
 from fxmem._plot_series import samples
+from fxmem.plan_records import Plan
 from fxmem.records import Kind, Phase, Profile, Timeline
 
 __all__ = ["box_of_node", "link_data", "script_json"]
@@ -57,22 +57,21 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
     }
 
 
-def box_of_node(profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int) -> list[str | None]:
+def box_of_node(profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int, plan: Plan | None = None) -> list[str | None]:
     """For each node, the id of the box that stands for it in an SVG by `fxmem.drawing.svg`; None where there is none.
 
     Args:
         profile: what was predicted.
         timeline: its timeline.
-        drawing: the SVG, drawn with the defaults but for `max_boxes`. Where its engine was content with a coarser picture only, a node
+        drawing: the SVG, drawn with the defaults but for `max_boxes` and `plan`. Where its engine was content with a coarser picture only, a node
             may be in no box.
         max_boxes: as it was drawn with.
+        plan: as it was drawn with.
     """
-    drawn = picture(profile, timeline, heat="saved", fold=True, depth=None, focus="", max_boxes=max_boxes)
+    drawn = picture(profile, timeline, heat="saved", fold=True, depth=None, focus="", max_boxes=max_boxes, plan=plan)
     present = set(re.findall(r'<g id="([^"]+)" class="box', drawing))
-    nodes = range(len(profile.nodes))
-    where = places(graph_tree(profile, nodes, peak=drawn.peak_node, fold=True), nodes)
-    box = {node: words.id for each, words in zip(drawn.boxes, box_words(drawn), strict=True) for node in each.nodes if words.id in present}
-    return [box.get(where[node].node) for node in nodes]
+    ids = [words.id if words.id in present else None for words in box_words(drawn)]
+    return [None if home is None else ids[home] for home in drawn.homes]
 
 
 def script_json(value: object) -> str:

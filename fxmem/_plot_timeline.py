@@ -10,12 +10,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil, floor
 
 from fxmem import _findings as findings
 from fxmem._graph_text import fit, text_width
 from fxmem._plot_series import Sample, samples
 from fxmem._plot_svg import SIZE, document, heading, kind_class, n, rect, safe, spread, step_title, steps, text
 from fxmem._units import exact_bytes, format_bytes, percent
+from fxmem.allocator import Levels
 from fxmem.records import Kind, Profile, Timeline
 
 __all__ = ["timeline_svg"]
@@ -49,6 +51,8 @@ class _Panel:
     height: float
     scale: float
     """Bytes at the upper edge."""
+    held: Levels | None
+    """None: the allocator's bytes are known at their peaks alone, or not at all."""
 
     def x(self, tick: float) -> float:
         return self.left + self.width * tick / max(len(self.timeline.live_bytes), 1)
@@ -68,6 +72,8 @@ def timeline_svg(
     budget_bytes: int | None = None,
     after: Timeline | None = None,
     after_profile: Profile | None = None,
+    held: Levels | None = None,
+    held_after: Levels | None = None,
     width: float = 960.0,
     height: float = 300.0,
     name: str = "fxmem-timeline",
@@ -75,7 +81,7 @@ def timeline_svg(
 ) -> str:
     """Bytes alive by kind over the step, as one self-contained SVG document.
 
-    The peak, the allocator's two peaks, the budget and the target's memory are lines. Above two samples a pixel column only its lowest
+    The peak, what the allocator hands out and holds, the budget and the target's memory are lines. Above two samples a pixel column only its lowest
     and its highest tick are drawn, so the document stays small and the peak true.
 
     Args:
@@ -84,6 +90,8 @@ def timeline_svg(
         budget_bytes: what the peak has to stay within, if anything.
         after: the timeline of the same step under a plan, drawn below on the same scale of bytes.
         after_profile: the profile it is of, for its phases.
+        held: the allocator's bytes over the step, of `fxmem.allocator.levels_of`. None: level lines at their peaks, where the timeline has those.
+        held_after: the same under the plan.
         width: of the document, in pixels, at least 280.
         height: of one plot.
         name: the root's id, and the start of every other.
@@ -105,7 +113,8 @@ def timeline_svg(
             parts.append(text(_EDGE, y, label, "strong"))
         taken = tuple(samples(line_of.live_bytes, max(int(width - _LEFT - _RIGHT), 1)))
         rows = _ROW * 2 + (_ROW if own is not None else 0.0)
-        panel = _Panel(own, line_of, f"{name}-{'after' if index else 'step'}", taken, y + rows, _LEFT, width - _LEFT - _RIGHT, height, scale)
+        levels = held_after if index else held
+        panel = _Panel(own, line_of, f"{name}-{'after' if index else 'step'}", taken, y + rows, _LEFT, width - _LEFT - _RIGHT, height, scale, levels)
         parts += _panel(panel, limits)
         y = panel.bottom + 2 * _ROW + 4.0
     legend, y = _legend(timeline, after, limits, scale, y, width)
@@ -179,9 +188,9 @@ def _bands(panel: _Panel) -> list[str]:
         parts.append(f'<path class="{kind_class(kind)}" d="{_edge(panel, edge)}V{n(panel.bottom)}H{n(panel.left)}z"><title>{safe(words)}</title></path>')
     if edges:
         parts.append(f'<path class="total" d="{_edge(panel, edges[-1])}"/>')
-    floors = [[0] * len(panel.taken), *edges[:-1]] if edges else []
-    for kind, floor, edge in zip(kinds, floors, edges, strict=True):
-        parts += _band_name(panel, kind, floor, edge)
+    undersides = [[0] * len(panel.taken), *edges[:-1]] if edges else []
+    for kind, underside, edge in zip(kinds, undersides, edges, strict=True):
+        parts += _band_name(panel, kind, underside, edge)
     return parts
 
 
@@ -194,7 +203,7 @@ def _edge(panel: _Panel, heights: Sequence[int]) -> str:
     return "".join([*drawn, f"H{n(panel.left + panel.width)}"])
 
 
-def _band_name(panel: _Panel, kind: Kind, floor: Sequence[int], edge: Sequence[int]) -> list[str]:
+def _band_name(panel: _Panel, kind: Kind, underside: Sequence[int], edge: Sequence[int]) -> list[str]:
     """The band's name where there is most room for it, if there is any."""
     words = _words(kind)
     half = text_width(words, SIZE) / 2 + 4.0
@@ -205,7 +214,7 @@ def _band_name(panel: _Panel, kind: Kind, floor: Sequence[int], edge: Sequence[i
         at = panel.left + half + (panel.width - 2 * half) * turn / (_TRIED - 1)
         # The sample that begins left of the name reaches under it.
         under = slice(max(bisect_right(starts, at - half) - 1, 0), bisect_right(starts, at + half))
-        low, high = panel.y(max(floor[under])), panel.y(min(edge[under]))
+        low, high = panel.y(max(underside[under])), panel.y(min(edge[under]))
         found.append((min(low - high, _ROOMY), -abs(at - middle), at, (low + high) / 2))
     room, _, x, y = max(found)
     return [text(x, y + 4.0, words, "middle halo")] if room >= SIZE + 3.0 else []
@@ -232,24 +241,38 @@ def _peak(panel: _Panel) -> list[str]:
 
 
 def _lines(panel: _Panel, limits: Sequence[Limit]) -> list[str]:
-    """Level lines and, right of the plot, what each is; what is above the scale is named at its edge."""
-    peak = panel.timeline.peak
-    held = [(word, nbytes) for word, nbytes in (("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes)) if nbytes is not None]
-    drawn = [*((word, nbytes, f"held {word}", "peak of the step") for word, nbytes in held), *((word, nbytes, "limit", "") for word, nbytes in limits)]
+    """The allocator's lines, the level ones, and right of the plot what each is; what is above the scale is named at its edge."""
+    drawn = [*_held(panel), *((word, nbytes, nbytes, "limit", "", None) for word, nbytes in limits)]
     if not drawn:
         return []
     right = panel.left + panel.width
-    heights = [panel.y(nbytes) if nbytes <= panel.scale else panel.top for _, nbytes, _, _ in drawn]
+    heights = [panel.y(at_end) if at_end <= panel.scale else panel.top for _, _, at_end, _, _, _ in drawn]
     places = spread(heights, [13.0] * len(drawn), panel.top - 4.0, panel.bottom)
     parts = []
-    for (word, nbytes, classes, what), height, place in zip(drawn, heights, places, strict=True):
+    for (word, nbytes, _, classes, what, path), height, place in zip(drawn, heights, places, strict=True):
         above = nbytes > panel.scale
         words = f"{word}: {exact_bytes(nbytes)}" + (f", {what}" if what else "") + (", above the scale" if above else "")
-        level = "" if above else f'<path class="{classes}" d="M{n(panel.left)} {n(height)}h{n(panel.width)}"/>'
+        line = "" if above else f'<path class="{classes}" d="{path or f"M{n(panel.left)} {n(height)}h{n(panel.width)}"}"/>'
         join = f'<path class="join axis" d="M{n(right)} {n(height)}L{n(right + 7)} {n(place)}"/>'
         label = text(right + 9.0, place + 4.0, f"↑ {word}" if above else word, "halo")
-        parts.append(f"<g><title>{safe(words)}</title>{level}{join}{label}</g>")
+        parts.append(f"<g><title>{safe(words)}</title>{line}{join}{label}</g>")
     return parts
+
+
+def _held(panel: _Panel) -> list[tuple[str, int, int, str, str, str | None]]:
+    """Of each of the allocator's lines its word, its highest bytes, its last, its classes, what the bytes are, and its path where it is not level."""
+    peak, held = panel.timeline.peak, panel.held
+    lines = (("allocated", peak.allocated_bytes, held and held.allocated_bytes), ("reserved", peak.reserved_bytes, held and held.reserved_bytes))
+    drawn: list[tuple[str, int, int, str, str, str | None]] = []
+    for word, nbytes, series in lines:
+        if nbytes is None:
+            continue
+        if not series:
+            drawn.append((word, nbytes, nbytes, f"held {word}", "peak of the step", None))
+            continue
+        heights = [max(series[floor(sample.begin) : ceil(sample.end)]) for sample in panel.taken]
+        drawn.append((word, nbytes, heights[-1], f"held {word}", "peak of the step", _edge(panel, heights)))
+    return drawn
 
 
 def _axis(panel: _Panel) -> list[str]:

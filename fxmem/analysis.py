@@ -112,7 +112,7 @@ class Analysis:
 
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the report as one self-contained page (whole or not at all); options as for `fxmem.page.html`."""
-        write_text(Path(path), page.html(self.profile, self.timeline, **options))
+        write_text(Path(path), page.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
 
     def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
         """Write the step for another tool (whole or not at all); formats as in `fxmem.exporting.FORMATS`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from functools import partial
 from importlib.resources import files
 
 from fxmem import __version__, drawing
@@ -17,6 +18,7 @@ from fxmem._page_links import box_of_node, link_data, script_json
 from fxmem._page_parts import facts_table, listed, plan_part, summary
 from fxmem._page_tables import alive_table, node_table, safe
 from fxmem._plot_svg import step_title
+from fxmem.allocator import DEFAULT_SETTINGS, Settings, levels_of
 from fxmem.plan_records import Plan
 from fxmem.plotting import icicle_svg, timeline_svg
 from fxmem.records import Profile, Timeline
@@ -38,6 +40,7 @@ def html(
     graph: bool = True,
     renderer: drawing.Renderer = "auto",
     max_boxes: int = 400,
+    settings: Settings = DEFAULT_SETTINGS,
 ) -> str:
     """The page as an HTML document.
 
@@ -51,13 +54,24 @@ def html(
         graph: whether to draw the annotated graph.
         renderer: what finds the places of its boxes; see `fxmem.drawing.svg`, whose errors are raised.
         max_boxes: about how many boxes it may have.
+        settings: of the allocator, whose bytes over the step they lead to.
     """
     budget = budget_bytes if budget_bytes is not None or plan is None else plan.budget_bytes
-    svg = drawing.svg(profile, timeline, renderer=renderer, max_boxes=max_boxes) if graph else ""
-    boxes = box_of_node(profile, timeline, svg, max_boxes=max_boxes) if graph else [None] * len(profile.nodes)
-    plots = "".join(
-        f'<div class="{size}">{_timeline(profile, timeline, budget, after, after_profile, size, width)}</div>' for size, width in _WIDTHS
-    )  # fmt: skip
+    svg = drawing.svg(profile, timeline, renderer=renderer, max_boxes=max_boxes, plan=plan) if graph else ""
+    boxes = box_of_node(profile, timeline, svg, max_boxes=max_boxes, plan=plan) if graph else [None] * len(profile.nodes)
+    plot = partial(
+        timeline_svg,
+        profile,
+        timeline,
+        budget_bytes=budget,
+        after=after,
+        after_profile=after_profile,
+        held=levels_of(profile, timeline, settings),
+        held_after=None if after is None or after_profile is None else levels_of(after_profile, after, settings),
+        height=280.0 if after is None else 220.0,
+        titled=False,
+    )
+    plots = "".join(f'<div class="{size}">{plot(width=width, name=f"timeline-{size}")}</div>' for size, width in _WIDTHS)
     modules = "".join(
         f'<div class="{size}">{icicle_svg(profile, timeline, width=width, name=f"modules-{size}", titled=False)}</div>' for size, width in _WIDTHS
     )
@@ -122,20 +136,6 @@ def _search(count: int) -> str:
     return (
         '<p class="tools" hidden><label>Search <input id="search" type="search" autocomplete="off" placeholder="name, class, shape or file"></label>'
         f'<span id="search-status" role="status">{count:,} of {count:,} nodes</span></p>'
-    )
-
-
-def _timeline(profile: Profile, timeline: Timeline, budget: int | None, after: Timeline | None, after_profile: Profile | None, size: str, width: float) -> str:
-    return timeline_svg(
-        profile,
-        timeline,
-        budget_bytes=budget,
-        after=after,
-        after_profile=after_profile,
-        width=width,
-        height=280.0 if after is None else 220.0,
-        name=f"timeline-{size}",
-        titled=False,
     )
 
 

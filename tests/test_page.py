@@ -316,6 +316,20 @@ def test_a_box_that_was_not_drawn_is_not_pointed_at() -> None:
     assert set(box_of_node(profile, timeline, "<svg></svg>", max_boxes=400)) == {None}
 
 
+def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
+    profile = small_profile()
+    timeline, plan = liveness.timeline(profile), small_plan(profile)
+    page = Page(page_of(profile, plan=plan))
+    data = json.loads(page.said["script"][0])
+    ids = {attributes.get("id", "") for _, attributes in page.elements}
+    assert set(data["boxes"]) <= ids
+    drawing = svg(profile, timeline, renderer="plain", plan=plan)
+    framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing)
+    assert framed
+    assert set(framed) <= ids
+    assert data["boxes"] == list(dict.fromkeys(box for box in box_of_node(profile, timeline, drawing, max_boxes=400, plan=plan) if box))
+
+
 # --- the notebook -----------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +366,9 @@ def test_a_notebook_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "</script><script>alert(1)</script>", "<!--<script>", "</style><img src=x onerror=alert(1)>", "{{7*7}}${8*8}"])
 def test_names_are_text(name: str) -> None:
-    text = page_of(hostile(name), plan=small_plan(small_profile(), model=name, regions=(Region(first_node=0, last_node=1, modules=(name,)),)))
+    profile = hostile(name)
+    same = {field: getattr(profile, field) for field in ("model", "inputs", "step", "target")}
+    text = page_of(profile, plan=small_plan(small_profile(), regions=(Region(first_node=0, last_node=1, modules=(name,)),), **same))
     text.encode()
     page = Page(text)
     assert len(page.of("script")) == 2

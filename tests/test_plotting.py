@@ -17,6 +17,7 @@ from fxmem._plot_colors import DARK, KINDS, LIGHT, Theme
 from fxmem._plot_owners import bytes_at_peak, parts_at_peak
 from fxmem._plot_series import Sample, samples
 from fxmem._plot_svg import SIZE, STYLE, spread, steps
+from fxmem.allocator import Levels
 from fxmem.plotting import CurveDot, curve_svg, icicle_svg, timeline_svg
 from fxmem.records import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
@@ -145,6 +146,23 @@ def test_lines_stand_at_their_heights() -> None:
     assert heights == pytest.approx({"held allocated": 210, "held reserved": 400, "limit": 100}, abs=0.2)
     (dot,) = classed(root, "dot")
     assert bottom - float(dot.get("cy", "")) == pytest.approx(200, abs=0.2)
+
+
+def test_the_allocators_bytes_are_lines_over_the_step() -> None:
+    """By tick 1, 3 and 2 MiB handed out of 4 held; the labels stand where the lines end."""
+    storages = [Storage(nbytes=MIB, kind=Kind.SAVED, birth=birth, death=death) for birth, death in ((0, 3), (1, 3), (1, 2))]
+    profile = make_profile(ticks=3, storages=storages)
+    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
+    held = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
+    root = ET.fromstring(timeline_svg(profile, timeline, held=held, height=420.0, width=126.0 + 300.0))
+    (panel,) = classed(root, "panel")
+    bottom = float(panel.get("data-top", "")) + 420.0
+    # 420 pixels are 4 MiB and 5 %; 300 are three ticks.
+    allocated, reserved = (next(each for each in panel.iter(f"{SVG}path") if each.get("class") == f"held {word}") for word in ("allocated", "reserved"))
+    assert [float(number) for number in re.findall(r"[0-9.]+", allocated.get("d", ""))] == pytest.approx(
+        [62, bottom - 100, 162, bottom - 300, 262, bottom - 200, 362], abs=0.2
+    )
+    assert [float(number) for number in re.findall(r"[0-9.]+", reserved.get("d", ""))] == pytest.approx([62, bottom - 400, 362], abs=0.2)
 
 
 def test_a_card_within_reach_is_drawn_to_scale() -> None:

@@ -14,7 +14,7 @@ taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
 from __future__ import annotations
 
 from fxmem.allocator.caching import BlockView, CachingAllocator, OutOfMemory, Segment, Stat, Stats
-from fxmem.allocator.completing import complete_timeline, settings_of
+from fxmem.allocator.completing import complete_timeline, levels_of, settings_of
 from fxmem.allocator.looping import Occupancy, PhasePeak, Shortage
 from fxmem.allocator.recording import Event, Levels, RecordedStep, levels, recorded_step
 from fxmem.allocator.replaying import Replay, fits, replay
@@ -39,6 +39,7 @@ __all__ = [
     "complete_timeline",
     "fits",
     "levels",
+    "levels_of",
     "recorded_step",
     "replay",
     "settings_of",

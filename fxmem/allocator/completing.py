@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from fxmem import liveness, targets
 from fxmem.allocator.looping import Shortage
+from fxmem.allocator.recording import Levels, levels
 from fxmem.allocator.replaying import replay
 from fxmem.allocator.settings import Settings
 from fxmem.records import Profile, Timeline
 
-__all__ = ["complete_timeline", "settings_of"]
+__all__ = ["complete_timeline", "levels_of", "settings_of"]
 
 
 def settings_of(environ: Mapping[str, str]) -> Settings:
@@ -45,6 +46,16 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         }
     )
     return timeline.model_copy(update={"peak": peak})
+
+
+def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Levels | None:
+    """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes in the timeline's peak, and
+    where these settings do not lead to them, as for a report that was written under others.
+    """
+    if timeline.peak.allocated_bytes is None:
+        return None
+    found = levels(profile, settings)
+    return found if max(found.allocated_bytes, default=0) == timeline.peak.allocated_bytes else None
 
 
 def _in_words(shortage: Shortage) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
     from fxmem import page, reports
+    from fxmem.allocator import settings_of
     from fxmem.files import write_text
 
     check_ending("--output", options.output, (".html", ".htm"))
@@ -58,6 +60,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         graph=options.max_boxes > 0,
         renderer=options.renderer,
         max_boxes=max(options.max_boxes, 1),
+        settings=settings_of(os.environ),
     )
     write_text(Path(options.output), text)
     return 0, ""

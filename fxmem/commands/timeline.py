@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
     from fxmem import plotting
+    from fxmem.allocator import levels_of, settings_of
     from fxmem.files import write_text
 
     check_ending("--output", options.output, (".svg",))
@@ -54,7 +56,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     else:
         after_profile, after = planned_step(options, report)
         budget = budget_of(options, timeline.peak)
-        text = plotting.timeline_svg(report, timeline, budget_bytes=budget, after=after, after_profile=after_profile, width=options.width)
+        settings = settings_of(os.environ)
+        text = plotting.timeline_svg(
+            report,
+            timeline,
+            budget_bytes=budget,
+            after=after,
+            after_profile=after_profile,
+            held=levels_of(report, timeline, settings),
+            held_after=None if after is None or after_profile is None else levels_of(after_profile, after, settings),
+            width=options.width,
+        )
     write_text(Path(options.output), text)
     return 0, ""
 
