@@ -54,9 +54,10 @@ schemas-check: $(READY) ## fail when schemas/ is not what the records say
 	$(BIN)/python -c 'import pathlib, fxmem.schemas; fxmem.schemas.write(pathlib.Path("$(VENV)/schemas"))'
 	diff -r schemas $(VENV)/schemas
 
-examples: $(READY) ## run every script in examples/
-	@set -e; for script in examples/*.py; do \
-		if [ -e "$$script" ]; then echo "$$script"; $(BIN)/python "$$script"; fi; \
+examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment
+	@rm -rf $(VENV)/examples && mkdir -p $(VENV)/examples
+	@set -e; cd $(VENV)/examples; for script in $(CURDIR)/examples/*.py; do \
+		echo "examples/$$(basename "$$script")"; $(abspath $(BIN))/python "$$script"; \
 	done
 
 zoo: $(READY) ## analyse every architecture of the model collections

@@ -1,19 +1,22 @@
 """The command line. Nothing here imports torch until a command needs it.
 
 Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 a budget or tolerance was exceeded;
-as in a shell, 130 interrupted and 141 whoever read stdout has gone. Results go to stdout and are written last, all at once;
+as in a shell, 130 interrupted, 143 told to end and 141 whoever read stdout has gone. Results go to stdout and are written last, all at once;
 progress, warnings, errors (one line each) and what the model itself prints go to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from fxmem import __version__
 from fxmem._units import printable
@@ -24,17 +27,28 @@ from fxmem.errors import FxmemError
 __all__ = ["main"]
 
 
+_SIGPIPE = 128 + 13
+"""Windows has no such signal, but a reader of stdout may leave there, too."""
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM came. Like KeyboardInterrupt no `Exception`: what a model's code catches should not be this."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        return _run(arguments)
+        with _ended_in_order():
+            return _run(arguments)
     except BrokenPipeError:
         _give_up_stdout()
-        return 128 + signal.SIGPIPE
+        return _SIGPIPE
     except KeyboardInterrupt:
         return _fail("interrupted", 128 + signal.SIGINT, debug)
+    except _TerminatedError:
+        return _fail("terminated", 128 + signal.SIGTERM, debug)
     except FxmemError as error:
         return _fail(str(error), error.exit_code, debug)
     except SystemExit as error:
@@ -42,6 +56,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         advice = "" if debug else "; run it again with --debug to see where"
         return _fail(f"fxmem itself failed, please report it: {type(error).__name__}: {error}{advice}", 1, debug)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM unwinds the stack as SIGINT does, so that files half written go and processes started end."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise _TerminatedError
+
+    # Only the main thread may ask for signals, and a handler of somebody else's stays.
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: Sequence[str]) -> int:

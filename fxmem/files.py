@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from fxmem.errors import UsageError
@@ -12,25 +13,26 @@ __all__ = ["write_bytes", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text beside `path` and move it into place; an interrupt leaves the old file. UsageError if it cannot be written."""
-    write_bytes(path, text.encode())
+    """Write UTF-8 text beside `path` and move it into place; an interrupt leaves the old file. UsageError if it cannot be written.
+
+    Half of a surrogate pair, which UTF-8 has no form for, is spelled out.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """The same for bytes."""
+    """The same for bytes. A symbolic link stays one; what it points to is replaced."""
+    beside = None
     try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise UsageError(f"expected a file that can be written, got {str(path)!r}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        whole = Path(os.path.realpath(path))
+        # Named before it is made, so that no interrupt can leave a file that nobody knows of.
+        beside = whole.with_name(f".fxmem-{secrets.token_hex(8)}.tmp")
+        with open(beside, "xb") as file:
             file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)
-        os.replace(beside, path)
-    except OSError as error:
-        raise UsageError(f"expected a file that can be written, got {str(path)!r}: {error.strerror}") from error
+        os.replace(beside, whole)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise UsageError(f"expected a file that can be written, got {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     finally:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        if beside is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)

@@ -124,6 +124,8 @@ def near(lines: Mapping[int, Line], source: Mapping[int, str], around: int) -> l
 def _read(file: str) -> list[str]:
     if file.startswith("<"):
         return linecache.getlines(file)  # code that was generated in this process
+    if file.startswith(("//", "\\\\")):
+        return []  # on Windows another machine's file: to look at it would sign in there
     try:
         path = Path(file)
         if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _LARGEST_FILE:

@@ -20,6 +20,9 @@ from fxmem.records import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile,
 
 __all__ = ["alive_at", "check", "live_bytes", "node_live_bytes", "node_scratch_bytes", "timeline"]
 
+_DEEPEST = 500
+"""Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default (`sys.getrecursionlimit`)."""
+
 
 def timeline(profile: Profile) -> Timeline:
     """Bytes alive at every tick of a profile, split by kind, and the peak.
@@ -89,9 +92,9 @@ def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
 def check(profile: Profile) -> None:
     """Refuse a profile that contradicts itself.
 
-    Verified: every index points at something, live ranges do not end before they begin, ops are in order and do not
-    overlap, phases follow one another and cover all ops and all ticks (but for tick 0, which may come before the
-    first), every op runs in its phase, and `saved_bytes` is the sum over the nodes.
+    Verified: every index points at something, nodes read from earlier ones, modules lie no deeper than Python can call, live ranges do not
+    end before they begin, ops are in order and do not overlap, phases follow one another and cover all ops and all ticks (but for tick 0,
+    which may come before the first), every op runs in its phase, and `saved_bytes` is the sum over the nodes.
 
     Raises:
         UsageError: with the first contradiction found, in one line.
@@ -153,6 +156,7 @@ def _runs(profile: Profile) -> list[_Run]:
 
 
 def _contradictions(profile: Profile) -> Iterator[str]:
+    yield from _bad_names(profile)
     yield from _bad_indices(profile)
     yield from _bad_storages(profile)
     yield from _bad_ops(profile)
@@ -160,6 +164,13 @@ def _contradictions(profile: Profile) -> Iterator[str]:
     saved = sum(node.saved_bytes for node in profile.nodes)
     if saved != profile.saved_bytes:
         yield f"saved_bytes is {profile.saved_bytes}, the sum over its nodes is {saved}"
+
+
+def _bad_names(profile: Profile) -> Iterator[str]:
+    names = {*profile.modules, *(node.module for node in profile.nodes), *(call.module for call in profile.calls)}
+    for name in names:
+        if name.count(".") >= _DEEPEST:
+            yield f"module {name[:40]!r}... is {name.count('.') + 1} levels deep, but Python calls no more than {_DEEPEST} within each other"
 
 
 def _bad_indices(profile: Profile) -> Iterator[str]:
@@ -173,6 +184,8 @@ def _bad_indices(profile: Profile) -> Iterator[str]:
         yield from outside(f"nodes[{i}].view_of", node.view_of, nodes, "nodes")
         for index in node.inputs:
             yield from outside(f"nodes[{i}].inputs", index, nodes, "nodes")
+        if max((*node.inputs, -1 if node.view_of is None else node.view_of), default=-1) >= i:
+            yield f"nodes[{i}] reads or is a view of a node that does not come before it"
         for index in node.saved:
             yield from outside(f"nodes[{i}].saved", index, storages, "storages")
         for output in node.outputs:

@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from fxmem.files import write_text
-from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Peak, Record, SourceLine, Step, Target
+from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, Flops, InputTensor, Many, Peak, Record, SourceLine, Step, Target
 
 __all__ = ["Application", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
 
@@ -57,21 +57,21 @@ class Region(Record):
     """Index into the unplanned profile's nodes."""
     last_node: int
     """One past the last."""
-    nodes: tuple[str, ...] = ()
+    nodes: Many[str] = ()
     """Names of those nodes; in a GRAPH plan, as `torch.fx.symbolic_trace` names them."""
-    modules: tuple[str, ...] = ()
+    modules: Many[str] = ()
     """The module whose call this is, or consecutive children of one `nn.Sequential`, in order; empty if it is no module's."""
     source: SourceLine | None = None
     """Where it begins in the user's code."""
     freed_bytes: Bytes = 0
     """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay."""
-    extra_flops: int | None = None
+    extra_flops: Flops | None = None
     """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
     random: bool = True
     """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
     edit: Edit | None = None
     """None where no line of code makes a call that is just this region."""
-    regions: tuple[Region, ...] = ()
+    regions: Many[Region] = ()
     """Regions within it."""
 
     @property
@@ -91,10 +91,10 @@ class CurvePoint(Record):
 
     strategy: Strategy
     application: Application
-    regions: tuple[Region, ...]
+    regions: Many[Region]
     peak: Peak
     """Of the step with this plan."""
-    extra_flops: int | None
+    extra_flops: Flops | None
     step_seconds: float | None = None
     """Estimated; see `Plan.before_seconds`."""
 
@@ -106,7 +106,7 @@ class Plan(Record):
     fxmem_version: str
     torch_version: str
     model: str
-    inputs: tuple[InputTensor, ...]
+    inputs: Many[InputTensor]
     step: Step
     target: Target
     strategy: Strategy
@@ -116,7 +116,7 @@ class Plan(Record):
     application: Application
     budget_bytes: Bytes | None
     """What the step's peak has to stay within; None: no budget was given."""
-    regions: tuple[Region, ...]
+    regions: Many[Region]
     """In the order they run; none: the step stays as it is."""
     before: Peak
     """Peak of the step without the plan."""
@@ -124,9 +124,9 @@ class Plan(Record):
     """Peak of the step with the plan."""
     analysed: bool
     """Whether `after` is an analysis of the model with the plan applied; else it is the planner's estimate."""
-    forward_flops: int | None
+    forward_flops: Flops | None
     """FLOPs of the unplanned forward; None where an op has no formula."""
-    extra_flops: int | None
+    extra_flops: Flops | None
     """FLOPs run again, all together."""
     before_seconds: float | None = Field(default=None)
     """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at its memory's bandwidth
@@ -134,9 +134,9 @@ class Plan(Record):
     of use, one alone is a lower bound."""
     after_seconds: float | None = None
     """The same for the step with the plan."""
-    curve: tuple[CurvePoint, ...] = ()
+    curve: Many[CurvePoint] = ()
     """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget was given."""
-    assumptions: tuple[Assumption, ...] = ()
+    assumptions: Many[Assumption] = ()
 
     @property
     def extra_fraction(self) -> float | None:

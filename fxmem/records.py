@@ -13,16 +13,18 @@ otherwise. `None` means unknown, never zero.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 __all__ = [
     "SCHEMA_VERSION",
     "Assumption",
     "Bytes",
+    "Flops",
     "InputTensor",
     "Kind",
+    "Many",
     "ModuleCall",
     "Node",
     "Op",
@@ -45,11 +47,20 @@ __all__ = [
 
 SCHEMA_VERSION = "1"
 
-Bytes = Annotated[int, Field(ge=0)]
-"""A number of bytes."""
+_MOST = 10**30
+
+Bytes = Annotated[int, Field(ge=0, le=_MOST)]
+"""A number of bytes. The bound is beyond any sum of sizes that 64 bits address, and within what a float holds and a table prints."""
+
+Flops = Annotated[int, Field(ge=0, le=_MOST)]
+"""A number of floating-point operations, one multiply-add being 2; bounded as `Bytes`."""
 
 Tick = Annotated[int, Field(ge=0)]
 """A position in the order of allocations and frees."""
+
+_Item = TypeVar("_Item")
+Many = Annotated[tuple[_Item, ...], FailFast()]
+"""A sequence, of which validation reports the first wrong item: a file of a million wrong ones is refused as quickly as a file of one."""
 
 
 class Record(BaseModel):
@@ -104,7 +115,7 @@ class SourceLine(Record):
 class TensorInfo(Record):
     """One tensor among a node's outputs."""
 
-    shape: tuple[int, ...]
+    shape: Many[int]
     dtype: str
     """torch's name without the module, e.g. `float32`."""
     storage: int | None = None
@@ -115,7 +126,7 @@ class InputTensor(Record):
     """One tensor handed to the model."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Many[int]
     dtype: str
 
 
@@ -147,9 +158,9 @@ class Node(Record):
     module_type: str = ""
     """Class name of that module."""
     source: SourceLine | None = None
-    inputs: tuple[int, ...] = ()
+    inputs: Many[int] = ()
     """Indices of the nodes whose results it reads, in argument order, each once."""
-    outputs: tuple[TensorInfo, ...] = ()
+    outputs: Many[TensorInfo] = ()
     view_of: int | None = None
     """Index of the node that owns the storage of its first output, when this node brought none (a view or an in-place result)."""
     params_bytes: Bytes = 0
@@ -158,13 +169,13 @@ class Node(Record):
     """New storage its outputs bring; 0 for a view or an in-place result."""
     saved_bytes: Bytes = 0
     """New-to-the-saved-set storage it keeps for backward until forward ends; parameters, buffers and step inputs excluded."""
-    saved: tuple[int, ...] = ()
+    saved: Many[int] = ()
     """Storages it keeps for backward, whether or not an earlier node already kept them; the same exclusions."""
     scratch_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
     """Peak of what lives only inside the node, workspace included."""
-    forward_flops: int | None = None
+    forward_flops: Flops | None = None
     """Floating-point operations, one multiply-add = 2; None where an op has no formula."""
-    backward_flops: int | None = None
+    backward_flops: Flops | None = None
     """The same for its backward, recomputation of checkpointed regions included."""
     live_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
     """Largest number of bytes alive while it runs, everything counted."""
@@ -181,7 +192,7 @@ class Op(Record):
     begin: Tick
     end: Tick
     """`[begin, end)` are the ticks at which it allocated."""
-    flops: int | None = 0
+    flops: Flops | None = 0
     """None when it computes and has no formula."""
 
 
@@ -199,7 +210,7 @@ class Storage(Record):
     """Index of the node that op ran for; for a parameter or buffer, its first reader."""
     name: str = ""
     """Qualified name of the parameter, buffer, input, gradient or optimizer state; empty otherwise."""
-    shape: tuple[int, ...] = ()
+    shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
 
@@ -288,25 +299,25 @@ class Profile(Record):
     fxmem_version: str
     torch_version: str
     model: str
-    inputs: tuple[InputTensor, ...]
+    inputs: Many[InputTensor]
     step: Step
     target: Target
     ticks: Tick
     """Length of the log; valid ticks are `range(ticks)`."""
-    phases: tuple[PhaseSpan, ...]
-    nodes: tuple[Node, ...]
-    ops: tuple[Op, ...]
-    storages: tuple[Storage, ...]
+    phases: Many[PhaseSpan]
+    nodes: Many[Node]
+    ops: Many[Op]
+    storages: Many[Storage]
     modules: dict[str, str] = {}
     """Class name of every module, by its path; the model itself is the empty path."""
-    calls: tuple[ModuleCall, ...] = ()
+    calls: Many[ModuleCall] = ()
     """Calls of the modules inside the model that are not leaves, in the order they began; a leaf's call is a node."""
-    recomputed: tuple[RecomputedRegion, ...] = ()
+    recomputed: Many[RecomputedRegion] = ()
     """What the program checkpoints, in the order the regions began; a nested one after the one around it."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
-    assumptions: tuple[Assumption, ...] = ()
-    unknowns: tuple[Unknown, ...] = ()
+    assumptions: Many[Assumption] = ()
+    unknowns: Many[Unknown] = ()
 
 
 class Peak(Record):
@@ -344,10 +355,10 @@ class Report(Profile):
 class Timeline(Record):
     """Bytes alive at every tick of a profile."""
 
-    live_bytes: tuple[int, ...]
+    live_bytes: Many[int]
     """Total, by tick."""
-    by_kind: dict[Kind, tuple[int, ...]]
+    by_kind: dict[Kind, Many[int]]
     """The same split; the kinds sum to the total at each tick."""
     peak: Peak
-    alive: tuple[int, ...]
+    alive: Many[int]
     """Storages alive at the peak, largest first (indices into `Profile.storages`)."""

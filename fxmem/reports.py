@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from pydantic import ValidationError
-
-from fxmem import liveness
+from fxmem import documents, liveness
 from fxmem.errors import UsageError
 from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Report, Timeline
 
-__all__ = ["MAX_BYTES", "load_plan", "load_report", "timeline"]
-
-MAX_BYTES = 1 << 30
-"""Largest report read; one of 200,000 storages takes some 60 MB."""
+__all__ = ["load_plan", "load_report", "timeline"]
 
 _EXPECTED = "expected a report written by `fxmem analyze --json`"
+_EXPECTED_PLAN = "expected --plan to name a plan written by `fxmem plan --json`"
 _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
 """What of a peak follows from the storages alone; the rest is the allocator's."""
 
 
 def load_report(path: Path) -> Report:
-    """The report in a file that `fxmem analyze --json` wrote; `-` is standard input.
+    """The report in a file that `fxmem analyze --json` wrote; `-` is standard input. What is refused: `documents`, and `liveness.check`.
 
     Raises:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts itself.
     """
-    try:
-        if str(path) == "-":
-            text = _read(sys.stdin.buffer)
-        else:
-            with path.open("rb") as file:
-                text = _read(file)
-    except OSError as error:
-        raise UsageError(f"{_EXPECTED}, got {str(path)!r}: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise UsageError(f"{_EXPECTED}, of at most {MAX_BYTES} bytes, got {str(path)!r}, which is longer")
-    if not text.strip():
-        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which is empty")
-    try:
-        report = Report.model_validate_json(text)
-    except ValidationError as error:
-        raise UsageError(_complaint(path, text, error)) from error
-    if report.schema_version != SCHEMA_VERSION:
-        raise UsageError(_other_version(path, report.schema_version))
+    content = documents.parsed(documents.read(path, _EXPECTED), path, _EXPECTED)
+    _check_version(content, path, "a report", "fxmem analyze --json")
+    report = documents.record(Report, content, path, _EXPECTED)
     # Every tick is a storage that comes or goes, but for tick 0. Checked first: what follows takes memory by the tick.
     if report.ticks > 2 * len(report.storages) + 1:
         raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which says {report.ticks} ticks of {len(report.storages)} storages")
@@ -56,23 +35,20 @@ def load_report(path: Path) -> Report:
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan in a file that `fxmem plan --json` wrote.
+    """The plan in a file that `fxmem plan --json` wrote; `-` is standard input.
 
     Raises:
-        UsageError: no such file, no JSON, fields missing or wrong.
+        UsageError: no such file, not JSON, another version, fields missing or wrong, or regions that are none.
     """
-    expected = "expected --plan to name a plan written by `fxmem plan --json`"
-    try:
-        with path.open("rb") as file:
-            text = _read(file)
-    except OSError as error:
-        raise UsageError(f"{expected}, got {str(path)!r}: {error.strerror}") from error
-    try:
-        return Plan.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"{expected}, got {str(path)!r}, in which {where} is wrong: {first['msg']}") from error
+    content = documents.parsed(documents.read(path, _EXPECTED_PLAN), path, _EXPECTED_PLAN)
+    _check_version(content, path, "a plan", "fxmem plan --json")
+    plan = documents.record(Plan, content, path, _EXPECTED_PLAN)
+    for region in plan.all_regions():
+        if not 0 <= region.first_node < region.last_node:
+            raise UsageError(f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region covers nodes [{region.first_node}, {region.last_node})")
+        if any(not region.first_node <= within.first_node < within.last_node <= region.last_node for within in region.regions):
+            raise UsageError(f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region within [{region.first_node}, {region.last_node}) goes beyond it")
+    return plan
 
 
 def timeline(report: Report) -> Timeline:
@@ -88,22 +64,9 @@ def timeline(report: Report) -> Timeline:
     return line.model_copy(update={"peak": report.peak})
 
 
-def _read(file: BinaryIO) -> bytes:
-    return file.read(MAX_BYTES + 1)
-
-
-def _complaint(path: Path, text: bytes, error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return f"{_EXPECTED}, got {str(path)!r}, which is no JSON, or only a part of one: {first['msg'].removeprefix('Invalid JSON: ')}"
-    # A report of another version has other fields: that they differ is the lesser news.
-    content: Any = json.loads(text)
-    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-        return _other_version(path, content["schema_version"])
-    where = ".".join(str(part) for part in first["loc"]) or "the whole"
-    return f"{_EXPECTED}, got {str(path)!r}, in which {where} is wrong: {first['msg']}"
-
-
-def _other_version(path: Path, version: object) -> str:
-    got = f"{str(version)[:20]!r} in {str(path)!r}"
-    return f"expected a report of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `fxmem analyze --json`"
+def _check_version(content: Any, path: Path, what: str, command: str) -> None:
+    """A document of another version has other fields: that they differ is the lesser news."""
+    version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
+    if version != SCHEMA_VERSION:
+        got = f"{str(version)[:20]!r} in {str(path)!r}"
+        raise UsageError(f"expected {what} of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `{command}`")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Kind, Phase, Record, Step, Target
+from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Kind, Many, Phase, Record, Step, Target
 
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
 
@@ -50,20 +50,20 @@ class SizeCurve(Record):
     fxmem_version: str
     torch_version: str
     model: str
-    inputs: tuple[InputTensor, ...]
+    inputs: Many[InputTensor]
     """As they were given."""
     step: Step
     target: Target
     dim: str
     """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs."""
-    resized: tuple[str, ...]
+    resized: Many[str]
     """The dimensions that vary together, each as `NAME:AXIS`."""
     memory_bytes: Bytes
     """What the step has to fit into: the budget if one was given, else the target's memory."""
     is_budget: bool
     limit: Size
     """No larger size was tried."""
-    points: tuple[SizePoint, ...] = Field(min_length=1)
+    points: Many[SizePoint] = Field(min_length=1)
     """Every size that was analysed, the smallest first."""
     largest: Size | None
     """The largest size found to fit; the next one was analysed, too, and does not (unless it is `limit`). Some larger one, up to
@@ -78,7 +78,7 @@ class SizeCurve(Record):
     monotone: bool | None
     """Whether no larger size has fewer counted bytes than a smaller one, among the points; None if fewer than two ran. Library
     workspaces can shrink as inputs grow."""
-    assumptions: tuple[Assumption, ...] = ()
+    assumptions: Many[Assumption] = ()
 
     @property
     def at_largest(self) -> SizePoint | None:
@@ -121,9 +121,9 @@ class CardFits(Record):
     fxmem_version: str
     torch_version: str
     model: str
-    inputs: tuple[InputTensor, ...]
+    inputs: Many[InputTensor]
     step: Step
-    cards: tuple[CardFit, ...]
+    cards: Many[CardFit]
     """The smallest memory first."""
     analyses: int
     """How many times the step was analysed: once for each compute capability."""
@@ -135,7 +135,7 @@ class PeakBaseline(Record):
     fxmem_version: str
     torch_version: str
     target: str
-    inputs: tuple[InputTensor, ...]
+    inputs: Many[InputTensor]
     step: Step
     requested_bytes: Bytes
     allocated_bytes: Bytes | None

@@ -23,8 +23,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
+from fxmem import documents
 from fxmem.errors import UsageError
 from fxmem.records import Bytes, Record, Target
 
@@ -266,19 +267,11 @@ def load_target(path: str | Path) -> Target:
     Raises:
         UsageError: the file cannot be read or does not describe a target.
     """
-    where = f"target file {str(path)!r}"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        read = Target.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(f"{where} does not describe a target: {field}: {first['msg']}; expected the fields {', '.join(Target.model_fields)}") from error
+    expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
+    path = Path(path)
+    read = documents.record(Target, documents.parsed(documents.read(path, expected), path, expected), path, expected)
     if read.device == "cuda" and read.capability is None:
-        raise UsageError(f'{where} does not say the card\'s compute capability; add e.g. "capability": [9, 0]')
+        raise UsageError(f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]')
     return read
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from fxmem import allocator, budgets
+from fxmem import allocator, budgets, documents
 from fxmem._findings import describe
 from fxmem._units import exact_bytes, format_bytes, format_shape, percent, printable
 from fxmem.analysis import Analysis, analyze
@@ -163,18 +162,13 @@ def load_baseline(path: Path) -> Baseline:
         UsageError: it cannot be read, or is no baseline.
     """
     advice = "delete it and run pytest --fxmem-update"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    expected = "expected a baseline written by fxmem"
+    if not path.exists():
         return Baseline(peaks={})
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"expected a baseline that can be read, got {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     try:
-        baseline = Baseline.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"expected a baseline written by fxmem, got {str(path)!r}, in which {where} is wrong: {first['msg']}; {advice}") from error
+        baseline = documents.record(Baseline, documents.parsed(documents.read(path, expected), path, expected), path, expected)
+    except UsageError as error:
+        raise UsageError(f"{error}; {advice}") from error
     if baseline.schema_version != BASELINE_SCHEMA_VERSION:
         expected = f"expected a baseline of schema version {BASELINE_SCHEMA_VERSION!r}"
         raise UsageError(f"{expected}, got {baseline.schema_version[:20]!r} in {str(path)!r}; {advice}")

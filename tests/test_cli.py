@@ -161,7 +161,7 @@ TYPOS = {
     "analyze m --width 20": "expected --width of at least 60 columns, got 20",
     "analyze m --target h10": "unknown target 'h10': did you mean h100 or a10?",
     "analyze m --target cuda": "unknown target 'cuda': say which card: t4, ",
-    "analyze m --target mine.json": "target file 'mine.json' cannot be read: No such file or directory",
+    "analyze m --target mine.json": "expected a target file with the fields name, device, full_name, memory_bytes, capability, got 'mine.json': No such",
     "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
     "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",
     "validate m --tolerance nan": "expected --tolerance as a fraction between 0 and 1, got nan",

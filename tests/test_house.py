@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -184,6 +185,8 @@ def test_the_makefile_and_the_pins_agree_on_torch() -> None:
 
 # --- what must stand nowhere --------------------------------------------------------------------------------------
 
+HIDDEN = (".ci", ".github", ".gitignore")
+"""What is the repository's own though its name begins with a dot."""
 UNWANTED = {
     "a path on somebody's machine": r"(?<![\w.:])/(?:home/(?!user/)|root/|work/|Users/)",
     "the host of a package index": r"\bpypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org",
@@ -191,11 +194,22 @@ UNWANTED = {
 }
 
 
+def files() -> list[Path]:
+    """What git has or would take; where there is no git, every file outside the tools' hidden folders."""
+    asked = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(asked, capture_output=True, check=False)
+    except FileNotFoundError:
+        listed = None
+    if (ROOT / ".git").exists() and listed is not None and listed.returncode == 0:
+        return sorted(ROOT / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
+    return sorted(path for path in ROOT.rglob("*") if all(not part.startswith((".", "__pycache__")) or part in HIDDEN for part in path.relative_to(ROOT).parts))
+
+
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every text file of the repository, tools' hidden folders left out."""
-    for path in sorted(ROOT.rglob("*")):
-        folders = path.relative_to(ROOT).parts[:-1]
-        if path.is_file() and all(folder == ".ci" or not folder.startswith((".", "__pycache__")) for folder in folders):
+    """Every text file of the repository."""
+    for path in files():
+        if path.is_file():
             try:
                 yield path, path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
@@ -211,3 +225,9 @@ def test_nowhere_is_there(what: str) -> None:
         if re.search(UNWANTED[what], line)
     ]
     assert not found, f"{what}:\n" + "\n".join(found)
+
+
+def test_files_that_git_ignores_are_nobodys_business() -> None:
+    named = {str(path.relative_to(ROOT)) for path in files()}
+    assert {"README.md", "fxmem/__init__.py", ".ci/run"} <= named
+    assert not [name for name in named if "__pycache__" in name or name.startswith((".venv", ".git/"))]

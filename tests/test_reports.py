@@ -66,7 +66,7 @@ def test_a_part_of_a_report_is_refused(tmp_path: Path, share: float) -> None:
     text = written(tmp_path / "r.json").read_bytes()
     cut = tmp_path / "cut.json"
     cut.write_bytes(text[: int(share * len(text))])
-    assert ("which is empty" if share == 0 else "which is no JSON, or only a part of one: EOF while parsing") in refused(cut)
+    assert ("which is empty" if share == 0 else "which is no JSON, or only a part of one: ") in refused(cut)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"PK\x03\x04", b"Model       Small\n", b"[" * 100_000])
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "r.json")
-    monkeypatch.setattr(reports, "MAX_BYTES", 1000)
+    monkeypatch.setenv("FXMEM_MAX_FILE_BYTES", "1000")
     assert "of at most 1000 bytes" in refused(path)
 
 

@@ -86,11 +86,14 @@ def test_target_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"mine.json' cannot be read: No such file"),
-        ("{", r"does not describe a target: the file: Invalid JSON"),
-        ('{"name": "mine", "device": "tpu"}', r"device: Input should be 'cuda' or 'cpu'"),
-        ('{"name": "mine", "device": "cuda", "capability": [9, 0], "memory": 3}', r"memory: Extra inputs are not permitted; expected the fields name, device"),
-        ('{"name": "mine", "device": "cuda", "capability": [9, 0], "memory_bytes": -3}', r"memory_bytes: .* greater than or equal to 0"),
+        (None, r"expected a target file with the fields name, device, .* got .*mine.json': No such file"),
+        ("{", r"is no JSON, or only a part of one"),
+        ('{"name": "mine", "device": "tpu"}', r"device is wrong: Input should be 'cuda' or 'cpu'"),
+        (
+            '{"name": "mine", "device": "cuda", "capability": [9, 0], "memory": 3}',
+            r"expected a target file with the fields name, device, .*memory is wrong: Extra inputs are not permitted",
+        ),
+        ('{"name": "mine", "device": "cuda", "capability": [9, 0], "memory_bytes": -3}', r"memory_bytes is wrong: .* greater than or equal to 0"),
         ('{"name": "mine", "device": "cuda"}', r'does not say the card\'s compute capability; add e.g. "capability": \[9, 0\]'),
     ],
 )

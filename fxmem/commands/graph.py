@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from fxmem.commands.output import check_ending, check_writable
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
-from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.drawing import Format
-    from fxmem.plan_records import Plan
 
 HEATS = ("saved", "output", "params", "flops", "live", "scratch")
 RENDERERS = ("auto", "dot", "wasi", "pygraphviz", "plain")
 
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "loaded_plan", "run"]
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
 DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
@@ -42,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import drawing
+    from fxmem import drawing, reports
     from fxmem.files import write_bytes
 
     check_ending("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
@@ -51,7 +49,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
     if form is not None:
         drawing.require_image(form, options.renderer)  # refused before the work, not after
-    plan = None if options.plan is None else loaded_plan(options.plan)
+    plan = None if options.plan is None else reports.load_plan(Path(options.plan))
     report, timeline = loaded_or_analyzed(options)
     what = {"heat": options.heat, "fold": not options.no_fold, "depth": options.depth, "focus": options.focus, "max_boxes": options.max_boxes, "plan": plan}
     if form is not None:
@@ -62,28 +60,3 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         data = drawing.svg(report, timeline, renderer=options.renderer, **what).encode()
     write_bytes(Path(options.output), data)
     return 0, ""
-
-
-def loaded_plan(name: str) -> Plan:
-    """The plan in a file that `fxmem plan --json` wrote.
-
-    Raises:
-        UsageError: no such file, or no plan in it.
-    """
-    from pydantic import ValidationError
-
-    from fxmem.plan_records import Plan
-    from fxmem.reports import MAX_BYTES
-
-    expected = "expected --plan to name a plan written by `fxmem plan --json`"
-    try:
-        with Path(name).open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{expected}, got {name!r}: {error.strerror}") from error
-    try:
-        return Plan.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise UsageError(f"{expected}, got {name!r}, in which {where} is wrong: {first['msg']}") from error

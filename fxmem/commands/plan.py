@@ -70,4 +70,5 @@ def _of_report(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
     from fxmem import estimating, reports
 
     report = reports.load_report(Path(options.model))
-    return estimating.estimate(report, report.peak, options.strategy, options.budget, options.application), report, reports.timeline(report)
+    line = reports.timeline(report)  # refuses a peak that is not the report's, which shares of it would be taken of
+    return estimating.estimate(report, report.peak, options.strategy, options.budget, options.application), report, line
