@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import sys
 import threading
@@ -53,6 +54,7 @@ __all__ = [
     "function_calls_seen_by",
     "input_metadata",
     "is_accumulate_grad",
+    "is_composite",
     "is_function_mode_on",
     "is_mutable",
     "is_sole_owner",
@@ -122,6 +124,12 @@ def op_arguments(func: OpOverload) -> Any:
 def is_mutable(func: OpOverload) -> bool:
     """Whether an op writes to an argument (`OpOverload._schema`, since 1.10)."""
     return bool(func._schema.is_mutable)
+
+
+@functools.cache
+def is_composite(func: OpOverload) -> bool:
+    """Whether an op is defined by other ops (`OpOverload.has_kernel_for_dispatch_key`, since 1.12; `decompose` then calls them)."""
+    return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def is_function_mode_on() -> bool:

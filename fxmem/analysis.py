@@ -19,7 +19,7 @@ from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
-from fxmem.unwrapping import EXPORTED, plain_model
+from fxmem.unwrapping import EXPORTED, check_gradients, plain_model
 from fxmem.usercode import failure
 
 __all__ = ["Analysis", "Call", "analyze", "analyze_call"]
@@ -216,6 +216,8 @@ def analyze_call(
         raise UsageError(f"expected accumulate to be at least 1, got {accumulate}")
     if accumulate > 1 and mode == "infer":
         raise UsageError("expected accumulate with a training step: at inference there are no gradients")
+    if mode == "train":
+        check_gradients(model)
     card = targets.target(target) if isinstance(target, str) else target
     training = {module: module.training for module in model.modules()}
     set_training(model, mode)

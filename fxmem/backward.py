@@ -78,6 +78,7 @@ class Engine:
         self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
         self._node_hooks: dict[int, dict[str, list[Callable[..., Any]]]] = {}
         self._raw_none: set[int] = set()
+        self._undifferentiable: dict[int, list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]] = {}
 
     # --- what autograd records -----------------------------------------------------------------------------------------
 
@@ -87,9 +88,18 @@ class Engine:
         with (
             _torch.saved_tensors_seen_by(self._pack, self._unpack),
             _torch.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
-            _torch.function_calls_seen_by(call, self._note_node_hook, self._note_raw_none),
+            _torch.function_calls_seen_by(lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none),
         ):
             yield
+
+    def _noted(self, outputs: Any) -> Any:
+        """What a Function returned; of those it marked non-differentiable autograd's graph keeps no shape, and zeros of it are what backward is given."""
+        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and isinstance(t.grad_fn, torch.autograd.function.BackwardCFunction)]
+        if nodes and len(nodes) < len(tensors):
+            looks = [(tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None for t in tensors]
+            self._undifferentiable[_torch.sequence_number(nodes[0])] = looks
+        return outputs
 
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Tell the engine that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
@@ -251,9 +261,12 @@ class Engine:
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         if number not in self._raw_none:
+            known = self._undifferentiable.get(number, [])
             for index, (gradient, wants) in enumerate(zip(received, _torch.input_metadata(node), strict=False)):
                 if gradient is None:
-                    received[index] = torch.zeros(tuple(wants.shape), dtype=wants.dtype, device=wants.device)
+                    look = known[index] if index < len(known) else None
+                    shape, dtype, device = look or (tuple(wants.shape), wants.dtype, wants.device)
+                    received[index] = torch.zeros(shape, dtype=dtype, device=device)
         with self._around():
             outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]

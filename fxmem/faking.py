@@ -10,7 +10,9 @@ model holds stay on the CPU if that is where they are, as they would (on meta, t
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +25,7 @@ from fxmem.errors import AnalysisError
 from fxmem.rebinding import Rebinder
 from fxmem.unwrapping import without_compiled
 
-__all__ = ["fake_copy", "fake_inputs", "fake_model", "meta_model", "shadow_model"]
+__all__ = ["deep_recursion", "fake_copy", "fake_inputs", "fake_model", "meta_model", "shadow_model"]
 
 
 def fake_model(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch.device) -> torch.nn.Module:
@@ -42,7 +44,7 @@ def fake_copy(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch
             for original, fake in zip(tensors, _fakes(tensors, device), strict=True):
                 memo[id(original)] = fake
         try:
-            with _CopyFakes(memo, device), warnings.catch_warnings():
+            with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what copying a library's class warns of is not its user's doing
                 made = copy.deepcopy(model, memo)
                 rebinder = Rebinder(memo, foreach=device.type == "cuda")
@@ -60,6 +62,17 @@ def fake_copy(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch
     return without_compiled(made), rebound
 
 
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of `copy.deepcopy`'s."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(4 * limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
     return _copied(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
@@ -75,7 +88,8 @@ def meta_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    made = copy.deepcopy(model, memo)
+    with deep_recursion():
+        made = copy.deepcopy(model, memo)
     Rebinder(memo).model(model)
     return made
 
@@ -113,12 +127,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Fakes for tensors that share one storage."""
     first = tensors[0]
-    if _torch_wrappers.is_wrapper(first):
+    if first.layout is torch.strided and _torch_wrappers.is_wrapper(first):
         return [_like(tensor, _torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors]
     if not _is_plain(first):
+        kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"
         raise AnalysisError(
-            f"expected dense, initialised tensors; got a {'lazy' if first.layout is torch.strided else first.layout} one of type {type(first).__name__}. "
-            "Pass dense tensors; run lazy modules once before the analysis."
+            f"expected dense, initialised tensors; got {kind}, whose memory its shape does not tell. "
+            "Give the model a dense tensor instead: padded, or of as many rows in all."
         )
     whole = len(tensors) == 1 and first.storage_offset() == 0
     if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():

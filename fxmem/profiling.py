@@ -23,17 +23,18 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from fxmem import _torch, _torch_wrappers, flops, kernels, values
+from fxmem import _torch, _torch_wrappers, _triton, flops, kernels, values
 from fxmem.accounting import Run, account
 from fxmem.backward import Engine
-from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError
-from fxmem.faking import fake_copy, fake_inputs
+from fxmem.errors import EnvironmentLacksError, FxmemError
+from fxmem.explaining import explained
+from fxmem.faking import deep_recursion, fake_copy, fake_inputs
 from fxmem.recording import LOSS, OPTIMIZER, Looked, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
 from fxmem.replaying import CHECK
 from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
-from fxmem.tracing import ProgramTracer, innermost_user_line, named_arguments
+from fxmem.tracing import ProgramTracer, named_arguments
 from fxmem.usercode import process_unchanged
 from fxmem.workspaces import Collector
 
@@ -170,6 +171,8 @@ class _Run:
                 stack.enter_context(self.engine.routed(self.tracer.call_function))
                 stack.enter_context(self.tracer.listening())
                 stack.enter_context(_torch_wrappers.compiled_as_eager(self._saw_compiled))
+                stack.enter_context(_triton.launches_told(self._saw_launch))
+                stack.enter_context(deep_recursion())
                 stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
@@ -180,7 +183,7 @@ class _Run:
         except FxmemError:
             raise
         except Exception as error:
-            raise _explain(error, self.model) from error
+            raise explained(error, self.model) from error
         finally:
             self.recorder.close()
             if collecting:
@@ -274,6 +277,11 @@ class _Run:
         recorder = self.recorder
         return any(recorder.birth[index] > 0 for index in recorder.alive())
 
+    def _saw_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
+        for tensor in _torch.tensors_in(arguments):
+            values.forget(tensor)
+        self.recorder.note_call(f"triton.{kernel}")
+
     def _saw_compiled(self) -> None:
         self.ran_compiled = True
 
@@ -342,22 +350,3 @@ def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> N
     for group in optimizer.param_groups if optimizer is not None else ():
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = foreach
-
-
-def _explain(error: Exception, model: torch.nn.Module) -> AnalysisError:
-    where = innermost_user_line(error)
-    at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
-    if isinstance(error, _torch.DATA_DEPENDENT):
-        return AnalysisError(
-            f"expected a model whose control flow and shapes do not depend on the data; {type(model).__name__} asks for a tensor's value "
-            f"({error}){at}. "
-            "Replace .item(), .tolist(), nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), "
-            "or analyse the part of the model without it."
-        )
-    if isinstance(error, _torch.UnsupportedOperatorException):
-        return AnalysisError(
-            f"expected every operator to have a fake kernel; {error} has none{at}. "
-            "Register one: torch.library.register_fake('namespace::op')(function returning empty tensors of the output's shape)."
-        )
-    text = str(error).strip().splitlines()
-    return AnalysisError(f"the model raised {type(error).__name__}: {text[0] if text else ''}{at}")

@@ -292,6 +292,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _torch_fakes.NUMBER_OF and (number := _torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and _torch.is_composite(func):
+            with self:  # there the dispatcher hands over whole what it takes apart everywhere else
+                return func.decompose(*args, **kwargs)
         begin = self.tick
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
             func = _IN_PLACE_IN_NODES[func]
@@ -326,6 +329,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if looked.hidden is not None:
             self._saw(index, looked.hidden, self._phase)
         return result
+
+    def note_call(self, name: str) -> None:
+        """Something that is no operator ran, allocated nothing and computed nobody knows how much."""
+        if not self._setup:
+            self.ops.append(LoggedOp(name, self._node, self._phase, self.tick, self.tick, None))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call itself, on fakes."""

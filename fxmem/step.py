@@ -62,15 +62,17 @@ def run_step(
     `loss` None means `default_loss`. The flags of the model (`training`, `requires_grad`) are taken as they are.
 
     Raises:
-        UsageError: the loss is no scalar tensor, or does not depend on a parameter.
+        UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
     """
     mark("forward")
     if mode == "infer":
         with torch.no_grad(), autocast(device_type, precision):
             out = model(*args, **kwargs)
+            _check_output(out)
         return
     with autocast(device_type, precision):
         out = model(*args, **kwargs)
+        _check_output(out)
         mark("loss")
         value = (default_loss if loss is None else loss)(out)
     _check_loss(value)
@@ -132,7 +134,8 @@ def set_training(model: nn.Module, mode: Mode) -> None:
     A model that is already training keeps the submodules its user has put in `eval()` (frozen normalisation).
     """
     if model.training != (mode == "train"):
-        model.train(mode == "train")
+        with contextlib.suppress(NotImplementedError):  # an exported program stays in the mode it was exported in
+            model.train(mode == "train")
 
 
 def describe(mode: Mode, loss: Loss | None, optimizer: Optimizer | None, precision: Precision | None, accumulate: int = 1) -> Step:
@@ -221,6 +224,11 @@ def _what(out: Any) -> str:
 
 def _name(spec: Any) -> str:
     return repr(spec) if isinstance(spec, str) else getattr(spec, "__qualname__", type(spec).__qualname__)
+
+
+def _check_output(out: Any) -> None:
+    if inspect.isgenerator(out):
+        raise UsageError("expected the model to return what it computed, got a generator, whose body has not run; return list(...) of it")
 
 
 def _check_loss(value: Any) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from fxmem import _torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
 
-__all__ = ["COMPILED", "EXPORTED", "plain_model", "without_compiled"]
+__all__ = ["COMPILED", "EXPORTED", "check_gradients", "plain_model", "without_compiled"]
 
 COMPILED = (
     "torch.compile'd code is analysed as the eager code it was made from: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own"
@@ -57,6 +57,16 @@ def plain_model(model: Any) -> tuple[nn.Module, tuple[str, ...]]:
         for path, module in model.named_modules():
             _check(path, module)
     return model, tuple(notes)
+
+
+def check_gradients(model: nn.Module) -> None:
+    """Refuse what only a training step cannot follow. Raises AnalysisError."""
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise AnalysisError(
+                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with sparse=True, and its gradient's rows are data. "
+                "Set its .sparse to False for an upper bound (gradient and optimizer state then cover the whole table), or analyse with mode='infer'."
+            )
 
 
 def without_compiled(model: nn.Module) -> nn.Module:

@@ -23,7 +23,7 @@ import torch
 
 from fxmem import _torch
 
-__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "give", "is_known", "libraries_ask_for_values", "recover"]
+__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "forget", "give", "is_known", "libraries_ask_for_values", "recover"]
 
 LIMIT = 1 << 20
 """Elements."""
@@ -157,6 +157,12 @@ def _value(tensor: Any) -> torch.Tensor | None:
         return tensor if isinstance(tensor, torch.Tensor) and _torch.device_type(tensor) == "cpu" and _is_trackable(tensor) else None
     value: torch.Tensor | None = getattr(tensor, VALUE, None)
     return value if value is not None else tensor.constant
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Something else than an operator has written to it: its values are no longer known."""
+    if isinstance(tensor, _torch.FakeTensor):
+        _forget(tensor)
 
 
 def _forget(tensor: torch.Tensor) -> None:

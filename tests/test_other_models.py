@@ -394,3 +394,285 @@ def test_save_on_cpu_takes_what_is_saved_off_the_card():
     offloaded = analyze(Doing(on_cpu), batch())
     assert kept.profile.saved_bytes == 2 * 512 * WIDTH * 4 - 512 * WIDTH * 4
     assert offloaded.profile.saved_bytes == 0
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------------------------
+
+
+def deep(width=256, layers=4):
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+
+
+def stepping_in_backward(optimizer=torch.optim.SGD):
+    """https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html"""
+    model = deep()
+    optimizers = {parameter: optimizer([parameter], foreach=False) for parameter in model.parameters()}
+
+    def hook(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+    return model
+
+
+def scaling_gradients():
+    model = deep()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: grad * 0.5)
+    return model
+
+
+def watched_backward():
+    model = deep()
+    for layer in model[1:]:
+        layer.register_full_backward_hook(lambda module, given, made: None)
+    return model
+
+
+@pytest.mark.parametrize("make", [stepping_in_backward, scaling_gradients, watched_backward])
+def test_hooks_of_parameters_and_modules(make):
+    assert_as_measured(make, batch(64, 256), modes=("train",), optimizer=None if make is stepping_in_backward else "adamw")
+
+
+def test_an_optimizer_within_backward_frees_gradients_as_it_goes():
+    model = stepping_in_backward(torch.optim.Adam)
+    stepping = analyze(model, batch(64, 256), optimizer=None, loss=squares)
+    storages = stepping.profile.storages
+    gradients = [s for s in storages if s.nbytes == 256 * 256 * 4 and s.birth > 0 and s.death < stepping.profile.ticks]
+    assert len(gradients) >= 4
+    momenta = sum(s.nbytes for s in storages if s.birth == 0 and s.kind is Kind.BUFFER)
+    assert momenta >= 2 * sum(p.numel() * 4 for p in model.parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def extractor():
+    """Keeps what its layers return, from hooks that close over a dictionary."""
+    model, features = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)]), {}
+
+    def keep(name):
+        def hook(module, args, output):
+            features[name] = output
+
+        return hook
+
+    for index, block in enumerate(model):
+        block.register_forward_hook(keep(index))
+    model.features = features
+    return model
+
+
+def test_hooks_that_keep_features_keep_them_in_the_copy():
+    model = extractor()
+    kept = analyze(model, batch(64, 256), mode="infer", target="cpu")
+    assert not model.features  # nothing of the run is left in the user's own dictionary
+    # The four of the step before are there until each is replaced: at the peak with the first layer's results, before and after its ReLU.
+    assert kept.peak.requested_bytes == 4 * (256 * 256 + 256) * 4 + (1 + 4 + 2) * 64 * 256 * 4
+
+
+def test_a_forward_that_closes_over_the_model_runs_on_the_copy():
+    model = layers()
+    inner = model[0].forward
+    model[0].forward = lambda x: inner(x) * model[2].bias.mean()
+    assert_as_measured(lambda: model, batch())
+    assert analyze(model, batch()).profile.target.device == "cuda"
+
+
+def test_a_loss_that_closes_over_the_model():
+    model = layers()
+    plain = analyze(model, batch(), loss=squares)
+    decayed = analyze(model, batch(), loss=lambda out: squares(out) + model[0].weight.square().sum())
+    assert plain.peak.requested_bytes <= decayed.peak.requested_bytes
+
+
+# --- torch.func -----------------------------------------------------------------------------------------------------------------
+
+ACTIVATION = 512 * WIDTH * 4
+PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH) * 4
+FUNC = {
+    # The profiler does not see what a transform frees, so these are counted by hand: activations alive at the peak, beside the input.
+    "vmap": (lambda m, x: torch.func.vmap(lambda row: torch.tanh(m.first(row)))(x), 2),
+    "grad": (lambda m, x: torch.func.grad(lambda y: torch.tanh(m.first(y)).sum())(x), 3),
+    "jvp": (lambda m, x: torch.func.jvp(torch.tanh, (m.first(x),), (x,))[1], 3),
+}
+
+
+@pytest.mark.parametrize(("function", "activations"), FUNC.values(), ids=FUNC)
+def test_transforms(function, activations):
+    analysis = analyze(Doing(function), batch(), mode="infer", target="cpu")
+    assert 0 <= analysis.peak.requested_bytes - PARAMETERS - ACTIVATION * (1 + activations) <= 16
+    assert analyze(Doing(function), batch(), loss=squares).profile.saved_bytes >= ACTIVATION
+
+
+def test_gradients_for_each_sample():
+    def each(model, x):
+        def loss(parameters, row):
+            return torch.func.functional_call(model.first, parameters, (row,)).square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.first.named_parameters()), x)["weight"]
+
+    analysis = analyze(Doing(each), batch(64), mode="infer")
+    assert analysis.profile.nodes
+    assert max(storage.nbytes for storage in analysis.profile.storages) == 64 * WIDTH * WIDTH * 4 or analysis.peak.requested_bytes > 64 * WIDTH * WIDTH * 4
+
+
+# --- operators of one's own -----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("fxmem_tests::unknown", mutates_args=())
+def unknown(a: torch.Tensor) -> torch.Tensor:
+    return a * 2
+
+
+@torch.library.custom_op("fxmem_tests::known", mutates_args=())
+def known(a: torch.Tensor) -> torch.Tensor:
+    return a * 2
+
+
+known.register_fake(torch.empty_like)
+known.register_autograd(lambda ctx, grad: grad * 2)
+
+_LIBRARY = torch.library.Library("fxmem_tests_cpu", "DEF")
+_LIBRARY.define("only(Tensor a) -> Tensor")
+_LIBRARY.impl("only", lambda a: a * 3, "CPU")
+
+
+def test_custom_operators_with_a_fake_kernel():
+    assert_as_measured(Doing(lambda m, x: m.second(known(m.first(x)))), batch())
+    profile = analyze(Doing(lambda m, x: m.second(known(m.first(x)))), batch()).profile
+    assert any(u.topic == "flops" and "fxmem_tests.known" in u.what for u in profile.unknowns)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(lambda m, x: unknown(x), "fxmem_tests::unknown"), (lambda m, x: torch.ops.fxmem_tests_cpu.only(x), "fxmem_tests_cpu::only")],
+    ids=["custom_op", "Library"],
+)
+def test_custom_operators_without_one_are_refused(call, name):
+    text = refusal(Doing(call), batch(), mode="infer")
+    assert f"{name} has none at {__file__}:" in text
+    assert f"@torch.library.register_fake('{name}')" in text
+
+
+def test_triton_kernels_are_not_launched():
+    triton = pytest.importorskip("triton")
+
+    def double(source, target, n):
+        raise AssertionError("never runs")
+
+    kernel = triton.jit(double)
+
+    def launching(model, x):
+        hidden = model.first(x)
+        out = torch.empty_like(hidden)
+        kernel[(triton.cdiv(hidden.numel(), 128),)](hidden, out, hidden.numel())
+        return model.second(out)
+
+    plain = analyze(Doing(lambda m, x: m.second(torch.empty_like(m.first(x)))), batch())
+    analysis = analyze(Doing(launching), batch())
+    assert analysis.peak.requested_bytes == pytest.approx(plain.peak.requested_bytes, rel=0.01)
+    assert any(u.topic == "flops" and u.what == "triton.double" for u in analysis.profile.unknowns)
+
+
+# --- refused, with the line -------------------------------------------------------------------------------------------------------
+
+
+def with_values(model, x):
+    return model.second(x) * len(model.first(x).tolist())
+
+
+def with_numpy(model, x):
+    return model.second(torch.from_numpy(model.first(x).detach().numpy()))
+
+
+def with_a_branch(model, x):
+    return model.second(x) if model.first(x).sum() > 0 else x
+
+
+def with_packing(model, x):
+    packed = nn.utils.rnn.pack_padded_sequence(model.first(x), torch.full((x.shape[0],), x.shape[1]), batch_first=True)
+    return model.recurrent(packed)[0].data
+
+
+def with_nested(model, x):
+    return model.first(torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)).values()
+
+
+def with_two_devices(model, x):
+    return model.first(x) + torch.ones(WIDTH)
+
+
+def with_a_stream(model, x):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return model.first(x)
+
+
+def with_cond(model, x):
+    return torch.cond(x.sum() > 0, model.first, model.second, (x,))
+
+
+REFUSED = [
+    (with_values, "asks for a tensor's value", "Replace .item(), .tolist()"),
+    (with_numpy, "asks for a tensor's value (.numpy())", ".numpy()"),
+    (with_a_branch, "asks for a tensor's value", "torch.where"),
+    (with_packing, "packs sequences by their lengths", "padded batch"),
+    (with_nested, "nested tensor, whose lengths are data", "padded batch"),
+    (with_two_devices, "mixes cuda:0 with cpu", "device=x.device"),
+    (with_a_stream, "CUDA driver", "target='cpu'"),
+    (with_cond, "torch's cond", "Call the branch"),
+]
+
+
+@pytest.mark.parametrize(("function", "what", "advice"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_only_data_can_tell_is_refused_with_its_line(function, what, advice):
+    x = torch.randn(4, 8, WIDTH) if function is with_packing else batch(8)
+    text = refusal(Doing(function, recurrent=nn.GRU(WIDTH, WIDTH, batch_first=True)), x, mode="infer")
+    assert what in text
+    assert advice in text
+    assert f"{__file__}:" in text
+    assert f"in {function.__name__}: `" in text
+
+
+def test_nested_inputs_are_refused():
+    nested = torch.nested.nested_tensor([batch(4), batch(2)], layout=torch.jagged)
+    assert "layout torch.jagged" in refusal(Doing(lambda m, x: m.first(x)), nested)
+
+
+def test_sparse_gradients_are_refused_in_training_only():
+    model = nn.Sequential(nn.Embedding(1000, WIDTH, sparse=True))
+    text = refusal(model, tokens(8, 16), optimizer=torch.optim.SparseAdam)
+    assert text.startswith("expected dense gradients; 0 (Embedding) was made with sparse=True")
+    assert_as_measured(model, tokens(8, 16), modes=("infer",))
+
+
+def test_generators_are_refused():
+    def forward(model, x):
+        yield model.first(x)
+
+    for mode in ("train", "infer"):
+        assert "got a generator" in refusal(Doing(forward), batch(), kind=UsageError, mode=mode)
+
+
+def test_modules_nested_as_deep_as_python_runs_them():
+    class Nested(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.layer, self.inner = nn.Linear(4, 4), Nested(depth - 1) if depth else None
+
+        def forward(self, x):
+            return self.layer(x) if self.inner is None else self.inner(self.layer(x))
+
+    model = Nested(150)
+    assert model(torch.randn(2, 4)).shape == (2, 4)
+    assert len(analyze(model, torch.randn(2, 4), mode="infer").profile.modules) == 1 + 2 * 150 + 1
+
+
+def test_calls_of_torch_cuda_are_answered_for_the_target():
+    def asking(model, x):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3" or "H100" in torch.cuda.get_device_name()
+        return model.second(model.first(x) + torch.zeros(WIDTH, device="cuda") + torch.zeros(WIDTH).cuda())
+
+    assert analyze(Doing(asking), batch()).profile.target.name == "h100"
