@@ -255,7 +255,8 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     if run.step.accumulate > 1:
         text = f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those before are there when it begins"
         yield Assumption(topic="step", text=text)
-    yield Assumption(topic="residents", text="parameters, buffers and inputs are on the target's device throughout; a prefetched next batch is not counted")
+    ahead = f"so are {run.step.prefetch} further batches like it" if run.step.prefetch else "a prefetched next batch is not counted"
+    yield Assumption(topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}")
     if run.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
     if run.optimizer is not None:

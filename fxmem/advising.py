@@ -78,7 +78,7 @@ class _Advisor:
         for change in changes_for(self.analysis):
             self.tell(f"trying {change.title}")
             try:
-                suggestion = self._suggestion([change], outcome(change.make(self.start, self.analysis)))
+                suggestion = self._suggestion([change], outcome(change.make(self.start, self.analysis), self.analysis))
             except NotToBeHadError as error:
                 refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
                 continue

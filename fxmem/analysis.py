@@ -39,6 +39,7 @@ class Call:
     precision: Precision | None = None
     settings: KernelSettings | None = None
     accumulate: int = 1
+    prefetch: int = 0
     target: str | Target = "h100"
     progress: Callable[[str], None] | None = None
 
@@ -143,6 +144,7 @@ def analyze(
     precision: Precision | None = None,
     settings: KernelSettings | None = None,
     accumulate: int = 1,
+    prefetch: int = 0,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -161,6 +163,7 @@ def analyze(
         settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them, and the
             gradients of those before are there when it begins.
+        prefetch: further batches like `inputs` that wait on the card throughout the step.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
         progress: told in a few words what is being done.
 
@@ -184,6 +187,7 @@ def analyze(
         precision=precision,
         settings=settings,
         accumulate=accumulate,
+        prefetch=prefetch,
         target=target,
         progress=progress,
     )
@@ -202,6 +206,7 @@ def analyze_call(
     precision: Precision | None = None,
     settings: KernelSettings | None = None,
     accumulate: int = 1,
+    prefetch: int = 0,
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -214,6 +219,8 @@ def analyze_call(
         raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
     if accumulate < 1:
         raise UsageError(f"expected accumulate to be at least 1, got {accumulate}")
+    if prefetch < 0:
+        raise UsageError(f"expected prefetch to be at least 0, got {prefetch}")
     if accumulate > 1 and mode == "infer":
         raise UsageError("expected accumulate with a training step: at inference there are no gradients")
     if mode == "train":
@@ -232,6 +239,7 @@ def analyze_call(
                 optimizer=optimizer,
                 precision=precision,
                 accumulate=accumulate,
+                prefetch=prefetch,
                 target=card,
                 name=name,
                 progress=progress or (lambda _: None),
@@ -251,6 +259,7 @@ def analyze_call(
         precision=precision,
         settings=settings,
         accumulate=accumulate,
+        prefetch=prefetch,
         target=card,
         progress=progress,
     )

@@ -62,6 +62,7 @@ def profile(
     optimizer: OptimizerSpec,
     precision: Precision | None,
     accumulate: int = 1,
+    prefetch: int = 0,
     target: Target,
     name: str,
     progress: Callable[[str], None] = lambda _: None,
@@ -76,6 +77,7 @@ def profile(
         optimizer: see `fxmem.step.make_optimizer`; None leaves the optimizer out.
         precision: autocast dtype, None for none.
         accumulate: micro-batches to one optimizer step; the step is the last of them, and the gradients of those before are there.
+        prefetch: further batches like the inputs that are there throughout.
         name: what to call the model in the record.
         progress: told in a few words what happens next.
 
@@ -84,7 +86,7 @@ def profile(
         EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
     """
     _require_device(target)
-    run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, accumulate=accumulate, target=target)
+    run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, accumulate=accumulate, prefetch=prefetch, target=target)
     progress("running one step on fake tensors")
     with run.environment():
         run.step()
@@ -120,9 +122,10 @@ class _Run:
         optimizer: OptimizerSpec,
         precision: Precision | None,
         accumulate: int,
+        prefetch: int,
         target: Target,
     ) -> None:
-        self.accumulate = accumulate
+        self.accumulate, self.prefetch = accumulate, prefetch
         self.mode, self.precision, self.target = mode, precision, target
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
@@ -136,6 +139,8 @@ class _Run:
             kernels.flatten_rnn_weights(self.model)
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
+        with self.fakes:
+            self.waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs]
         self.tracer = ProgramTracer(self.model, self.recorder, replacement=_replacement, on_tensor_method=self._tensor_method)
         self.engine = Engine(self.recorder, around=self.tracer.listening_in_backward)
         self.optimizer_spec = optimizer if mode == "train" else None
@@ -150,6 +155,7 @@ class _Run:
             (Kind.PARAMETER, self.parameters.items()),
             (Kind.BUFFER, self.model.named_buffers()),
             (Kind.INPUT, self.inputs),
+            (Kind.INPUT, self.waiting),
         )
         for kind, tensors in named:
             for label, tensor in tensors:
@@ -303,7 +309,7 @@ class _Run:
                 name=name,
                 model=self.model,
                 inputs=tuple(self.inputs),
-                step=describe(self.mode, self.loss, self.optimizer, self.precision, self.accumulate),
+                step=describe(self.mode, self.loss, self.optimizer, self.precision, self.accumulate, self.prefetch),
                 target=self.target,
                 optimizer=self.optimizer,
                 recorder=self.recorder,

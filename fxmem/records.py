@@ -290,6 +290,8 @@ class Step(Record):
     """Autocast dtype; None means none."""
     accumulate: int = 1
     """Micro-batches to one optimizer step; the step modelled is the last of them."""
+    prefetch: int = 0
+    """Further batches like the inputs that wait on the target throughout."""
 
 
 class Profile(Record):

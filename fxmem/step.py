@@ -138,12 +138,13 @@ def set_training(model: nn.Module, mode: Mode) -> None:
             model.train(mode == "train")
 
 
-def describe(mode: Mode, loss: Loss | None, optimizer: Optimizer | None, precision: Precision | None, accumulate: int = 1) -> Step:
+def describe(mode: Mode, loss: Loss | None, optimizer: Optimizer | None, precision: Precision | None, accumulate: int = 1, prefetch: int = 0) -> Step:
     """The step as a record."""
     if mode == "infer":
-        return Step(mode=mode, optimizer=None, loss=None, precision=precision)
+        return Step(mode=mode, optimizer=None, loss=None, precision=precision, prefetch=prefetch)
     how = "the output's .loss, else the sum of its floating-point tensors" if loss is None else getattr(loss, "__qualname__", type(loss).__qualname__)
-    return Step(mode=mode, optimizer=None if optimizer is None else type(optimizer).__name__, loss=how, precision=precision, accumulate=accumulate)
+    name = None if optimizer is None else type(optimizer).__name__
+    return Step(mode=mode, optimizer=name, loss=how, precision=precision, accumulate=accumulate, prefetch=prefetch)
 
 
 # --- optimizers ---------------------------------------------------------------------------------------------------------------

@@ -129,3 +129,26 @@ def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], mon
     assert main(["plan", "report.json", "--budget", "70%"]) == 0
     assert "an estimate" in capsys.readouterr().out
     assert main(["plan", "report.json", "--strategy", "cube"]) == 2
+
+
+def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text("from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))\n")
+    monkeypatch.chdir(tmp_path)
+    common = ["analyze", "own.py:build", "--input", "4x64", "--target", "cpu", "--quiet", "--json", "-"]
+
+    def report(*options: str) -> dict[str, Any]:
+        assert main([*common, *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    plain = report()["peak"]["by_kind"]
+    for options in (["--freeze", "0"], ["--freeze", "0.*"], ["--freeze", "0.weight", "--freeze", "0.bias"]):
+        frozen = report(*options)
+        assert plain["optimizer_state"] - frozen["peak"]["by_kind"]["optimizer_state"] == 8 * (64 * 512 + 512) + 8  # two float32 per number, two counters
+        assert any("frozen by --freeze" in each["text"] for each in frozen["assumptions"])
+    waiting = report("--prefetch", "3")
+    assert waiting["peak"]["by_kind"]["input"] == 4 * plain["input"]
+    assert waiting["step"]["prefetch"] == 3
+    assert main([*common, "--freeze", "O"]) == 2
+    assert "expected --freeze with a module or a pattern of parameters' names, got 'O'" in capsys.readouterr().err
+    assert main([*common, "--prefetch", "-1"]) == 2
+    assert "expected prefetch to be at least 0, got -1" in capsys.readouterr().err

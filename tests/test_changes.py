@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
+import sys
+import types
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
 from fxmem import _changes, analyze
 from fxmem._changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
+from fxmem._changes.holding import letting_go
 from fxmem.analysis import Analysis
+from fxmem.errors import AnalysisError, UsageError
 from fxmem.measuring import measure_cpu
+from fxmem.records import Kind
+from fxmem.settings import KernelSettings
 
 SMALL = 1e-3
 
@@ -112,7 +121,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
     analysis = analyze(Speaker(), ids, target="cpu", loss=lambda out: out["loss"])
     release = [change for change in changes_for(analysis) if change.key == "release:head"]
     assert len(release) == 1
-    assert "logits = self.head" in release[0].code
+    assert release[0].code.startswith("del logits  # ")
     changed = outcome(release[0].make(Variant(analysis.model, analysis.call, {}), analysis))
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes - 2_000_000
     assert changed.peak.requested_bytes == pytest.approx(measured(OnlyTheLoss(), ids), rel=SMALL)
@@ -128,7 +137,7 @@ def test_cross_entropy_in_chunks_is_the_same_loss_and_leaves_torch_as_it_was() -
     labels[3] = -100
     expected = F.cross_entropy(logits, labels)
     wanted = torch.autograd.grad(expected, logits)[0]
-    with _changes._cross_entropy_in_chunks():
+    with _changes.cross_entropy_in_chunks():
         loss = F.cross_entropy(logits, labels)
         smoothed = F.cross_entropy(logits, labels, label_smoothing=0.1)
     assert torch.allclose(loss, expected, rtol=1e-12)
@@ -152,3 +161,178 @@ def test_a_change_that_is_there_already_is_not_offered_twice() -> None:
             made(analysis, key)
     assert "expandable-segments" not in by_key(analysis)
     assert not [key for key in by_key(analyze(Mlp(), torch.randn(2, 64), target="cpu", optimizer=None)) if "optimizer" in key]
+
+
+# --- changes of kernels, of what is trained, and of what waits ------------------------------------------------------------------
+
+
+def test_a_frozen_part_is_worth_what_a_real_run_says() -> None:
+    model, x = Mlp(), torch.randn(64, 64)
+    analysis = analyze(model, x, target="cpu")
+    for key, paths in (("freeze:all-but-last", ("a", "b", "kept", "one", "two", "three", "c")[:2]), ("freeze:b", ("b",))):
+        changed = made(analysis, key)
+        assert all(p.requires_grad for p in model.parameters())
+        real = copy.deepcopy(model)
+        for path in paths:
+            real.get_submodule(path).requires_grad_(False)
+        assert changed.peak.requested_bytes < analysis.peak.requested_bytes
+        assert changed.peak.requested_bytes == pytest.approx(measured(real, x), rel=SMALL)
+
+
+def test_batches_that_wait_are_counted_and_one_fewer_frees_one() -> None:
+    model, x = Mlp(), torch.randn(512, 64)
+    plain, waiting = analyze(model, x, target="cpu"), analyze(model, x, target="cpu", prefetch=2)
+    nbytes = x.numel() * x.element_size()
+    assert waiting.peak.requested_bytes == plain.peak.requested_bytes + 2 * nbytes
+    assert waiting.peak.by_kind[Kind.INPUT] == 3 * nbytes
+    assert waiting.profile.step.prefetch == 2
+    assert any("2 further batches" in each.text for each in waiting.profile.assumptions)
+    assert made(waiting, "prefetch-less").peak.requested_bytes == waiting.peak.requested_bytes - nbytes
+    assert "prefetch-less" not in by_key(plain)
+    with pytest.raises(UsageError, match="expected prefetch to be at least 0, got -1"):
+        analyze(model, x, target="cpu", prefetch=-1)
+
+
+def test_tf32_is_switched_off_for_convolutions_only_and_only_once() -> None:
+    model, x = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU()), torch.zeros(8, 32, 32, 32)
+    before = torch.backends.cudnn.allow_tf32
+    changed = made(analyze(model, x), "tf32-off")
+    assert changed.variant.call.settings is not None
+    assert changed.variant.call.settings.allow_tf32 is False
+    assert torch.backends.cudnn.allow_tf32 is before
+    with pytest.raises(NotToBeHadError, match="off already"):
+        made(analyze(model, x, settings=KernelSettings(allow_tf32=False)), "tf32-off")
+    with pytest.raises(NotToBeHadError, match="no convolutions"):
+        made(analyze(Mlp(), torch.zeros(8, 64)), "tf32-off")
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(128, 384)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (2, 64)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_attention_kernels_that_do_not_run_are_offered_and_one_the_card_lacks_is_an_error_with_a_reason() -> None:
+    analysis = analyze(Attentive(), torch.zeros(2, 256, 128), settings=KernelSettings(sdpa="math"))
+    changes = by_key(analysis)
+    assert {"sdpa-flash", "sdpa-efficient", "sdpa-cudnn"} <= changes.keys()
+    better = made(analysis, "sdpa-efficient")
+    assert better.peak.requested_bytes < analysis.peak.requested_bytes
+    assert "sdpa-efficient" not in by_key(better.analysis)
+    with pytest.raises(AnalysisError):
+        made(analysis, "sdpa-flash")  # float32
+    assert not [key for key in by_key(analyze(Mlp(), torch.zeros(8, 64))) if key.startswith("sdpa-")]
+
+
+def test_eager_attention_of_transformers_gets_one_kernel() -> None:
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100, n_positions=256, attn_implementation="eager")
+    with torch.device("meta"):
+        model = transformers.GPT2Model(config)
+    ids = {"input_ids": torch.zeros(2, 256, dtype=torch.int64)}
+    analysis = analyze(model, ids)
+    changed = made(analysis, "sdpa")
+    assert changed.peak.requested_bytes < analysis.peak.requested_bytes
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises(NotToBeHadError, match="no transformers model with eager attention"):
+        made(changed.analysis, "sdpa")
+
+
+def test_optimizers_of_other_packages_are_tried_where_they_are_and_never_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AdamW8bit(torch.optim.SGD):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, momentum=0.9)
+
+    analysis = analyze(Mlp(), torch.zeros(16, 64), target="cpu")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in ("bitsandbytes", "torchao") else find(name, *rest))
+    for package in ("bitsandbytes", "torchao"):
+        with pytest.raises(NotToBeHadError, match=f"{package} is not installed"):
+            made(analysis, f"{package}-8bit")
+    package, inner = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.optim")
+    inner.AdamW8bit = AdamW8bit  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", inner)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object() if name == "bitsandbytes" else find(name, *rest))
+    assert made(analysis, "bitsandbytes-8bit").peak == made(analysis, "sgd-momentum-optimizer").peak
+
+
+# --- what is printed can be pasted ----------------------------------------------------------------------------------------------
+
+
+def pasted(analysis: Analysis, key: str, **names: Any) -> dict[str, Any]:
+    """What the code of a change does to the program's own names."""
+    namespace = {"torch": torch, "model": copy.deepcopy(analysis.model), "x": analysis.call.args[0], "loss_fn": lambda out: out.sum(), **names}
+    exec(by_key(analysis)[key].code, namespace)
+    return namespace
+
+
+def test_the_code_of_every_change_runs_and_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    model, x = Mlp(), torch.randn(8, 64)
+    analysis = analyze(model, x, target="cpu", prefetch=1)
+    changed = pasted(analysis, "inplace")["model"]
+    assert [name for name in ("kept", "one", "two", "three") if changed.get_submodule(name).inplace] == ["one", "two", "three"]
+    assert pasted(analysis, "bf16-weights")["model"].a.weight.dtype is torch.bfloat16
+    assert pasted(analysis, "bf16-autocast")["loss"].isfinite()
+    images = analyze(nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(1, 3, 8, 8))
+    assert pasted(images, "channels-last")["x"].is_contiguous(memory_format=torch.channels_last)
+    frozen = pasted(analysis, "freeze:all-but-last")["model"]
+    assert [name for name, p in frozen.named_parameters() if p.requires_grad] == ["c.weight", "c.bias"]
+    whole = copy.deepcopy(model)
+    whole(x).sum().backward()
+    parts = pasted(analysis, "micro-batches-2", loss_fn=lambda out: 2 * out.sum())["model"]
+    assert torch.allclose(parts.a.weight.grad, whole.a.weight.grad, rtol=1e-4, atol=1e-5)
+    for key, kind, setting in (
+        ("fused-optimizer", "AdamW", {"fused": True}),
+        ("forloop-optimizer", "AdamW", {"foreach": False}),
+        ("sgd-optimizer", "SGD", {"momentum": 0}),
+        ("sgd-momentum-optimizer", "SGD", {"momentum": 0.9}),
+        ("adafactor-optimizer", "Adafactor", {}),
+    ):
+        made_with = pasted(analysis, key)["optimizer"]
+        assert type(made_with).__name__ == kind
+        assert setting.items() <= made_with.defaults.items()
+    logits, labels = torch.randn(64, 50), torch.randint(0, 50, (64,))
+    assert torch.allclose(pasted(analysis, "chunked-loss", logits=logits, labels=labels)["loss"], F.cross_entropy(logits, labels), rtol=1e-5)
+    assert pasted(analysis, "prefetch-less", batches=iter([7]))["batch"] == 7
+
+
+def test_the_code_of_changes_for_a_card_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    analysis = analyze(Attentive(), torch.zeros(2, 8, 128), settings=KernelSettings(sdpa="math"))
+    pasted(analysis, "expandable-segments")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    seen = []
+
+    def loss_fn(out: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()))
+        return out.sum()
+
+    for key, model in (("sdpa-flash", nn.Identity()), ("sdpa-efficient", nn.Identity()), ("sdpa-cudnn", nn.Identity())):
+        pasted(analysis, key, model=model, loss_fn=loss_fn)
+    assert seen == [(True, False, False), (False, True, False), (False, False, True)]
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        pasted(analysis, "tf32-off")
+        assert torch.backends.cudnn.allow_tf32 is False
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("wide = self.a(x)", "del wide  # net.py:3, after its last use"),
+        ("self.kept = self.a(x)", "# net.py:3: self.kept = self.a(x): keep no name for it, and return without it"),
+        ("return self.head(x)", "# net.py:3: return self.head(x): keep no name for it, and return without it"),
+        ("x = torch.cat([a,", "# net.py:3: x = torch.cat([a,: keep no name for it, and return without it"),
+        ("", "# net.py:3: keep no name for it, and return without it"),
+    ],
+)
+def test_what_a_name_holds_is_let_go_by_name_and_what_has_none_by_its_line(line: str, code: str) -> None:
+    assert letting_go(line, "net.py:3") == code
+    compile(code, "", "exec")

@@ -213,7 +213,14 @@ def test_the_record_of_a_step() -> None:
     assert (described.optimizer, described.precision) == ("RMSprop", "bf16")
     assert described.loss is not None
     assert describe("train", default_loss, None, None).loss == "default_loss"
-    assert describe("infer", None, optimizer, None).model_dump() == {"mode": "infer", "optimizer": None, "loss": None, "precision": None, "accumulate": 1}
+    assert describe("infer", None, optimizer, None).model_dump() == {
+        "mode": "infer",
+        "optimizer": None,
+        "loss": None,
+        "precision": None,
+        "accumulate": 1,
+        "prefetch": 0,
+    }
 
 
 # --- optimizers ---------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 from fxmem._terminal import columns, why_plain
 from fxmem._units import printable
 from fxmem.commands.output import check_output, json_or
-from fxmem.commands.shared import Working, add_step, analyzed
+from fxmem.commands.shared import Working, add_prefetch, add_step, analyzed
 from fxmem.errors import UsageError
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_step(parser)
     accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
+    add_prefetch(parser)
     parser.add_argument("--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own")
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
     parser.add_argument("--json", metavar="FILE|-", help="write the result as JSON; `-` writes it to stdout instead of the table")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import fnmatch
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,26 @@ from fxmem._units import printable
 from fxmem.errors import EnvironmentLacksError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from fxmem.analysis import Analysis
     from fxmem.records import Report, Timeline
     from fxmem.settings import KernelSettings
     from fxmem.sources import BuiltModel
 
-__all__ = ["Working", "add_step", "add_target", "analyzed", "is_report", "loaded_or_analyzed", "model_and_inputs", "own", "require_torch", "step_arguments"]
+__all__ = [
+    "Working",
+    "add_prefetch",
+    "add_step",
+    "add_target",
+    "analyzed",
+    "is_report",
+    "loaded_or_analyzed",
+    "model_and_inputs",
+    "own",
+    "require_torch",
+    "step_arguments",
+]
 
 _MODEL = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
 
@@ -40,6 +56,8 @@ def add_step(parser: argparse.ArgumentParser, *, or_report: bool = False) -> Non
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help=optimizer)
     parser.add_argument("--precision", choices=["bf16", "fp16"], help="run under autocast")
     parser.add_argument("--weights", choices=["bf16", "fp16"], help="cast the weights")
+    freeze = "a module's path, or a pattern of parameters' names (encoder.layer.*), that is not trained; repeatable"
+    parser.add_argument("--freeze", action="append", default=[], metavar="PATH|PATTERN", help=freeze)
     parser.add_argument("--channels-last", action="store_true", help="lay out weights and 4-d inputs as channels_last")
     _add_kernels(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -61,6 +79,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="h100", metavar="NAME|FILE.json", help=text)
     accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
+    add_prefetch(parser)
+
+
+def add_prefetch(parser: argparse.ArgumentParser) -> None:
+    """What a data loader keeps on the card."""
+    parser.add_argument("--prefetch", type=int, default=0, metavar="N", help="further batches that wait on the card during the step (default 0)")
 
 
 def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
@@ -74,7 +98,8 @@ def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
 
     step = step_arguments(options)
     built, args, kwargs = model_and_inputs(options, progress)
-    return analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, accumulate=options.accumulate, target=card, progress=progress, **step)
+    loop = {"accumulate": options.accumulate, "prefetch": options.prefetch}
+    return analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **loop, **step)
 
 
 def is_report(model: str) -> bool:
@@ -149,9 +174,25 @@ def model_and_inputs(options: argparse.Namespace, progress: Callable[[str], None
     settings = parse_settings(options.settings)
     progress(f"building {options.model}")
     built = build_model(options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last)
+    built = dataclasses.replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
     chosen = specs or default_inputs(built, 8 if options.batch is None else options.batch)
     args, kwargs = make_inputs(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return built, args, kwargs
+
+
+def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:
+    """Take gradients from the parameters that each pattern names, and say how many they are."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        named = [name for name in parameters if name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)]
+        if not named:
+            from fxmem.usercode import closest
+
+            paths = [path for path, module in model.named_modules() if path and next(module.parameters(), None) is not None]
+            raise UsageError(f"expected --freeze with a module or a pattern of parameters' names, got {pattern!r}{closest(pattern, [*paths, *parameters])}")
+        for name in named:
+            parameters[name].requires_grad_(False)
+        yield f"{len(named)} of {len(parameters)} parameters are frozen by --freeze {pattern}"
 
 
 class Working:

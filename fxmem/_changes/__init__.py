@@ -1,0 +1,50 @@
+"""Changes to a training step that save memory: each turns one way of running the step into another.
+
+A change works on a `Variant`, so that several can be made one after the other. Nothing of the user's is touched: modules are
+changed on a copy of the tree, tensors on copies on meta.
+
+`code` is what to write. It may use `model`, `x` (the input), `loss_fn` (from the output to the loss), `labels`, `logits` and `batches`, by the
+names most programs have for them, and `torch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from fxmem._changes.activations import activation_changes
+from fxmem._changes.dtypes import dtype_changes
+from fxmem._changes.freezing import freezing_changes
+from fxmem._changes.holding import holding_changes
+from fxmem._changes.kernels import kernel_changes
+from fxmem._changes.losses import cross_entropy_in_chunks, loss_changes
+from fxmem._changes.stepping import stepping_changes
+from fxmem._changes.variants import Change, NotToBeHadError, Outcome, Variant, outcome
+from fxmem.analysis import Analysis
+
+__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "changes_for", "cross_entropy_in_chunks", "outcome"]
+
+_EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def changes_for(analysis: Analysis) -> Iterator[Change]:
+    """Everything that can be tried on this step, whether or not it will be worth it."""
+    training = analysis.profile.step.mode == "train"
+    if training:
+        yield from activation_changes(analysis)
+    yield from dtype_changes(analysis)
+    yield from kernel_changes(analysis)
+    if training:
+        yield from stepping_changes(analysis)
+        yield from freezing_changes(analysis)
+        yield from loss_changes(analysis)
+    yield from holding_changes(analysis)
+    if analysis.profile.target.device == "cuda":
+        yield Change(
+            "expandable-segments",
+            "allocator that can extend its segments",
+            "none",
+            "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'  # before anything is put on the card",
+            lambda variant, _: dataclasses.replace(variant, environ={**variant.environ, **_EXPANDABLE}),
+            note="frees what is reserved and not used; the allocated peak stays",
+        )

@@ -1,0 +1,78 @@
+"""What a change to a step works on, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from fxmem import allocator
+from fxmem._changes.uses import freed_after_last_use
+from fxmem.advice_records import Effect
+from fxmem.analysis import Analysis, Call, analyze_call
+from fxmem.errors import FxmemError
+from fxmem.records import Peak, Profile
+
+__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "outcome"]
+
+
+class NotToBeHadError(FxmemError):
+    """The change does not apply here; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way of running the step."""
+
+    model: nn.Module
+    call: Call
+    environ: Mapping[str, str]
+    """Where the allocator's settings are found."""
+    around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
+    """What the step runs within."""
+    released: frozenset[str] = frozenset()
+    """Names of nodes whose results the program lets go after their last use."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A variant, analysed."""
+
+    variant: Variant
+    analysis: Analysis
+    profile: Profile
+    peak: Peak
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One thing to do differently."""
+
+    key: str
+    title: str
+    effect: Effect
+    code: str
+    make: Callable[[Variant, Analysis], Variant]
+    """The variant changed; raises NotToBeHadError. The analysis is of the unchanged step."""
+    note: str = ""
+    excludes: str = ""
+    """Of changes with the same word here only one can be made."""
+
+
+def outcome(variant: Variant, known: Analysis | None = None) -> Outcome:
+    """Run the variant on fakes and account for it; an analysis of the same model and call is not made again."""
+    if known is not None and variant.model is known.model and variant.call is known.call and not variant.around:
+        return _accounted(variant, known)
+    call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
+    with contextlib.ExitStack() as stack:
+        for enter in variant.around:
+            stack.enter_context(enter())
+        analysis = analyze_call(variant.model, **call)
+    return _accounted(variant, analysis)
+
+
+def _accounted(variant: Variant, analysis: Analysis) -> Outcome:
+    profile = freed_after_last_use(analysis.profile, variant.released)
+    return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
