@@ -41,7 +41,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fxmem import __version__, _graph_engines, drawing, reports
+from fxmem import __version__, drawing, reports
+from fxmem.drawing import placing
 from fxmem.errors import FxmemError
 from fxmem.records import RecomputedRegion, Report
 
@@ -242,7 +243,7 @@ def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
         "versions": {"fxmem": __version__, **dict(_versions()), **_said_by("dot", "-V"), **(_said_by(browser, "--version") if browser else {})},
         "browser": browser is not None,
         "missing": [program.name for program in drawing.engines() if not program.available],
-        "limit_seconds": _graph_engines.TIME_LIMIT,
+        "limit_seconds": placing.TIME_LIMIT,
         "rounds": rounds,
         "rows": rows,
     }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fxmem import allocator, drawing, exporting, page, profiling, reporting, targets
+from fxmem import allocator, drawing, exporting, pages, profiling, reporting, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
@@ -112,8 +112,8 @@ class Analysis:
         write_text(Path(path), drawing.svg(self.profile, self.timeline, **options))
 
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the report as one self-contained page (whole or not at all); options as for `fxmem.page.html`."""
-        write_text(Path(path), page.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
+        """Write the report as one self-contained page (whole or not at all); options as for `fxmem.pages.html`."""
+        write_text(Path(path), pages.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
 
     def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
         """Write the step for another tool (whole or not at all); formats as in `fxmem.exporting.FORMATS`."""

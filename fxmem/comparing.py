@@ -13,7 +13,7 @@ from fxmem import liveness
 from fxmem._findings import describe
 from fxmem._matching import Pair, first_shape, matched_modules, matched_nodes, module_of
 from fxmem._module_tree import Figures, sum_figures
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem.records import SCHEMA_VERSION, InputTensor, Kind, Phase, Profile, Record, Report, SourceLine, Step, Target, Timeline
 
 __all__ = ["Change", "Comparison", "Grown", "HasReport", "ModuleChange", "NodeChange", "Side", "compare"]

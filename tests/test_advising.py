@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator
 from torch import nn
 
 import fxmem
-from fxmem import advice_reporting, analyze, budgets, schemas
+from fxmem import analyze, budgets, schemas
 from fxmem.__main__ import main
 from fxmem.advice_records import Advice
 from fxmem.analysis import Analysis
+from fxmem.reporting import advice as advice_reporting
 
 
 class Speaker(nn.Module):

@@ -13,12 +13,13 @@ from hypothesis import given
 from torch import nn
 
 import fxmem
-from fxmem import comparison_reporting, liveness
+from fxmem import liveness
 from fxmem.commands import compare as verb
 from fxmem.commands.parsing import Parser
 from fxmem.comparing import Change, Comparison, compare
 from fxmem.errors import UsageError
 from fxmem.records import Kind, Phase, Profile, Report
+from fxmem.reporting import comparisons as comparison_reporting
 from fxmem.reports import load_report
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.test_reporting import call, hostile

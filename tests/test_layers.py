@@ -15,12 +15,13 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 import fxmem
-from fxmem import layer_reporting, reports
+from fxmem import reports
 from fxmem._siblings import folded
 from fxmem.commands import layers as verb
 from fxmem.flops import UNCOUNTED
 from fxmem.layers import MAC_OPS, UNKNOWN_MAC_OPS, Layer, LayerReport, by_layer
 from fxmem.records import Kind, Profile
+from fxmem.reporting import layers as layer_reporting
 from fxmem.reports import load_report
 from tests.profiles import Log, deep_profile, small_profile
 from tests.test_reporting import hostile

@@ -18,12 +18,14 @@ from torch import nn
 from torch.profiler import record_function
 
 import fxmem
-from fxmem import _torch_profiler, line_page, line_reporting, reports
+from fxmem import _torch_profiler, reports
 from fxmem.commands import lines as verb
 from fxmem.errors import UsageError
 from fxmem.lines import LineReport, TensorGroup, by_line, is_installed
 from fxmem.measuring import collected
+from fxmem.pages import lines_html
 from fxmem.records import Kind, ModuleCall, Node, Phase, Profile, SourceLine
+from fxmem.reporting import lines as line_reporting
 from fxmem.reports import load_report
 from tests.profiles import Log, profiles, small_profile
 from tests.test_reporting import Balanced, hostile
@@ -341,7 +343,7 @@ def test_a_report_makes_nobody_read_other_files(tmp_path: Path, name: str) -> No
     if name.endswith(".txt"):
         (tmp_path / name).write_text("a\nb\nc\nline 4\nline 5\nsecret\n")
     report = by_line(looped(str(tmp_path / name)))
-    assert "secret" not in line_reporting.table(report) + line_page.html(report)
+    assert "secret" not in line_reporting.table(report) + lines_html(report)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 130, 200])
@@ -371,14 +373,14 @@ def test_inference_says_nothing_of_backward() -> None:
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "\x1b[31mred\x07", "</style><img src=x onerror=alert(1)>"])
 def test_names_are_text(text: str) -> None:
     report = by_line(hostile(text))
-    parsed = Balanced.check(re.sub(r"<!DOCTYPE html>|<(?:meta|link)[^>]*>", "", line_page.html(report)))
+    parsed = Balanced.check(re.sub(r"<!DOCTYPE html>|<(?:meta|link)[^>]*>", "", lines_html(report)))
     assert not parsed.tags & {"script", "img"}
     assert not {name for name in parsed.attributes if name.startswith("on") or name == "src"}
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", line_reporting.table(report))
 
 
 def test_the_page_is_one_file(own: Path) -> None:
-    page = line_page.html(by_line(looped(str(own))))
+    page = lines_html(by_line(looped(str(own))))
     assert not re.search(r"https?:|url\(|@import|<script", page)
     assert "default-src 'none'" in page
     parsed = Balanced.check(re.sub(r"<!DOCTYPE html>|<(?:meta|link)[^>]*>", "", page))
@@ -410,7 +412,7 @@ def test_the_verb_reads_a_report(saved: Path, tmp_path: Path) -> None:
     code, text = run(str(saved), "--width", "80", "--html", str(tmp_path / "lines.html"))
     assert code == 0
     assert text == line_reporting.table(by_line(load_report(saved)), width=80)
-    assert (tmp_path / "lines.html").read_text() == line_page.html(by_line(load_report(saved)))
+    assert (tmp_path / "lines.html").read_text() == lines_html(by_line(load_report(saved)))
     assert LineReport.model_validate_json(run(str(saved), "--json", "-")[1]) == by_line(load_report(saved))
 
 

@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from fxmem import _report_html, liveness, reporting
-from fxmem._page_links import box_of_node, link_data, script_json
+from fxmem import liveness, reporting
 from fxmem.commands import report as report_verb
 from fxmem.commands import timeline as timeline_verb
 from fxmem.drawing import svg
 from fxmem.errors import FxmemError, UsageError
-from fxmem.page import html
+from fxmem.pages import html
+from fxmem.pages.links import box_of_node, link_data, script_json
 from fxmem.plan_records import Application, CurvePoint, Plan, Region
 from fxmem.records import Profile, Report, Timeline
+from fxmem.reporting import notebook
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
 from tests.test_drawing import NAMES
 from tests.test_plotting import hostile, with_allocator
@@ -349,7 +350,7 @@ def test_a_notebook_shows_the_drawing_beneath_the_table() -> None:
 def test_a_large_drawing_is_left_out_of_a_notebook(monkeypatch: pytest.MonkeyPatch, limit: str, least: int) -> None:
     profile = small_profile()
     assert "fxmem-graph" in reporting.html(profile, liveness.timeline(profile))
-    monkeypatch.setattr(_report_html, limit, least)
+    monkeypatch.setattr(notebook, limit, least)
     assert "fxmem-graph" not in reporting.html(profile, liveness.timeline(profile))
 
 

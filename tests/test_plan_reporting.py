@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from fxmem import schemas
 from fxmem.plan_records import Application, CurvePoint, Edit, Plan, Region
-from fxmem.plan_reporting import table
 from fxmem.records import InputTensor, Kind, Peak, Phase, SourceLine
+from fxmem.reporting.plans import table
 from tests.profiles import TINY_CARD, TRAINING
 
 GIB = 1 << 30

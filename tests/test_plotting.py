@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem import liveness
-from fxmem._graph_text import text_width
-from fxmem._plot_colors import DARK, KINDS, LIGHT, Theme
-from fxmem._plot_owners import bytes_at_peak, parts_at_peak
-from fxmem._plot_series import Sample, samples
-from fxmem._plot_svg import SIZE, STYLE, spread, steps
+from fxmem._owners import bytes_at_peak, parts_at_peak
+from fxmem._svg_text import text_width
 from fxmem.allocator import Levels
 from fxmem.plotting import CurveDot, curve_svg, icicle_svg, timeline_svg
+from fxmem.plotting.colors import DARK, KINDS, LIGHT, Theme
+from fxmem.plotting.series import Sample, samples
+from fxmem.plotting.writing import SIZE, STYLE, spread, steps
 from fxmem.records import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.test_drawing import NAMES

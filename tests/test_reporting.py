@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from fxmem._findings import fits
 from fxmem._module_tree import Figures, Flops, Row, module_tree, step_rows, total_row, visible
-from fxmem._units import percent, printable
+from fxmem._units import format_bytes, format_flops, percent, printable
 from fxmem.liveness import timeline
 from fxmem.records import Kind, Node, Op, Phase, PhaseBytes, Profile, Step, Storage, TensorInfo
-from fxmem.reporting import fits, format_bytes, format_flops, html, table
+from fxmem.reporting import html, table
 from tests.profiles import CPU, TINY_CARD, deep_profile, make_profile, small_profile
 
 GOLDEN = Path(__file__).parent / "golden"

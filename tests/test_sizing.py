@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxmem
-from fxmem import allocator, size_reporting, sizing
-from fxmem._plot_sizes import sizes_svg
+from fxmem import allocator, sizing
 from fxmem.analysis import Analysis, analyze
 from fxmem.commands import cards as cards_command
 from fxmem.commands import max_batch as max_batch_command
 from fxmem.commands.parsing import Parser
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.plotting.sizes import sizes_svg
 from fxmem.records import Phase
+from fxmem.reporting import sizes as size_reporting
 from fxmem.resizing import resizing_of
 from fxmem.size_records import CardFits, SizeCurve, SizePoint
 

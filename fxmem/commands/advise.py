@@ -29,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import advice_reporting, budgets
+    from fxmem import budgets
+    from fxmem.reporting import advice as advice_reporting
 
     check_output(options)
     if options.budget is not None:

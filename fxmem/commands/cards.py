@@ -33,7 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import size_reporting, targets
+    from fxmem import targets
+    from fxmem.reporting import sizes as size_reporting
 
     check_output(options)
     names = None if options.only is None else [name.strip() for name in options.only.split(",")]

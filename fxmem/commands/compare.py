@@ -36,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import comparison_reporting
     from fxmem.comparing import compare
+    from fxmem.reporting import comparisons as comparison_reporting
 
     check_output(options)
     if options.top < 0:

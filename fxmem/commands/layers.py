@@ -27,8 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import layer_reporting
     from fxmem.layers import by_layer
+    from fxmem.reporting import layers as layer_reporting
 
     check_output(options)
     if options.format == "json":

@@ -35,9 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import line_page, line_reporting
     from fxmem.files import write_text
     from fxmem.lines import by_line
+    from fxmem.pages import lines_html
+    from fxmem.reporting import lines as line_reporting
 
     check_output(options)
     if options.html is not None:
@@ -50,6 +51,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     report, _ = loaded_or_analyzed(options)
     lines = by_line(report, files=options.file, installed=options.all)
     if options.html is not None:
-        write_text(Path(options.html), line_page.html(lines))
+        write_text(Path(options.html), lines_html(lines))
     width = columns() if options.width is None else options.width
     return 0, json_or(options, lines.to_json(), lambda: line_reporting.table(lines, width=width, tensors=options.tensors, color=not why_plain()))

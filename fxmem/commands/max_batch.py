@@ -37,8 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import _plot_sizes, reports, size_reporting
+    from fxmem import reports
     from fxmem.files import write_text
+    from fxmem.plotting import sizes
+    from fxmem.reporting import sizes as size_reporting
 
     check_output(options)
     _check(options)
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             analysis, budget=options.budget, dim=options.dim, limit=options.limit, change=None if plan is None else promising.with_plan(plan), progress=tell
         )
     if options.svg is not None:
-        write_text(Path(options.svg), _plot_sizes.sizes_svg(curve))
+        write_text(Path(options.svg), sizes.sizes_svg(curve))
     width = columns() if options.width is None else options.width
     text = json_or(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, width=width, color=not why_plain()))
     if curve.largest is not None:

@@ -43,8 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import budgets, drawing, plan_reporting
+    from fxmem import budgets, drawing
     from fxmem.files import write_text
+    from fxmem.reporting import plans as plan_reporting
 
     check_output(options)
     if options.budget is not None:

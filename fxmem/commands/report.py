@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import page, reports
+    from fxmem import pages, reports
     from fxmem.allocator import settings_of
     from fxmem.files import write_text
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     after_profile, after = planned_step(options, report)
     if plan is not None:
         _check_same_step(options.plan, plan, report)
-    text = page.html(
+    text = pages.html(
         report,
         timeline,
         budget_bytes=budget_of(options, timeline.peak),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem._units import format_shape, printable
 from fxmem.allocator import Settings
 from fxmem.records import Node, Profile, Timeline

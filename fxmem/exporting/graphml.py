@@ -9,7 +9,7 @@ The text is ASCII; what XML cannot hold (control characters in a model's own nam
 
 from __future__ import annotations
 
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem._units import printable
 from fxmem.allocator import Settings
 from fxmem.errors import EnvironmentLacksError

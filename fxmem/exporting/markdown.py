@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fxmem import _findings as findings
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem._units import format_bytes, format_flops, percent, printable
 from fxmem.allocator import Settings
 from fxmem.records import Profile, Timeline

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fxmem._graph_colors import LIGHT
 from fxmem._module_tree import call_name
-from fxmem._plot_owners import bytes_at_peak
+from fxmem._owners import bytes_at_peak
 from fxmem._units import format_bytes, format_flops, format_shape
 from fxmem.allocator import Settings
+from fxmem.drawing.colors import LIGHT
 from fxmem.exporting.places import enclosing_modules, site, title
 from fxmem.records import Node, Profile, Timeline
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fxmem import __version__
-from fxmem._plot_owners import owners_at_peak
+from fxmem._owners import owners_at_peak
 from fxmem.allocator import Settings
 from fxmem.exporting.places import enclosing_modules, module_label, storage_label, title
 from fxmem.records import Profile, Timeline

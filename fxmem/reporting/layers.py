@@ -1,0 +1,150 @@
+"""A model layer by layer, as a table for a terminal, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from rich.table import Table
+from rich.text import Text
+
+from fxmem._findings import flops_sum, header_facts
+from fxmem._module_tree import Flops
+from fxmem._siblings import folded
+from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem.layers import Layer, LayerReport, layer_likeness
+from fxmem.records import Profile
+from fxmem.reporting.tables import RULED, facts, fit, render
+
+__all__ = ["csv_text", "markdown", "table"]
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    width: int
+    cell: Callable[[Layer], str]
+    justify: Literal["left", "right"] = "right"
+
+
+_COLUMNS = (
+    _Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
+    _Column("Params", 7, lambda row: format_flops(row.params)),
+    _Column("MACs", 7, lambda row: flops_sum(Flops(row.macs, row.macs_unknown))),
+    _Column("FLOPs", 7, lambda row: flops_sum(Flops(row.forward_flops, row.forward_flops_unknown))),
+    _Column("Saved", 9, lambda row: _bytes(row.saved_bytes)),
+)
+_MORE_COLUMNS = (
+    _Column("Output", 9, lambda row: _bytes(row.output_bytes)),
+    _Column("Bwd FLOPs", 9, lambda row: flops_sum(Flops(row.backward_flops, row.backward_flops_unknown))),
+    _Column("Weights", 9, lambda row: _bytes(row.params_bytes)),
+    _Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
+)
+_NARROWEST_NAMES = 30
+
+
+def table(report: LayerReport, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+    """The layers as text whose lines are at most `width` columns wide.
+
+    Args:
+        report: from `fxmem.layers.by_layer`.
+        width: columns of the terminal, at least 60. Wider terminals get more columns: output bytes, backward FLOPs, bytes of the
+            weights, calls.
+        depth: levels of modules below the model to show. None: all modules, and the calls that compute or keep anything.
+        color: whether to write ANSI colours.
+    """
+    width = max(width, 60)
+    columns, names = _choose_columns(width)
+    tree = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 0, 0, 0), header_style="bold")
+    tree.add_column("Layer", width=names, no_wrap=True)
+    for column in columns:
+        tree.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
+    for layer, title in _shown(report, depth):
+        name = Text(fit("  " * layer.depth + printable(title), names))
+        room = names - name.cell_len - len(" ()")
+        if layer.type and layer.type != layer.name and room >= 6:
+            name.append(f" ({fit(printable(layer.type), room)})", style="dim")
+        tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
+    return render([facts(header_facts(cast(Profile, report))), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
+
+
+def markdown(report: LayerReport, *, depth: int | None = None) -> str:
+    """The same rows as a Markdown table with every column."""
+    columns = (*_COLUMNS, *_MORE_COLUMNS)
+    lines = ["| Layer | " + " | ".join(column.heading for column in columns) + " |"]
+    lines.append("|---|" + "|".join("---:" if column.justify == "right" else "---" for column in columns) + "|")
+    for layer, title in _shown(report, depth):
+        kind = f" ({layer.type})" if layer.type and layer.type != layer.name else ""
+        name = "&nbsp;&nbsp;" * layer.depth + _markdown(title + kind)
+        lines.append(f"| {name} | " + " | ".join(_markdown(column.cell(layer)) for column in columns) + " |")
+    return "\n".join([*lines, "", *(f"- {label}: {_markdown(text)}" for label, text in _sums(report))]) + "\n"
+
+
+def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
+    """One row for each layer with every field as it stands in the record, equal siblings one by one; shapes as `32x3x224x224`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(Layer.model_fields)
+    for layer in report.layers:
+        if depth is None or layer.depth <= depth:
+            shape = "" if layer.output_shape is None else format_shape(layer.output_shape)
+            names = {name: printable(getattr(layer, name)) for name in ("path", "name", "type")}
+            writer.writerow((layer.model_dump(mode="json") | names | {"output_shape": shape}).values())
+    return out.getvalue()
+
+
+def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
+    """Layers to show, and their titles."""
+    rows = [layer for layer in report.layers if (layer.kind == "module" or _matters(layer)) if depth is None or layer.depth <= depth]
+    for layer, label, alike in folded(rows, depth=lambda row: row.depth, label=lambda row: row.name, likeness=layer_likeness):
+        yield layer, f"{label} x{alike}" if alike > 1 else f"{label}, {layer.calls} calls" if layer.calls > 1 else label
+
+
+def _matters(layer: Layer) -> bool:
+    return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
+
+
+def _choose_columns(width: int) -> tuple[list[_Column], int]:
+    columns = list(_COLUMNS)
+    names = width - sum(1 + column.width for column in columns)
+    for column in _MORE_COLUMNS:
+        if names - 1 - column.width < _NARROWEST_NAMES:
+            break
+        columns.append(column)
+        names -= 1 + column.width
+    return columns, names
+
+
+def _sums(report: LayerReport) -> Iterator[tuple[str, str]]:
+    total = report.total
+    trained = "" if report.trained_params is None else f", of which {report.trained_params:,} get a gradient"
+    yield "Params", f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}; buffers {format_bytes(total.buffers_bytes)}"
+    yield "MACs", _count(total.macs, total.macs_unknown, "operator", "whose number is unknown")
+    yield "FLOPs", f"{_count(total.forward_flops, total.forward_flops_unknown, 'node', 'without a formula')} in forward"
+    if report.step.mode == "train":
+        yield "Backward", f"{_count(total.backward_flops, total.backward_flops_unknown, 'node', 'without a formula')} FLOPs"
+    yield "Output", f"{exact_bytes(total.output_bytes)} of results; input {format_bytes(report.input_bytes)}"
+    if report.step.mode == "train":
+        yield "Saved", f"{exact_bytes(total.saved_bytes)} kept for backward by the model; what the loss keeps is not among it"
+
+
+def _count(known: int, unknown: int, what: str, why: str) -> str:
+    return f"{'at least ' if unknown else ''}{known:,}" + (f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else "")
+
+
+def _legend(columns: Sequence[_Column]) -> str:
+    notes = ["MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."]
+    notes.append("Output: new memory of results, what activations take without backward. Saved: what is kept for backward.")
+    return " ".join(notes if any(column.heading == "Output" for column in columns) else [notes[0], "Saved: what is kept for backward."])
+
+
+def _markdown(text: str) -> str:
+    """Untrusted text as a cell: nothing in it is markup."""
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>|#~" else char for char in printable(text))
+
+
+def _bytes(n: int) -> str:
+    return format_bytes(n) if n else "0"
