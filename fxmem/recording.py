@@ -292,8 +292,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _torch_fakes.NUMBER_OF and (number := _torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and _torch.is_composite(func):
-            with self:  # there the dispatcher hands over whole what it takes apart everywhere else
+        if _torch.is_composite(func):  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
+            with self:
                 return func.decompose(*args, **kwargs)
         begin = self.tick
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:

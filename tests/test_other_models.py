@@ -5,6 +5,8 @@ import typing
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 from fxmem import analyze
@@ -84,6 +86,22 @@ class Product(torch.autograd.Function):
         return of_a, of_b, None
 
 
+class Largest(torch.autograd.Function):
+    """An output that has no gradient: backward is given zeros for it, of its own shape and dtype."""
+
+    @staticmethod
+    def forward(ctx, a):
+        values, indices = a.sort(-1)
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, of_values, of_indices):
+        (indices,) = ctx.saved_tensors
+        return torch.empty_like(of_values).scatter_(-1, indices, of_values)
+
+
 class Exponential(torch.autograd.Function):
     @staticmethod
     def forward(a):
@@ -113,6 +131,7 @@ class Doubled(torch.autograd.Function):
 FUNCTIONS = {
     "several outputs, attributes": lambda model, x: Product.apply(model.first(x), model.second(x), 3.0),
     "an input without gradient": lambda model, x: Product.apply(x, model.second(x), 3.0),
+    "an output without gradient": lambda model, x: Largest.apply(model.first(x)),
     "setup_context, once_differentiable": lambda model, x: model.second(Exponential.apply(model.first(x))),
     "mark_dirty": lambda model, x: model.second(Doubled.apply(model.first(x))),
 }
@@ -121,6 +140,20 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_custom_functions(function):
     assert_as_measured(Doing(function), batch())
+
+
+def test_a_step_that_clips_gradients():
+    def clipping(parameters):
+        optimizer = torch.optim.AdamW(parameters, foreach=False)
+
+        def clip(*_):
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+
+    assert_as_measured(layers(), batch(), modes=("train",), optimizer=clipping)
+    assert analyze(layers(), batch(), optimizer=clipping).profile.step.optimizer == "AdamW"
 
 
 # --- torch.compile, wrappers, exported programs ---------------------------------------------------------------------------------
@@ -174,13 +207,33 @@ def test_data_parallel_is_taken_off(target):
 
 @pytest.mark.parametrize("path", ["", "part"])
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, batch())], ids=["script", "trace"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript_is_refused(make, path):
     scripted = make(layers())
     text = refusal(Doing(lambda m, x: m.part(x), part=scripted) if path else scripted, batch())
     assert f"{path or 'the model'} (" in text
     assert "is TorchScript" in text
     assert "Pass the module it was made from" in text
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_data_parallel_is_taken_off_and_its_buckets_are_named(one_process):
+    plain, wrapped = analyze(layers(), batch()), analyze(nn.parallel.DistributedDataParallel(layers()), batch())
+    assert wrapped.peak.requested_bytes == plain.peak.requested_bytes
+    assert any(f"its buckets for reducing gradients ({2 * (WIDTH * WIDTH + WIDTH) * 4} bytes" in note for note in notes(wrapped))
+
+
+def test_sharded_modules_are_refused(one_process):
+    sharded = fully_shard(layers(), mesh=one_process)
+    text = refusal(sharded, batch())
+    assert "the model (FSDPSequential) is sharded by FSDP" in text
+    assert "before it is wrapped" in text
 
 
 def test_exported_programs():
@@ -215,7 +268,7 @@ def test_sparse_tensors_are_refused(sparse):
     assert "adjacency.to_dense()" in text
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization|torch.quantize)")
 def test_torch_ao_quantised_modules_are_refused():
     quantised = torch.ao.quantization.quantize_dynamic(layers(), {nn.Linear})
     text = refusal(quantised, batch(), mode="infer")
@@ -608,6 +661,11 @@ def with_a_stream(model, x):
         return model.first(x)
 
 
+def with_flex_attention(model, x):
+    heads = model.first(x).view(1, 1, *x.shape)
+    return flex_attention(heads, heads, heads)
+
+
 def with_cond(model, x):
     return torch.cond(x.sum() > 0, model.first, model.second, (x,))
 
@@ -621,6 +679,7 @@ REFUSED = [
     (with_two_devices, "mixes cuda:0 with cpu", "device=x.device"),
     (with_a_stream, "CUDA driver", "target='cpu'"),
     (with_cond, "torch's cond", "Call the branch"),
+    (with_flex_attention, "torch's flex_attention", "scaled_dot_product_attention"),
 ]
 
 
