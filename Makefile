@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice fuzz validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice drawings fuzz validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ plans: $(READY) ## how good and how fast the planners of checkpoints are, beside
 
 advice: $(READY) ## what each change is worth for well-known models
 	$(BIN)/python benchmarks/advice.py
+
+drawings: $(READY) ## each engine on large graphs, and other tools' drawings beside ours
+	$(BIN)/python benchmarks/drawings.py
 
 fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
 	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/test_fuzz.py
