@@ -221,3 +221,31 @@ def test_the_commands_for_a_model_of_your_own(capsys: pytest.CaptureFixture[str]
     report = Report.model_validate_json(capsys.readouterr().out)
     assert report.peak.by_kind["parameter"] == 4 * (101 * width + 4 * (width + 1) * width + width + 1)
     assert {tensor.name: tensor.shape for tensor in report.inputs} == {"features": (256, 100), "weights": (256,)}
+
+
+def test_lines_of_a_file(run: Run) -> None:
+    text = run("lines_of_a_file.py")
+    found = {int(words[0]): [int(word.replace(",", "")) for word in words[1:5]] for line in text.splitlines() if (words := line.split()) and words[0].isdigit()}
+    # A batch of 16 x 128 positions of 256 numbers is 2,097,152 bytes; four times as wide 8,388,608; a norm's mean and 1/deviation 8,192 each.
+    narrow, wide, statistics = 2_097_152, 8_388_608, 2 * 8_192
+    # The norm keeps its input (the first block's is the step's own) and statistics; `up` its input and gelu its own; `down` its input.
+    assert found[24] == [6, 6 * (narrow + statistics), 6 * (narrow + statistics), 5 * narrow + 6 * statistics]
+    assert found[25] == [12, 12 * wide, 12 * wide, 6 * (narrow + wide)]
+    assert found[26] == [12, 12 * narrow, 6 * narrow, 6 * wide]  # what `down` returns goes once it is added
+    assert found[40] == [2, 16 * 256 * 4 + 16 * 10 * 4, 16 * 256 * 4 + 16 * 10 * 4, 16 * 256 * 4]
+
+
+def test_compare_two_settings(run: Run) -> None:
+    text = run("compare_two_settings.py")
+    # Half of 32 x 64 x 64 x 64 float32 numbers, 33,554,432 bytes; the norm keeps the second convolution's result and 2 x 64 statistics.
+    assert "  layer 1 (was 1, ReLU): saves -16,777,216\n" in text
+    assert "  layer 3 (added, BatchNorm2d): saves +33,554,944\n" in text
+    assert "was 3" not in text.partition("a batch norm")[2]
+
+
+def test_checkpoint_resnet50(run: Run) -> None:
+    text = run("checkpoint_resnet50.py")
+    bytes_of = {label: int(number.replace(",", "")) for label, number in re.findall(r"^(without plan|promised|with plan) +([\d,]+) bytes", text, re.MULTILINE)}
+    assert bytes_of["with plan"] == bytes_of["promised"] <= 0.6 * bytes_of["without plan"]
+    assert "gradients equal: True, batch norm's statistics equal: True\n" in text
+    assert "a ResNet again, of 25,557,032 parameters\n" in text
