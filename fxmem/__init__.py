@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fxmem.advising import advise
     from fxmem.analysis import Analysis, analyze
+    from fxmem.card_fitting import cards
     from fxmem.checkpointing import checkpoint, uncheckpoint
     from fxmem.comparing import compare
     from fxmem.layers import by_layer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fxmem.plan_records import Plan
     from fxmem.promising import plan
     from fxmem.settings import KernelSettings
-    from fxmem.sizing import cards, max_batch
+    from fxmem.sizing import max_batch
     from fxmem.validation import validate
 
 __all__ = [
@@ -49,7 +50,7 @@ _HOMES = {
     "advise": "fxmem.advising",
     "by_layer": "fxmem.layers",
     "by_line": "fxmem.lines",
-    "cards": "fxmem.sizing",
+    "cards": "fxmem.card_fitting",
     "checkpoint": "fxmem.checkpointing",
     "compare": "fxmem.comparing",
     "max_batch": "fxmem.sizing",

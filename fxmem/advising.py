@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fxmem import allocator, budgets, promising, rooflines
+from fxmem import budgets, fitting, promising, rooflines
 from fxmem._changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
 from fxmem.advice_records import Advice, Effect, Refused, Suggestion
 from fxmem.analysis import Analysis
 from fxmem.errors import AnalysisError, ExceededError, FxmemError
 from fxmem.plan_records import Plan
-from fxmem.records import Profile
+from fxmem.records import Peak, Profile
 
 __all__ = ["advise"]
 
@@ -107,12 +107,12 @@ class _Advisor:
 
     def together(self, plans: bool) -> Suggestion | None:
         """The cheapest set of changes that keeps the budget: the mildest first, a plan on top where they do not do."""
-        if self._kept(self.analysis.profile, budgets.counted_bytes(self.analysis.peak)):
+        if self._kept(self.analysis.profile, self.analysis.peak, self.start.environ):
             return None
         for effect in range(len(_EFFECTS)):
             allowed = [pair for pair in self.useful if _EFFECTS.index(pair[1].effect) <= effect and pair[1].saved_bytes > 0]
             chosen, reached = self._added([change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)])
-            if reached is not None and self._kept(reached.profile, budgets.counted_bytes(reached.peak)):
+            if reached is not None and self._kept(reached.profile, reached.peak, reached.variant.environ):
                 return self._suggestion(*self._without_idle_ones(chosen, reached))
             if not plans or self.analysis.profile.step.mode != "train":
                 continue
@@ -139,7 +139,7 @@ class _Advisor:
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
             tried = self._made(fewer) if fewer else None
-            if tried is not None and self._kept(tried.profile, budgets.counted_bytes(tried.peak)):
+            if tried is not None and self._kept(tried.profile, tried.peak, tried.variant.environ):
                 chosen, reached = fewer, tried
         return chosen, reached
 
@@ -175,10 +175,12 @@ class _Advisor:
         except FxmemError:
             return None
 
-    def _kept(self, profile: Profile, used: int) -> bool:
-        if self.limit is None or used > self.limit:
+    def _kept(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
+        if self.limit is None:
             return False
-        return not self.bounds_allocator or allocator.fits(profile, self.limit, settings=allocator.settings_of(self.start.environ))
+        if not self.bounds_allocator:
+            return budgets.counted_bytes(peak) <= self.limit
+        return fitting.keeps(profile, peak, self.limit, environ)
 
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.analysis.profile)

@@ -8,11 +8,10 @@ the cheapest proposal that kept the budget, with the analysis's numbers.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from fxmem import allocator, budgets, checkpointing, rooflines, sizing
+from fxmem import budgets, checkpointing, fitting, rooflines, sizing
 from fxmem._units import exact_bytes, format_bytes
 from fxmem.analysis import Analysis
 from fxmem.errors import ExceededError, FxmemError, UsageError
@@ -23,7 +22,7 @@ from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments
 
-__all__ = ["applied", "plan", "with_plan"]
+__all__ = ["applied", "check_training", "plan", "plans_within", "with_plan"]
 
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
@@ -61,8 +60,7 @@ def plan(
         UsageError: not a training step, an unknown strategy or budget, a model that cannot be rewritten as asked.
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
-    if analysis.profile.step.mode != "train":
-        raise UsageError("expected the analysis of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+    check_training(analysis)
     if strategy not in STRATEGIES:
         raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
     search = _Search(analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application)), progress or (lambda _: None))
@@ -71,6 +69,32 @@ def plan(
     if budget is None and strategy not in ("sqrt", "chen"):
         return search.along_the_curve()
     return search.cheapest()
+
+
+def plans_within(
+    analysis: Analysis, budgets_bytes: Iterable[int], *, progress: Callable[[str], None] | None = None
+) -> tuple[dict[int, tuple[Plan, Analysis]], int]:
+    """For each of several budgets the plan with the least recomputation that keeps it, and the step with it; and how many plans were analysed.
+
+    As `plan` for each, but what was analysed for one budget is not analysed again for another. A budget that no plan keeps is left out, and so
+    are all below it, which are not searched: there is only less to have.
+
+    Raises:
+        UsageError: not a training step.
+    """
+    check_training(analysis)
+    first = _Search(analysis, "auto", _Limit(None, False), tuple(_applications(analysis, "auto", None)), progress or (lambda _: None))
+    found: dict[int, tuple[Plan, Analysis]] = {}
+    for nbytes in sorted(set(budgets_bytes), reverse=True):
+        search = replace(first, limit=_Limit(nbytes, analysis.profile.target.device == "cuda"))  # with the same planners and the same proposals seen
+        try:
+            best = search.best()
+        except UsageError:  # something must not run twice
+            best = None
+        if best is None:
+            break
+        found[nbytes] = search.finished(best), best.analysis
+    return found, len(first.seen)
 
 
 def applied(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
@@ -84,6 +108,12 @@ def with_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
     The function raises UsageError if the plan was made for another model.
     """
     return lambda analysis: applied(analysis, plan.regions, plan.application)
+
+
+def check_training(analysis: Analysis) -> None:
+    """Raise UsageError where there is nothing to checkpoint."""
+    if analysis.profile.step.mode != "train":
+        raise UsageError("expected the analysis of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
 
 
 @dataclass(frozen=True)
@@ -158,11 +188,9 @@ class _Search:
         """Whether a step keeps the limit."""
         if self.limit.nbytes is None:
             return True
-        if budgets.counted_bytes(analysis.peak) > self.limit.nbytes:
-            return False
-        if not self.limit.capacity or (analysis.peak.reserved_bytes or 0) <= self.limit.nbytes:
-            return True
-        return allocator.fits(analysis.profile, self.limit.nbytes, settings=allocator.settings_of(os.environ))
+        if not self.limit.capacity:
+            return budgets.counted_bytes(analysis.peak) <= self.limit.nbytes
+        return fitting.keeps(analysis.profile, analysis.peak, self.limit.nbytes)
 
     def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
         """What a planner proposes, applied and analysed."""
@@ -175,6 +203,13 @@ class _Search:
 
     def cheapest(self) -> Plan:
         """The plan with the least recomputation that keeps the limit."""
+        best = self.best()
+        if best is None:
+            raise ExceededError(self._out_of_reach())
+        return self.finished(best)
+
+    def best(self) -> _Proposal | None:
+        """The proposal with the least recomputation that keeps the limit; None if there is none."""
         best: _Proposal | None = None
         refused: list[UsageError] = []
         for way in self.ways:
@@ -186,9 +221,7 @@ class _Search:
             best = found if best is None or (found is not None and _cost(found) < _cost(best)) else best
         if best is None and len(refused) == len(self.ways):
             raise refused[-1]
-        if best is None:
-            raise ExceededError(self._out_of_reach())
-        return self.finished(best)
+        return best
 
     def _within(self, way: _Way, rival: _Proposal | None) -> _Proposal | None:
         """The cheapest proposal that keeps the limit. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""

@@ -42,7 +42,7 @@ RATES: Final = MappingProxyType(
         "rtx4090": _rates(82.6, 82.6, 165.2, 1008.0),  # NVIDIA Ada whitepaper
         "rtx5090": _rates(104.8, 104.8, 209.5, 1792.0),  # NVIDIA RTX Blackwell whitepaper
         "a10": _rates(31.2, 62.5, 125.0, 600.0),  # NVIDIA A10 datasheet
-        "a100-40gb": _rates(19.5, 156.0, 312.0, 1555.0),  # NVIDIA A100 datasheet
+        "a100": _rates(19.5, 156.0, 312.0, 1555.0),  # NVIDIA A100 datasheet
         "a100-80gb": _rates(19.5, 156.0, 312.0, 2039.0),  # NVIDIA A100 datasheet, SXM
         "l4": _rates(30.3, 60.0, 121.0, 300.0),  # NVIDIA L4 datasheet
         "l40s": _rates(91.6, 183.0, 362.0, 864.0),  # NVIDIA L40S datasheet

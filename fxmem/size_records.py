@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Kind, Many, Phase, Record, Step, Target
 
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
@@ -112,6 +113,8 @@ class CardFit(Record):
     allocator gives its cache back when it runs short, which can take time at every step."""
     obstacle: str = ""
     """Why it does not fit, in words; empty when it fits."""
+    plan: Plan | None = None
+    """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there are none, or nobody asked."""
 
 
 class CardFits(Record):
@@ -127,6 +130,15 @@ class CardFits(Record):
     """The smallest memory first."""
     analyses: int
     """How many times the step was analysed: once for each compute capability."""
+    planned: bool = False
+    """Whether checkpoints were looked for where the step does not fit by itself."""
+    plan_analyses: int = 0
+    """How many plans were carried out on a stand-in and analysed to find them."""
+
+    @property
+    def fitting(self) -> tuple[CardFit, ...]:
+        """The cards it fits, by itself or with a plan."""
+        return tuple(card for card in self.cards if card.fits or card.plan is not None)
 
 
 class PeakBaseline(Record):

@@ -1,4 +1,4 @@
-"""How large an input may be, and which cards a step fits: found by analysing the step at each size and for each architecture.
+"""How large an input may be, found by analysing the step at each size.
 
 No formula decides. A line through the sizes analysed so far only proposes the next one, so that few are needed; the size
 returned was analysed and fits, the next one was analysed and does not. A larger size that nobody tried may fit all the same:
@@ -8,24 +8,23 @@ library workspaces do not always grow with the input, and which pieces an alloca
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from fxmem import allocator, budgets, targets
+from fxmem import budgets, fitting, targets
 from fxmem._units import format_bytes
 from fxmem.analysis import Analysis, analyze
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.records import Assumption, Peak, Profile, Target
+from fxmem.records import Assumption, Target
 from fxmem.resizing import Resizing, resizing_of
-from fxmem.size_records import CardFit, CardFits, SizeCurve, SizePoint
+from fxmem.size_records import SizeCurve, SizePoint
 from fxmem.tracing import named_arguments
 
-__all__ = ["LIMIT", "Change", "cards", "cards_of", "curve_of", "fitted_line", "max_batch", "search", "within"]
+__all__ = ["LIMIT", "Change", "curve_of", "fitted_line", "max_batch", "search"]
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
@@ -132,105 +131,7 @@ def curve_of(
     )
 
 
-# --- cards ------------------------------------------------------------------------------------------------------------------
-
-
-def cards(
-    model: torch.nn.Module | Callable[[], torch.nn.Module],
-    inputs: Any,
-    *,
-    names: Iterable[str] | None = None,
-    progress: Callable[[str], None] | None = None,
-    **options: Any,
-) -> CardFits:
-    """Which cards of the catalogue a step fits, with what headroom.
-
-    The step is analysed once for each compute capability, because that decides its kernels and their workspaces, and is
-    then held against the memory of each card of that capability: eight analyses for the whole catalogue.
-
-    Args:
-        model: as for `fxmem.analyze`.
-        inputs: as for `fxmem.analyze`.
-        names: the cards of interest; None for every card of the catalogue.
-        progress: told of each analysis in a few words.
-        options: further ones of `fxmem.analyze`, but `target`.
-
-    Raises:
-        UsageError: an unknown card, or one without memory; an option that cannot be understood.
-        AnalysisError: the model cannot be analysed.
-    """
-    chosen = _chosen(names)
-    return cards_of(analyze(model, inputs, target=chosen[0], progress=progress, **options), names=names, progress=progress)
-
-
-def cards_of(
-    analysis: Analysis, *, names: Iterable[str] | None = None, change: Change | None = None, progress: Callable[[str], None] | None = None
-) -> CardFits:
-    """`cards` for a step that has been analysed for one of them; `change` is done to the step before it is judged."""
-    tell = progress or (lambda _: None)
-    alike: dict[tuple[int, int] | None, list[Target]] = {}
-    for card in _chosen(names):
-        alike.setdefault(card.capability, []).append(card)
-    found: list[CardFit] = []
-    for number, (capability, group) in enumerate(alike.items(), 1):
-        for_it = analysis if analysis.profile.target.capability == capability else analysis.again(target=group[0])
-        judged = for_it if change is None else change(for_it)
-        found += [_card_fit(judged, card) for card in group]
-        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(budgets.counted_bytes(judged.peak))}"
-        tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
-    profile = analysis.profile
-    return CardFits(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        cards=tuple(sorted(found, key=lambda fit: (fit.target.memory_bytes or 0, fit.target.name))),
-        analyses=len(alike),
-    )
-
-
-def _chosen(names: Iterable[str] | None) -> list[Target]:
-    wanted = [card.target for card in targets.CATALOGUE.values() if card.target.device == "cuda"] if names is None else [targets.target(name) for name in names]
-    for card in wanted:
-        if card.memory_bytes is None or card.device != "cuda":
-            raise UsageError(f"expected cards whose memory is known, got {card.name!r}")
-    if not wanted:
-        raise UsageError("expected at least one card, got none; leave them out for the whole catalogue")
-    return list({card.name: card for card in wanted}.values())
-
-
-def _card_fit(analysis: Analysis, card: Target) -> CardFit:
-    memory = card.memory_bytes or 0
-    peak = within(analysis.profile, analysis.peak, memory)
-    return CardFit(
-        target=card,
-        requested_bytes=peak.requested_bytes,
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes,
-        fits=bool(peak.fits),
-        headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
-        obstacle=peak.shortage,
-    )
-
-
 # --- one size ---------------------------------------------------------------------------------------------------------------
-
-
-def within(profile: Profile, peak: Peak, memory_bytes: int) -> Peak:
-    """The peak with `fits` and `shortage` for that much memory instead of the target's.
-
-    For a card: whether a loop over the step runs when the driver gives the allocator no more than that (`allocator.fits`).
-    Without an allocator: whether the requested bytes are no more.
-    """
-    used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
-    if used <= memory_bytes:
-        return peak.model_copy(update={"fits": True, "shortage": ""})
-    if peak.reserved_bytes is None:
-        return peak.model_copy(update={"fits": False, "shortage": f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"})
-    smaller = profile.target.model_copy(update={"memory_bytes": memory_bytes})
-    replayed = allocator.complete_timeline(profile.model_copy(update={"target": smaller}), os.environ).peak
-    return peak.model_copy(update={"fits": replayed.fits, "shortage": replayed.shortage})
 
 
 def _memory(target: Target, budget: int | str | None) -> int:
@@ -255,7 +156,7 @@ def _at(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
 
 
 def _point(size: int, analysis: Analysis, memory: int) -> SizePoint:
-    peak = within(analysis.profile, analysis.peak, memory)
+    peak = fitting.within(analysis.profile, analysis.peak, memory)
     return SizePoint(
         size=size,
         requested_bytes=peak.requested_bytes,

@@ -7,7 +7,6 @@ beside the tests; what it compares and says is here. Nothing needs a GPU or weig
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxmem import allocator, budgets, documents
+from fxmem import budgets, documents, fitting
 from fxmem._findings import describe
 from fxmem._units import exact_bytes, format_bytes, format_shape, percent, printable
 from fxmem.analysis import Analysis, analyze
@@ -67,7 +66,7 @@ def complaint(analysis: Analysis, limit: int) -> str:
     used, measure = budgets.counted_bytes(peak), _measure(peak.allocated_bytes)
     if used > limit:
         first = f"the peak is {exact_bytes(used)} {measure}, {format_bytes(used - limit)} above the budget of {exact_bytes(limit)}"
-    elif (peak.reserved_bytes or 0) > limit and not allocator.fits(profile, limit, settings=allocator.settings_of(os.environ)):
+    elif not fitting.keeps(profile, peak, limit):
         first = f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a loop the allocator runs out of it"
     else:
         return ""

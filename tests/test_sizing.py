@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxmem
-from fxmem import allocator, sizing
+from fxmem import allocator, card_fitting, promising, sizing
 from fxmem.analysis import Analysis, analyze
 from fxmem.commands import cards as cards_command
 from fxmem.commands import max_batch as max_batch_command
@@ -333,7 +333,7 @@ def wide() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def fits() -> CardFits:
-    return sizing.cards(wide, meta(3 << 15, 16), names=CARDS, optimizer=None)
+    return card_fitting.cards(wide, meta(3 << 15, 16), names=CARDS, optimizer=None)
 
 
 def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
@@ -351,7 +351,7 @@ def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 64, 7, stride=2), nn.ReLU(), nn.Conv2d(64, 128, 3))
 
-    found = sizing.cards(net, meta(8, 3, 64, 64), names=("rtx4090", "l4", "l40s"))
+    found = card_fitting.cards(net, meta(8, 3, 64, 64), names=("rtx4090", "l4", "l40s"))
     peaks = [analyze(net, meta(8, 3, 64, 64), target=card.target).peak.allocated_bytes for card in found.cards]
     assert [card.allocated_bytes for card in found.cards] == peaks
 
@@ -362,7 +362,83 @@ NO_CARDS = [(["cpu"], "expected cards whose memory is known, got 'cpu'"), (["rtx
 @pytest.mark.parametrize(("names", "message"), NO_CARDS)
 def test_what_is_no_card_is_refused(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        sizing.cards(linear, meta(2, 1000), names=names)
+        card_fitting.cards(linear, meta(2, 1000), names=names)
+
+
+# --- cards that are too small, with checkpoints -------------------------------------------------------------------------------
+
+
+def deep() -> nn.Module:
+    """For 2^18 samples, a GiB for each of 24 results; a checkpointed half of them is there only while it is needed."""
+    return nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(1024, 1024), nn.GELU())))
+
+
+@pytest.fixture(scope="module")
+def planned() -> CardFits:
+    return card_fitting.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4", "t4", "rtx3080"), plans=True)
+
+
+def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: CardFits) -> None:
+    by_name = {card.target.name: card for card in planned.cards}
+    assert by_name["h100"].fits
+    assert by_name["h100"].plan is None
+    for name in ("a10", "l4", "t4"):
+        card, analysis = by_name[name], analyze(deep, meta(1 << 18, 1024), target=name)
+        assert not card.fits
+        assert card.plan is not None
+        assert card.plan.target == card.target
+        alone = promising.plan(analysis, budget=card.target.memory_bytes)
+        assert (card.plan.extra_flops, card.plan.regions) == (alone.extra_flops, alone.regions)
+        carried_out = promising.applied(analysis, card.plan.regions, card.plan.application)
+        assert carried_out.peak.fits
+        assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (card.plan.before.model_dump(), card.plan.after.model_dump())
+        assert card.plan.before_seconds == pytest.approx(alone.before_seconds)
+        assert card.plan.after_seconds == pytest.approx(alone.after_seconds)
+    extra = [by_name[name].plan for name in ("t4", "l4")]
+    assert (extra[0].extra_flops or 0) > (extra[1].extra_flops or 0) > 0  # type: ignore[union-attr]
+
+
+def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    search = promising.plans_within
+
+    def counted(analysis: Analysis, nbytes: list[int], **rest: Any) -> Any:
+        asked.append(sorted(nbytes))
+        return search(analysis, nbytes, **rest)
+
+    monkeypatch.setattr(promising, "plans_within", counted)
+    together = card_fitting.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4"), plans=True)
+    # Products take the same workspace on compute capabilities 8.6 and 8.9; the third card is large enough.
+    assert asked == [[card.target.memory_bytes for card in together.cards if card.target.name in ("a10", "l4")]]
+    singly = [card_fitting.cards(deep, meta(1 << 18, 1024), names=[name], plans=True) for name in ("a10", "l4")]
+    assert 0 < together.plan_analyses < sum(each.plan_analyses for each in singly)
+
+
+def test_no_plan_makes_weights_smaller() -> None:
+    found = card_fitting.cards(lambda: nn.Linear(40_000, 40_000), meta(4, 40_000), names=("t4",), plans=True)
+    assert not found.cards[0].fits
+    assert found.cards[0].plan is None
+    assert found.fitting == ()
+
+
+def test_plans_as_text_and_json(planned: CardFits) -> None:
+    assert CardFits.model_validate_json(planned.model_dump_json()) == planned
+    text = size_reporting.cards_table(planned, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    verdicts = {line.split()[0]: line.split()[-1] for line in text.partition("Plans")[0].splitlines() if line.startswith(("t4", "l4", "a10", "h100"))}
+    assert verdicts == {"t4": "plan", "l4": "plan", "a10": "plan", "h100": "yes"}
+    plan = next(card.plan for card in planned.cards if card.target.name == "l4")
+    assert plan is not None
+    row = next(line for line in text.partition("Plans")[2].splitlines() if line.split()[:1] == ["l4"])
+    assert f"{100 * (plan.extra_fraction or 0):+.1f} %" in row
+    assert "Plans" not in size_reporting.cards_table(planned.model_copy(update={"cards": tuple(card for card in planned.cards if card.plan is None)}))
+
+
+def test_at_inference_there_is_nothing_to_plan() -> None:
+    with pytest.raises(UsageError, match="nothing to checkpoint"):
+        card_fitting.cards(linear, meta(4, 1000), names=("t4",), plans=True, mode="infer")
+    with pytest.raises(UsageError, match="expected --plan with a training step"):
+        command(cards_command, "torchvision:resnet18", "--mode", "infer", "--plan")
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------------
@@ -476,6 +552,8 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     code, text = command(cards_command, model, "--set", "width=100000", "--input", "4x100000", "--only", "l4,t4", "--quiet", "--width", "80")
     assert code == 4
     assert "0 of 2 fit" in text
+    code, text = command(cards_command, model, "--set", "width=100000", "--input", "4x100000", "--only", "t4", "--quiet", "--plan", "--json", "-")
+    assert (code, json.loads(text)["planned"]) == (4, True)
 
 
 @pytest.mark.parametrize(("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")])

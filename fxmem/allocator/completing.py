@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxmem import liveness, targets
-from fxmem.allocator.looping import Shortage
 from fxmem.allocator.recording import Levels, levels
 from fxmem.allocator.replaying import replay
 from fxmem.allocator.settings import Settings
@@ -42,7 +41,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
             "reserved_bytes": free.reserved_bytes,
             "process_bytes": None if context is None or free.reserved_bytes is None else free.reserved_bytes + context[0].nbytes,
             "fits": None if memory is None else bounded.shortage is None,
-            "shortage": "" if bounded.shortage is None else _in_words(bounded.shortage),
+            "shortage": "" if bounded.shortage is None else bounded.shortage.in_words,
         }
     )
     return timeline.model_copy(update={"peak": peak})
@@ -56,10 +55,3 @@ def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Level
         return None
     found = levels(profile, settings)
     return found if max(found.allocated_bytes, default=0) == timeline.peak.allocated_bytes else None
-
-
-def _in_words(shortage: Shortage) -> str:
-    who = f"{shortage.op or 'the program'}{f' of {shortage.node}' if shortage.node else ''}"
-    when = f"in {shortage.phase} of step {shortage.step}" if shortage.phase is not None else "before the first step"
-    asked = f"{shortage.asked_bytes:,} bytes, for which a segment of {shortage.segment_bytes:,} is needed"
-    return f"It runs out {when}: {who} asks for {asked}, and {shortage.free_bytes:,} are free"

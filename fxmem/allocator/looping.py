@@ -71,6 +71,14 @@ class Shortage(Record):
     allocated_bytes: Bytes
     reserved_bytes: Bytes
 
+    @property
+    def in_words(self) -> str:
+        """A sentence without its full stop."""
+        who = f"{self.op or 'the program'}{f' of {self.node}' if self.node else ''}"
+        when = f"in {self.phase} of step {self.step}" if self.phase is not None else "before the first step"
+        asked = f"{self.asked_bytes:,} bytes, for which a segment of {self.segment_bytes:,} is needed"
+        return f"It runs out {when}: {who} asks for {asked}, and {self.free_bytes:,} are free"
+
 
 class Run(Record):
     """One step that ran through."""

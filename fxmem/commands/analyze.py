@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -55,13 +54,13 @@ def exceeded(report: Report, budget: Budget) -> str:
     The budget bounds the allocated bytes (the requested ones for the CPU); on a card the loop over the step also has to run where
     the driver gives the allocator no more than that.
     """
-    from fxmem import allocator, budgets
+    from fxmem import budgets, fitting
 
     used, limit = budgets.counted_bytes(report.peak), budget.bytes_of(report.peak)
     if used > limit:
         more = format_bytes(used - limit)
         return f"expected a step within {exact_bytes(limit)}; its peak is {exact_bytes(used)}, {more} more; `fxmem plan` says where to checkpoint"
-    if (report.peak.reserved_bytes or 0) > limit and not allocator.fits(report, limit, settings=allocator.settings_of(os.environ)):
+    if not fitting.keeps(report, report.peak, limit):
         return (
             f"expected a step within {exact_bytes(limit)}; its peak of {format_bytes(used)} is, but in a loop the allocator runs out: "
             "its free memory is in pieces (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help)"

@@ -16,7 +16,8 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 BRIEF = "which cards a step fits"
 DESCRIPTION = (
     "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times for all cards), "
-    "because that decides the kernels and their workspaces. Exit code 4 if it fits none."
+    "because that decides the kernels and their workspaces. With --plan also the checkpoints with which it fits where it does not by itself. "
+    "Exit code 4 if it fits none."
 )
 
 
@@ -27,6 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
     add_prefetch(parser)
     parser.add_argument("--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own")
+    plans = "also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is"
+    parser.add_argument("--plan", action="store_true", help=plans)
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
     parser.add_argument("--json", metavar="FILE|-", help="write the result as JSON; `-` writes it to stdout instead of the table")
 
@@ -38,18 +41,20 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     names = None if options.only is None else [name.strip() for name in options.only.split(",")]
+    if options.plan and options.mode != "train":
+        raise UsageError("expected --plan with a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
     for name in names or ():  # a card that is none is found before the work is done
         if targets.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
     with Working(options.quiet) as progress:
         options.target = "h100" if names is None else names[0]
         analysis = analyzed(options, progress)
-        from fxmem import sizing
+        from fxmem import card_fitting
 
-        fits = sizing.cards_of(analysis, names=names, progress=None if options.quiet else _say)
+        fits = card_fitting.cards_of(analysis, names=names, plans=options.plan, progress=None if options.quiet else _say)
     width = columns() if options.width is None else options.width
     text = json_or(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, width=width, color=not why_plain()))
-    return 0 if any(card.fits for card in fits.cards) else 4, text
+    return 0 if fits.fitting else 4, text
 
 
 def _say(message: str) -> None:

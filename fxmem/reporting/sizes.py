@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem._units import exact_bytes, format_bytes, format_shape, percent, printable
+from fxmem.budgets import counted_bytes
 from fxmem.records import Step
 from fxmem.reporting.tables import RULED, facts, render, under
 from fxmem.size_records import CardFit, CardFits, SizeCurve, SizePoint
@@ -37,19 +38,20 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
 def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str:
     """The cards as text whose lines are at most `width` columns wide (at least 60)."""
     width = max(width, 60)
-    fitting = [card for card in fits.cards if card.fits]
+    fitting = fits.fitting
+    with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
     smallest = f"; the smallest is {fitting[0].target.name}, {format_bytes(fitting[0].target.memory_bytes)}" if fitting else ""
     head = [
         ("Model", printable(fits.model)),
         ("Inputs", printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in fits.inputs))),
         ("Step", _step(fits.step)),
-        ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{smallest}")),
+        ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
         ("Analysed", f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"),
         ("Headroom", "memory less reserved; not counted: the CUDA context, other processes"),
     ]
     table = _ruled("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
     for card in fits.cards:
-        verdict = "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
+        verdict = "plan" if card.plan is not None else "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
         table.add_row(
             printable(card.target.name),
             format_bytes(card.target.memory_bytes),
@@ -57,12 +59,30 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
             format_bytes(card.allocated_bytes),
             format_bytes(card.reserved_bytes),
             format_bytes(card.headroom_bytes),
-            Text(verdict, style="bold red" if not card.fits else "green"),
+            Text(verdict, style="bold red" if verdict == "no" else "green"),
         )
     parts: list[RenderableType] = [facts(head), table]
     if any(_is_tight_card(card) for card in fits.cards):
         parts.append(facts([("tight", _TIGHT)]))
+    if any(card.plan is not None for card in fits.cards):
+        parts.append(under("Plans", _plans(fits)))
+        parts.append(facts([("", "FLOPs: run again, as a share of the forward's. Time: the least a step takes at the card's peak rates.")]))
     return render(parts, width, color)
+
+
+def _plans(fits: CardFits) -> Table:
+    table = _ruled("Card", "Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time")
+    for card, plan in ((card, card.plan) for card in fits.cards if card.plan is not None):
+        table.add_row(
+            printable(card.target.name),
+            str(sum(1 for _ in plan.all_regions())),
+            plan.application.value,
+            format_bytes(counted_bytes(plan.after)),
+            format_bytes(_plan_headroom(card)),
+            "unknown" if plan.extra_fraction is None else f"{100 * plan.extra_fraction:+.1f} %",
+            f"{100 * (plan.after_seconds / plan.before_seconds - 1):+.1f} %" if plan.before_seconds and plan.after_seconds else "unknown",
+        )
+    return table
 
 
 def _step(step: Step) -> str:
@@ -148,7 +168,14 @@ def _is_tight(point: SizePoint, memory: int) -> bool:
 
 
 def _is_tight_card(card: CardFit) -> bool:
-    return card.fits and card.headroom_bytes < 0
+    return (card.fits and card.headroom_bytes < 0) or (card.plan is not None and _plan_headroom(card) < 0)
+
+
+def _plan_headroom(card: CardFit) -> int:
+    if card.plan is None:
+        return card.headroom_bytes
+    peak = card.plan.after
+    return (card.target.memory_bytes or 0) - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes)
 
 
 def _counted(curve: SizeCurve) -> str:
