@@ -26,9 +26,9 @@ from fxmem.step import default_loss
 
 __all__ = ["Candidate", "Counted", "Ready", "candidates", "count"]
 
-BUDGETS = (1.0, 0.7, 0.5, 0.35, 0.15)
+BUDGETS = (1.0, 0.7, 0.5, 0.3)
 """What torch.compile is asked to keep of the activations it would save."""
-SAC_SHARES = (0.95, 0.85, 0.7, 0.5)
+SAC_SHARES = (0.85, 0.7)
 """Of the bytes beyond parameters that the SAC ILP believes the model's peak to have, what it is asked to stay within."""
 
 
@@ -69,8 +69,8 @@ def candidates(case: Case) -> Iterator[Candidate]:
     if case.stages is not None:
         n = len(case.stages(model))
         root = round(math.sqrt(n))
-        for segments in sorted({2, root, n}):
-            setting = f"{segments} segments of {n} stages{', about the root' if segments == root else ''}"
+        for segments, note in ((root, ", about the root"), (n, "")):
+            setting = f"{segments} segments of {n} stages{note}"
             yield Candidate("checkpoint_sequential", setting, functools.partial(_sequential, case, segments))
     inner: Any = getattr(model, "model", model)
     if hasattr(inner, "set_grad_checkpointing"):
@@ -244,8 +244,10 @@ def _module_stats(build: Callable[[], nn.Module], args: Callable[[], tuple[Any, 
     from torch.distributed._tools.sac_estimator import SACEstimator
 
     RuntimeEstimator._roofline_estimate = staticmethod(_cost)
+    with torch.device("meta"):  # timm's initialisation reads values, which fakes do not have
+        on_meta = build()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model, inputs = build(), torch.utils._pytree.tree_map(mode.from_tensor, args())
+        model, inputs = on_meta.to_empty(device="cpu"), torch.utils._pytree.tree_map(mode.from_tensor, args())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         tracker, runtimes, estimator = MemTracker(), RuntimeEstimator(), SACEstimator()
         tracker.track_external(model, optimizer, *inputs)

@@ -98,13 +98,13 @@ def _text(batch: int, length: int) -> Callable[[], tuple[Any, ...]]:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return _Labelled(GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=1000, use_cache=False)))
+    return _Labelled(GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=1000, use_cache=False)))
 
 
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"num_hidden_layers": 8, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 4}
     return _Labelled(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=1000, use_cache=False)))
 
 
@@ -123,10 +123,11 @@ def _inception_v3() -> nn.Module:
 
 
 CASES: Mapping[str, Case] = {
-    "resnet18": Case("torchvision ResNet-18, 8 x 3 x 224 x 224", torchvision.models.resnet18, _image(8, 224), _resnet),
-    "gpt2": Case("transformers GPT-2, 6 layers of width 256, 4 x 256 tokens, dropout on", _gpt2, _text(4, 256)),
-    "resnet50": Case("torchvision ResNet-50, 8 x 3 x 160 x 160", torchvision.models.resnet50, _image(8, 160), _resnet),
-    "llama": Case("transformers Llama, 8 layers of width 256, 4 x 256 tokens", _llama, _text(4, 256)),
+    "resnet50": Case("torchvision ResNet-50, 8 x 3 x 128 x 128", torchvision.models.resnet50, _image(8, 128), _resnet),
+    "gpt2": Case("transformers GPT-2, 4 layers of width 256, 4 x 256 tokens, dropout on", _gpt2, _text(4, 256)),
+    "llama": Case("transformers Llama, 4 layers of width 256, 4 x 256 tokens", _llama, _text(4, 256)),
+    "vit_b_16": Case("timm vit_base_patch16_224, 4 of its 12 blocks, 4 x 3 x 224 x 224", _timm("vit_base_patch16_224", depth=4), _image(4, 224), _vit),
+    "resnet18": Case("torchvision ResNet-18, 8 x 3 x 192 x 192", torchvision.models.resnet18, _image(8, 192), _resnet),
     "densenet121": Case(
         "torchvision DenseNet-121, 8 x 3 x 96 x 96",
         torchvision.models.densenet121,
@@ -134,11 +135,10 @@ CASES: Mapping[str, Case] = {
         _densenet,
         functools.partial(torchvision.models.densenet121, memory_efficient=True),
     ),
-    "inception_v3": Case("torchvision Inception-v3 without its auxiliary head, 8 x 3 x 139 x 139", _inception_v3, _image(8, 139), _inception),
     "swin_t": Case("timm swin_tiny_patch4_window7_224, 2 x 3 x 224 x 224", _timm("swin_tiny_patch4_window7_224"), _image(2, 224), _swin),
-    "vit_b_16": Case("timm vit_base_patch16_224, 4 of its 12 blocks, 4 x 3 x 224 x 224", _timm("vit_base_patch16_224", depth=4), _image(4, 224), _vit),
+    "inception_v3": Case("torchvision Inception-v3 without its auxiliary head, 8 x 3 x 139 x 139", _inception_v3, _image(8, 139), _inception),
     "vgg16": Case("torchvision VGG-16, 4 x 3 x 128 x 128", torchvision.models.vgg16, _image(4, 128), _vgg),
-    "resnet101": Case("torchvision ResNet-101, 8 x 3 x 128 x 128", torchvision.models.resnet101, _image(8, 128), _resnet),
-    "resnet152": Case("torchvision ResNet-152, 8 x 3 x 128 x 128", torchvision.models.resnet152, _image(8, 128), _resnet),
+    "resnet101": Case("torchvision ResNet-101, 8 x 3 x 96 x 96", torchvision.models.resnet101, _image(8, 96), _resnet),
+    "resnet152": Case("torchvision ResNet-152, 8 x 3 x 96 x 96", torchvision.models.resnet152, _image(8, 96), _resnet),
 }
-"""By name, in the order they are run: small ones first."""
+"""By name, in the order they are run."""

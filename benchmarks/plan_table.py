@@ -130,13 +130,15 @@ def markdown(found: Mapping[str, Any]) -> str:
     rows = [Row(**row) for row in found["rows"]]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     names = list(dict.fromkeys(row.model for row in rows))
+    missing = [name for name in found["cases"] if name not in names]
     lines = [
         f"# Checkpoint plans, {found['date']}",
         "",
         f"`make plans`; {versions}, Python {found['python']}, {found['machine']}. Training steps without an optimizer, run for real on the CPU; inputs small "
-        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the scratch of convolution and attention "
-        "kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the forward's, counted in a separate run with fxmem's "
-        "formulas (every op); in brackets products, convolutions and attention alone, by torch's. A peak or a cost within a thousandth counts as the same.",
+        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the scratch of convolution, attention "
+        "and batch norm kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the forward's, counted in a "
+        "separate run with fxmem's formulas (every op); in brackets products, convolutions and attention alone, by torch's. A peak or a cost "
+        "within a thousandth counts as the same.",
         "",
         "Each contender has several settings; those that no other of its settings beats in both are answered: fxmem is asked for a plan within that "
         "measured peak. `torch.compile`: the min-cut partitioner of AOTAutograd; its graphs run op by op with everybody's kernels, no fusion; its budget "
@@ -144,6 +146,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         "",
         *_standing(rows, names),
         "",
+        *([f"Not run yet: {', '.join(found['cases'][name] for name in missing)}.", ""] if missing else []),
     ]
     for name in names:
         lines += [f"## {found['cases'][name]}", "", *_table([row for row in rows if row.model == name]), ""]
@@ -181,7 +184,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
     def cells(row: Row) -> list[str]:
         if row.failed:
-            return ["out of reach", ""]
+            return ["out of reach" if row.failed.startswith("ExceededError") else "cannot be done", ""]
         return [f"{(row.peak_bytes or 0) / (whole or 1):.1%}", f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})"]
 
     lines = [f"Without checkpoints {(whole or 0) / MIB:,.1f} MiB; the forward is {(forward or 0) / 1e9:,.2f} GFLOP.", ""]
@@ -199,7 +202,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
         lines += ["", "| fxmem, asked for | promised | peak | extra | plan |", "|---|---:|---:|---:|---|"]
         for row in own:
             promised = "" if row.promised_bytes is None else f"{row.promised_bytes / (whole or 1):.1%}"
-            lines.append(f"| {' | '.join([row.setting, promised, *cells(row), row.plan])} |")
+            why = "" if row.failed.startswith("ExceededError") else row.failed
+            lines.append(f"| {' | '.join([row.setting, promised, *cells(row), row.plan or why])} |")
     return lines
 
 

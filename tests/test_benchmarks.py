@@ -140,9 +140,10 @@ def test_the_report_says_where_we_lose(table: ModuleType) -> None:
     rivals = [_row(table, "a", 800, 30, "x"), _row(table, "a", 600, 60, "y"), _row(table, "b", 700, 10, "z")]
     ours = [(rival, extra) for rival, extra in zip(rivals, (20, 70, 10), strict=True)]
     rows = [_row(table, "none", 1000, 100), *rivals, *(_row(table, table.OURS, r.peak_bytes, extra, table.answer_to(r)) for r, extra in ours)]
-    found = {"date": "2026-01-02", "versions": {"torch": "2.11"}, "python": "3.11", "machine": "x", "cases": {"m": "a model"}}
+    found = {"date": "2026-01-02", "versions": {"torch": "2.11"}, "python": "3.11", "machine": "x", "cases": {"m": "a model", "n": "another"}}
     text = table.markdown({**found, "rows": [vars(row) for row in rows]})
     assert "**Of 3 comparisons at the same peak, over 1 models, fxmem loses 1.**" in text
+    assert "Not run yet: another." in text
     assert "| a | 2 | 1 | 0 | 1 |" in text
     assert "| m | a, y | 0.0 | +60.00% | +70.00% | LOST: ours computes more |" in text
     assert "| a | x | 80.0% | +30.00% (+30.00%) | 80.0% | +20.00% (+20.00%) | won |" in text
@@ -181,12 +182,11 @@ def test_contenders_recompute_what_a_pencil_says(plans: ModuleType) -> None:
         return int(row.extra_products)
 
     # The last segment is stored. A segment's last Tanh saves its result, so all of the segment runs again.
-    assert extra("checkpoint_sequential", "2 segments of 16 stages") == 4 * PRODUCT
     assert extra("checkpoint_sequential", "4 segments of 16 stages, about the root") == 6 * PRODUCT
     # Each stage alone: a Linear saves nothing but its input and stops before its product, and a Tanh has none.
     assert extra("checkpoint_sequential", "16 segments of 16 stages") == 0
-    # An eighth or so of what it would save may be kept, so one of eight products need not run again.
-    assert extra("torch.compile", "activation_memory_budget 0.15") == 7 * PRODUCT
+    # 30 % of what it would save may be kept: two of eight products need not run again.
+    assert extra("torch.compile", "activation_memory_budget 0.3") == 6 * PRODUCT
 
 
 def test_our_plan_keeps_its_promise(plans: ModuleType) -> None:
