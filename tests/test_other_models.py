@@ -197,6 +197,12 @@ def test_compiled_code_is_analysed_as_eager_and_says_so(compiled, eager, target)
     assert compiled_function.__name__ == "compiled_function"
 
 
+def test_the_graph_of_a_compiled_part_runs_on_the_given_model():
+    model, x = Doing(lambda m, x: m.part(m.first(x)), part=torch.compile(layers(), backend="eager")), batch()
+    graph_module = analyze(model, x).graph_module
+    assert torch.equal(graph_module(x), model.part._orig_mod(model.first(x)))
+
+
 @pytest.mark.parametrize("target", ["cpu", "h100"])
 def test_data_parallel_is_taken_off(target):
     plain, wrapped = analyze(layers(), batch(), target=target), analyze(nn.DataParallel(layers()), batch(), target=target)
@@ -300,6 +306,37 @@ def test_torchao_weights_count_as_what_holds_them(config, weight_bytes):
 def test_a_trained_layer_before_a_quantised_one():
     frozen = quantised("Int8WeightOnlyConfig").requires_grad_(False)
     assert_as_measured(nn.Sequential(nn.Linear(256, 256), frozen), batch(64, 256))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with int8 weights and a trained correction of low rank beside it, added in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = quantised("Int8WeightOnlyConfig").requires_grad_(False)
+        self.down, self.up = nn.Linear(256, 4, bias=False), nn.Linear(4, 256, bias=False)
+
+    def forward(self, x):
+        for layer in self.base:
+            result = layer(x)
+            if isinstance(layer, nn.Linear):
+                result += self.up(self.down(x)) * 2
+            x = result
+        return x
+
+
+def test_adapters_beside_quantised_weights():
+    assert_as_measured(Adapted, batch(64, 256))
+
+
+@pytest.mark.filterwarnings("ignore:TorchaoLoraLinear was instantiated without")
+def test_peft_over_torchao():
+    peft = pytest.importorskip("peft")
+
+    def build():
+        return peft.get_peft_model(quantised("Int8WeightOnlyConfig"), peft.LoraConfig(r=4, target_modules=["0", "2"]))
+
+    assert_as_measured(build, batch(64, 256), modes=("train",))
 
 
 def test_lora_trains_the_adapters_only():
@@ -566,8 +603,7 @@ def test_gradients_for_each_sample():
         return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.first.named_parameters()), x)["weight"]
 
     analysis = analyze(Doing(each), batch(64), mode="infer")
-    assert analysis.profile.nodes
-    assert max(storage.nbytes for storage in analysis.profile.storages) == 64 * WIDTH * WIDTH * 4 or analysis.peak.requested_bytes > 64 * WIDTH * WIDTH * 4
+    assert any(storage.nbytes == 64 * WIDTH * WIDTH * 4 for storage in analysis.profile.storages)
 
 
 # --- operators of one's own -----------------------------------------------------------------------------------------------------
@@ -731,7 +767,7 @@ def test_calls_of_torch_cuda_are_answered_for_the_target():
     def asking(model, x):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3" or "H100" in torch.cuda.get_device_name()
+        assert "H100" in torch.cuda.get_device_name()
         return model.second(model.first(x) + torch.zeros(WIDTH, device="cuda") + torch.zeros(WIDTH).cuda())
 
     assert analyze(Doing(asking), batch()).profile.target.name == "h100"
