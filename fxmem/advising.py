@@ -71,6 +71,8 @@ class _Advisor:
         self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
         self.start = Variant(analysis.model, analysis.call, dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
+        self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
+        self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {(): Outcome(self.start, analysis, analysis.profile, analysis.peak)}
 
     def single(self) -> tuple[list[Suggestion], list[Refused]]:
         """Each change by itself."""
@@ -78,7 +80,7 @@ class _Advisor:
         for change in changes_for(self.analysis):
             self.tell(f"trying {change.title}")
             try:
-                suggestion = self._suggestion([change], outcome(change.make(self.start, self.analysis), self.analysis))
+                suggestion = self._suggestion([change], self._outcome([change]))
             except NotToBeHadError as error:
                 refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
                 continue
@@ -92,6 +94,7 @@ class _Advisor:
                 suggestions.append(suggestion)
             else:
                 refused.append(Refused(key=change.key, title=change.title, reason=_worthless(suggestion.saved_bytes)))
+                del self.outcomes[change.key,]  # in no set, so that its memory can go
         return suggestions, refused
 
     def planned(self) -> list[Suggestion]:
@@ -110,7 +113,7 @@ class _Advisor:
         if self._kept(self.analysis.profile, self.analysis.peak, self.start.environ):
             return None
         for effect in range(len(_EFFECTS)):
-            allowed = [pair for pair in self.useful if _EFFECTS.index(pair[1].effect) <= effect and pair[1].saved_bytes > 0]
+            allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
             chosen, reached = self._added([change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)])
             if reached is not None and self._kept(reached.profile, reached.peak, reached.variant.environ):
                 return self._suggestion(*self._without_idle_ones(chosen, reached))
@@ -121,8 +124,12 @@ class _Advisor:
                 return found
         return None
 
+    def candidates(self) -> list[tuple[Change, Suggestion]]:
+        """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not another way to do this one."""
+        return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
+
     def _added(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
-        """One change after the other, those that still help."""
+        """One change after the other, those that still help, until the budget is kept."""
         chosen: list[Change] = []
         reached: Outcome | None = None
         for change in changes:
@@ -132,6 +139,8 @@ class _Advisor:
             before = self.analysis.peak if reached is None else reached.peak
             if tried is not None and budgets.counted_bytes(tried.peak) < budgets.counted_bytes(before):
                 chosen, reached = [*chosen, change], tried
+                if self._kept(reached.profile, reached.peak, reached.variant.environ):
+                    break
         return chosen, reached
 
     def _without_idle_ones(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
@@ -166,14 +175,33 @@ class _Advisor:
         )
 
     def _made(self, changes: Iterable[Change]) -> Outcome | None:
-        variant = self.start
+        self.tell("trying several changes together")
         try:
-            for change in changes:
-                variant = change.make(variant, self.analysis)
-            self.tell("trying several changes together")
-            return outcome(variant)
+            return self._outcome(changes)
         except FxmemError:
             return None
+
+    def _outcome(self, changes: Iterable[Change]) -> Outcome:
+        """The step with these changes; no set of them is analysed twice, nor one that differs only in what an analysis does not look at."""
+        ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
+        keys = tuple(change.key for change in ordered)
+        if keys not in self.outcomes:
+            try:
+                known = [each for each in self.outcomes.values() if isinstance(each, Outcome)]
+                self.outcomes[keys] = outcome(self._variant(ordered), known)
+            except FxmemError as error:
+                self.outcomes[keys] = error
+        found = self.outcomes[keys]
+        if isinstance(found, FxmemError):
+            raise found
+        return found
+
+    def _variant(self, ordered: Sequence[Change]) -> Variant:
+        """The changes made, what is shared with another set being the same objects."""
+        keys = tuple(change.key for change in ordered)
+        if keys not in self.variants:
+            self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.analysis)
+        return self.variants[keys]
 
     def _kept(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
         if self.limit is None:

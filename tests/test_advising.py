@@ -14,6 +14,7 @@ from torch import nn
 import fxmem
 from fxmem import analyze, budgets, schemas
 from fxmem.__main__ import main
+from fxmem._changes import variants
 from fxmem.advice_records import Advice
 from fxmem.analysis import Analysis
 from fxmem.reporting import advice as advice_reporting
@@ -77,6 +78,25 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
     hopeless = fxmem.advise(analysis, budget="1MiB", plans=False)
     assert hopeless.together is None
     assert "no set of these changes keeps the budget" in advice_reporting.table(hopeless)
+
+
+def test_no_step_is_analysed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    analyze_call = variants.analyze_call
+
+    def recorded(model: nn.Module, **call: Any) -> Analysis:
+        parameters = tuple((p.dtype, p.requires_grad) for p in model.parameters())
+        inputs = tuple((x.shape, x.dtype) for x in call["args"])
+        rest = {name: value for name, value in call.items() if name not in ("args", "kwargs", "progress")}
+        seen.append((str(model), parameters, inputs, repr(rest), F.cross_entropy is the_loss_of_torch))
+        return analyze_call(model, **call)
+
+    the_loss_of_torch = F.cross_entropy
+    analysis = speaker(target="cpu")
+    monkeypatch.setattr(variants, "analyze_call", recorded)
+    assert fxmem.advise(analysis, budget="1MiB", plans=False).together is None
+    assert len(seen) > 10
+    assert len(seen) == len(set(seen))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

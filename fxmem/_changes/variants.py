@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 
@@ -61,10 +61,11 @@ class Change:
     """Of changes with the same word here only one can be made."""
 
 
-def outcome(variant: Variant, known: Analysis | None = None) -> Outcome:
-    """Run the variant on fakes and account for it; an analysis of the same model and call is not made again."""
-    if known is not None and variant.model is known.model and variant.call is known.call and not variant.around:
-        return _accounted(variant, known)
+def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
+    """Run the variant on fakes and account for it; where one that is known has the same model and call, its analysis is not made again."""
+    for other in known:
+        if variant.model is other.variant.model and variant.call is other.variant.call and variant.around == other.variant.around:
+            return _accounted(variant, other.analysis)
     call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
     with contextlib.ExitStack() as stack:
         for enter in variant.around:
