@@ -39,6 +39,8 @@ TARGET = "h100"
 MODES = ("train", "infer")
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
 MIB = 1 << 20
+SECONDS_BETWEEN_WRITES = 20.0
+"""What a run that is cut short may lose."""
 
 
 class Why(enum.StrEnum):
@@ -48,43 +50,34 @@ class Why(enum.StrEnum):
     """The program asks for a value that only real data has."""
     PACKAGE = "needs a package"
     EAGER_TOO = "refuses in eager too"
-    """The model would raise the same on real tensors."""
+    """The model raises on real tensors as well: seen in a run on the CPU (`eager.raises_in_eager`)."""
     NO_FAKE_KERNEL = "fake kernel missing"
     SLOW = "time limit"
     FXMEM = "fxmem bug"
     """Everything else, until somebody has shown that it is not ours."""
 
 
-# What models say when they refuse a call that no device would change.
-_REFUSALS = re.compile(
-    "Expected more than 1 value per channel when training|only supports? (eval|inference)|(does not support|not implemented for) training"
-    "|You have to specify|must be provided"
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One architecture in one mode."""
+    """One architecture, in the modes that are asked for."""
 
     spec: str
-    settings: Mapping[str, Any]
-    mode: str
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from all others."""
-        return self.spec, self.mode
+    modes: tuple[str, ...] = MODES
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What came of a job. Numbers are None where it failed."""
+    """What came of an architecture in one mode. Numbers are None where it failed."""
 
     architecture: str
     mode: str
     why: str | None = None
     """A value of `Why`; None where it worked."""
     reason: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the model, as `--set` takes them."""
+    left_out: str = ""
+    """Of the step, because it depends on the data; `reason` says where."""
     inputs: tuple[str, ...] = ()
     parameters_bytes: int | None = None
     peak_bytes: int | None = None
@@ -100,7 +93,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of its job."""
+        """What tells it from all others."""
         return self.architecture, self.mode
 
 
@@ -122,19 +115,43 @@ def prepare() -> None:
     _ = fxmem.analyze
 
 
-def examine(job: Job) -> Row:
-    """Build, analyse and check one architecture."""
-    from architectures import make_call
+def examine(job: Job) -> list[Row]:
+    """Build, analyse and check one architecture, a row for each mode."""
+    return [_examine(job.spec, mode) for mode in job.modes]
+
+
+def _examine(spec: str, mode: str) -> Row:
+    from architectures import build
+    from calls import make_calls
+
+    row = Row(spec, mode)
+    try:
+        built = build(spec, mode)
+    except Exception as error:
+        why, reason = _explain(error)
+        return dataclasses.replace(row, why=Why.EAGER_TOO if why is Why.FXMEM else why, reason=reason)
+    row = dataclasses.replace(row, settings=dict(built.settings))
+    first: Row | None = None
+    for left_out, call in make_calls(built):
+        found = dataclasses.replace(_analyse(row, built, call), left_out=left_out)
+        first = first or found
+        if found.why is None:
+            return dataclasses.replace(found, reason=first.reason)
+        if found.why != Why.DATA_DEPENDENT:
+            break
+    assert first is not None
+    return first
+
+
+def _analyse(row: Row, built: Any, call: Any) -> Row:
+    from eager import raises_in_eager
 
     from fxmem.analysis import analyze_call
-    from fxmem.sources import build_model
 
-    row = Row(job.spec, job.mode)
+    args, kwargs = call
     try:
-        built = build_model(job.spec, job.settings, mode=job.mode)
-        args, kwargs = make_call(built)
         began = time.process_time()
-        analysis = analyze_call(built.module, args, kwargs, name=job.spec, mode=job.mode, optimizer="adamw", target=TARGET)
+        analysis = analyze_call(built.module, args, kwargs, name=row.architecture, mode=row.mode, optimizer="adamw", target=TARGET)
         profile, peak = analysis.profile, analysis.peak
         seconds = time.process_time() - began
         parameters_bytes = sum(p.numel() * p.element_size() for p in built.module.parameters())
@@ -152,6 +169,8 @@ def examine(job: Job) -> Row:
         _check(analysis, parameters_bytes)
     except Exception as error:
         why, reason = _explain(error)
+        if why is Why.FXMEM and (raised := raises_in_eager(built, args, kwargs)) is not None:
+            why, reason = Why.EAGER_TOO, _explain(raised)[1]
         return dataclasses.replace(row, why=why.value, reason=reason)
     return row
 
@@ -177,9 +196,9 @@ def _check(analysis: Any, parameters_bytes: int) -> None:
         raise AssertionError(f"a line of the table is {len(too_wide[0])} characters wide, not 100: {too_wide[0]!r}")
 
 
-def _explain(error: Exception) -> tuple[Why, str]:
+def _explain(error: BaseException) -> tuple[Why, str]:
     from fxmem import _torch
-    from fxmem.errors import EnvironmentLacksError, FxmemError
+    from fxmem.errors import EnvironmentLacksError
     from fxmem.tracing import innermost_user_line
 
     cause = error.__cause__ or error
@@ -193,8 +212,6 @@ def _explain(error: Exception) -> tuple[Why, str]:
         return Why.DATA_DEPENDENT, _portable(f"{text}{where}")
     if isinstance(cause, _torch.UnsupportedOperatorException):
         return Why.NO_FAKE_KERNEL, _portable(said)
-    if isinstance(error, FxmemError) and _REFUSALS.search(text):
-        return Why.EAGER_TOO, _portable(said)
     return Why.FXMEM, _portable(said)
 
 
@@ -305,23 +322,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     patterns = QUICK if asked.quick else asked.only
     named = {pattern.partition(":")[0] for pattern in patterns}
     zoo = every_architecture(named if named <= set(COLLECTIONS) else COLLECTIONS)
-    chosen = [a for a in zoo if _is_chosen(a.spec, patterns)]
+    chosen = [spec for spec in zoo if _is_chosen(spec, patterns)]
     if not chosen:
         print(f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called {' or '.join(patterns)}", file=sys.stderr)
         return 2
     found = _open(asked.out)
     path = asked.out / f"zoo-{found['date']}"
     rows = {(row["architecture"], row["mode"]): row for row in found["rows"]}
-    jobs = [Job(a.spec, a.settings, mode) for a in chosen for mode in MODES]
-    jobs = [job for job in jobs if asked.again or job.key not in rows]
+    wanted = {spec: tuple(mode for mode in MODES if asked.again or (spec, mode) not in rows or (asked.retry and rows[spec, mode]["why"])) for spec in chosen}
+    jobs = [Job(spec, modes) for spec, modes in wanted.items() if modes]
+    written = time.monotonic()
     for number, (job, result) in enumerate(
         run_jobs(jobs, examine, prepare=prepare, workers=asked.jobs, limit_s=asked.limit, jobs_per_worker=asked.jobs_per_worker), 1
     ):
-        row = Row(job.spec, job.mode, *_lost(result)) if isinstance(result, Lost) else result
-        rows[job.key] = dataclasses.asdict(row)
+        new = [Row(job.spec, mode, *_lost(result)) for mode in job.modes] if isinstance(result, Lost) else result
+        rows.update({row.key: dataclasses.asdict(row) for row in new})
         found["rows"] = [rows[key] for key in sorted(rows, key=lambda key: (COLLECTIONS.index(key[0].partition(":")[0]), key))]
-        _write(path, found)
-        print(f"{number}/{len(jobs)} {job.spec} {job.mode}: {_summary(row)}", file=sys.stderr, flush=True)
+        if time.monotonic() - written > SECONDS_BETWEEN_WRITES:
+            _write(path, found)
+            written = time.monotonic()
+        for row in new:
+            print(f"{number}/{len(jobs)} {job.spec} {row.mode}: {_summary(row)}", file=sys.stderr, flush=True)
     _write(path, found)
     bugs = sum(row["why"] == Why.FXMEM for row in found["rows"])
     print(f"{path}.md: {len(found['rows'])} analyses, {sum(row['why'] is not None for row in found['rows'])} failed, {bugs} of them bugs of fxmem")
@@ -333,6 +354,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=("*",), help="architectures by name or pattern: resnet18, 'timm:*vit*'")
     parser.add_argument("--quick", action="store_true", help="a fixed sample")
     parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
+    parser.add_argument("--retry", action="store_true", help="also what failed")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)")
     parser.add_argument("--jobs-per-worker", type=int, default=60, metavar="N", help="analyses after which a worker is replaced (default 60)")
@@ -365,11 +387,17 @@ def _open(out: Path) -> dict[str, Any]:
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", markdown(found))):
+    for suffix, text in ((".json", _one_row_a_line(found)), (".md", markdown(found))):
         whole = path.with_name(path.name + suffix)
         part = path.with_name(path.name + suffix + ".part")
         part.write_text(text, encoding="utf-8")
         part.replace(whole)
+
+
+def _one_row_a_line(found: Mapping[str, Any]) -> str:
+    head = json.dumps({key: value for key, value in found.items() if key != "rows"}, indent=1).removesuffix("\n}")
+    rows = ",\n".join(json.dumps(row) for row in found["rows"])
+    return f'{head},\n "rows": [\n{rows}\n]}}\n'
 
 
 def _lost(lost: Lost) -> tuple[str, str]:

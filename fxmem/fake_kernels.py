@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fxmem import _torch
+from fxmem import _torch, values
 
 __all__ = ["FAKE_KERNELS", "ONE_DTYPE", "check_one_dtype"]
 
@@ -84,13 +84,57 @@ def _cudnn_grid_sampler_backward(fakes: _torch.FakeTensorMode, _: Any, source: T
         return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
-FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
+def _use_cudnn_ctc_loss(
+    _: _torch.FakeTensorMode, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
+) -> Any:
+    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it can be told without lengths: cuDNN takes flat int32 targets and blank 0 only."""
+    kinds = [each.dtype for each in (targets, input_lengths, target_lengths) if isinstance(each, Tensor)]
+    allowed = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32
+    return NotImplemented if allowed and all(kind is torch.int32 for kind in kinds) else False
+
+
+def _ctc_loss(
+    fakes: _torch.FakeTensorMode, _: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any, **kwargs: Any
+) -> Any:
+    """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and one.
+
+    Targets in rows, one for each item, bound that length where the lengths' values are not known.
+    """
+    lengths = values.known(target_lengths) if isinstance(target_lengths, Tensor) else torch.tensor(target_lengths)
+    if lengths is None and targets.dim() == 1:
+        return NotImplemented
+    longest = targets.shape[1] if lengths is None else int(lengths.max())
+    time, batch = log_probs.shape[:2]
+    with fakes:
+        return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
+
+
+def _ctc_loss_backward(fakes: _torch.FakeTensorMode, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any) -> Any:
+    """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in `fxmem.workspaces`."""
+    del grad
+    with fakes:
+        return log_probs.new_empty(log_probs.shape)
+
+
+_OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
     aten._grouped_mm.default: _grouped_mm,
     aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
     aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    aten._use_cudnn_ctc_loss.default: _use_cudnn_ctc_loss,
+    aten._use_cudnn_ctc_loss.Tensor: _use_cudnn_ctc_loss,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+}
+_USE_MIOPEN: Final = getattr(aten, "_use_miopen_ctc_loss", None)
+"""Whether AMD's library would run; torch asks since 2.11."""
+FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
+    **_OF_ALL_VERSIONS,
+    **({} if _USE_MIOPEN is None else {_USE_MIOPEN.default: lambda *_: False, _USE_MIOPEN.Tensor: lambda *_: False}),
 }
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
 

@@ -23,7 +23,7 @@ import torch
 
 from fxmem import _torch
 
-__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "forget", "give", "is_known", "libraries_ask_for_values", "recover"]
+__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "recover"]
 
 LIMIT = 1 << 20
 """Elements."""
@@ -66,6 +66,12 @@ def give(fake: torch.Tensor, value: torch.Tensor) -> None:
 def is_known(tensor: Any) -> bool:
     """Whether a tensor's values are there to be read."""
     return _value(tensor) is not None
+
+
+def known(tensor: Any) -> torch.Tensor | None:
+    """A tensor's values, on the CPU and not to be written to; None if they are not known."""
+    value = _value(tensor)
+    return None if value is None or (value.numel() and not value.untyped_storage().nbytes()) else value
 
 
 def asks_whether_finite(function: Any) -> Callable[..., Any] | None:

@@ -176,7 +176,17 @@ def _safe_softmax(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target
     return HiddenMemory(events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))), source="aten/src/ATen/native/SoftMax.cpp")
 
 
+def _ctc_loss_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`ctc_loss_backward_gpu_template` (LossCTC.cu): log_beta, of log_alpha's size, lives beside the gradient."""
+    log_alpha, dtype = shapes[-1], dtypes[-1]
+    return HiddenMemory(
+        events=(alloc("log_beta", prod(log_alpha) * ITEM_BYTES[dtype]), output("grad")),
+        source="aten/src/ATen/native/cuda/LossCTC.cu",
+    )
+
+
 _RULES: dict[str, _Rule] = {
+    "_ctc_loss_backward": _ctc_loss_backward,
     "_safe_softmax": _safe_softmax,
     "embedding_dense_backward": _embedding_dense_backward,
     "native_layer_norm_backward": _layer_norm_backward,
