@@ -14,19 +14,31 @@ import families
 from fxmem.errors import FxmemError
 from fxmem.sources import BuiltModel, build_model
 
-__all__ = ["COLLECTIONS", "QUICK", "build", "every_architecture"]
+__all__ = ["COLLECTIONS", "SAMPLE", "build", "every_architecture"]
 
 COLLECTIONS = ("torchvision", "timm", "hf")
-QUICK = tuple(
+SAMPLE = tuple(
     f"{collection}:{name}"
     for collection, names in {
-        "torchvision": "resnet18 densenet121 googlenet vit_b_16 swin_t lraspp_mobilenet_v3_large r3d_18 raft_small fasterrcnn_resnet50_fpn",
-        "timm": "convit_base coat_lite_medium levit_128 sequencer2d_l mambaout_base",
-        "hf": "GPT2LMHeadModel LlamaForCausalLM MixtralForCausalLM BertForMaskedLM T5ForConditionalGeneration DetrForObjectDetection Wav2Vec2ForCTC",
+        "torchvision": (
+            "alexnet vgg11_bn resnet18 squeezenet1_1 r3d_18 mobilenet_v3_small shufflenet_v2_x0_5 mnasnet0_5 regnet_x_400mf convnext_tiny vit_b_32 "
+            "lraspp_mobilenet_v3_large quantized_resnet18 googlenet"
+        ),
+        "timm": (
+            "resnetv2_18 dla34 convnext_atto gmixer_12_224 lcnetv2_base skresnet18 efficientvit_b0 inception_next_atto hardcorenas_a botnet26t_256 starnet_s1 "
+            "test_vit_relpos levit_128 selecsls42 visformer_small pvt_v2_b0 eca_vovnet39b efficientformer_l1"
+        ),
+        "hf": (
+            "GPT2LMHeadModel LlamaForCausalLM BloomForCausalLM OlmoeForCausalLM MixtralForCausalLM FalconMambaForCausalLM Gemma2ForCausalLM RobertaForMaskedLM "
+            "AlbertForMaskedLM FNetForMaskedLM DebertaV2ForMaskedLM T5ForConditionalGeneration PegasusForConditionalGeneration BigBirdForCausalLM "
+            "ViTForImageClassification Qwen3ForCausalLM OPTForCausalLM DetrForObjectDetection DPTForDepthEstimation "
+            "MptForCausalLM ASTForAudioClassification HubertForCTC StableLmForCausalLM WhisperForConditionalGeneration "
+            "LlavaForConditionalGeneration PhiForCausalLM GraniteMoeForCausalLM GitForCausalLM"
+        ),
     }.items()
     for name in names.split()
 )
-"""A fixed sample: one of each kind."""
+"""Sixty small ones, one of each kind: what continuous integration analyses."""
 
 
 def every_architecture(collections: Collection[str] = COLLECTIONS) -> list[str]:

@@ -151,7 +151,9 @@ def _image_and_text(built: BuiltModel) -> dict[str, Any] | None:
     image = next((number for name in ("image_token_id", "image_token_index") if isinstance(number := getattr(config, name, None), int)), None)
     if image is None or not {"input_ids", "pixel_values"} <= takes.keys() or not hasattr(module, "get_image_features"):
         return None
-    seen = _as_patches(config) if "image_grid_thw" in takes else {"pixel_values": _numbers(BATCH, _field(config, "num_channels", default=3), *_image_size(config))}
+    seen = (
+        _as_patches(config) if "image_grid_thw" in takes else {"pixel_values": _numbers(BATCH, _field(config, "num_channels", default=3), *_image_size(config))}
+    )
     try:
         with torch.no_grad():
             features = module.get_image_features(**seen)

@@ -31,16 +31,20 @@ TASKS = (
 """As in `MODEL_FOR_…_MAPPING_NAMES` of transformers/models/auto/modeling_auto.py."""
 
 _DEPTHS = frozenset(
-    "num_hidden_layers num_layers n_layer n_layers num_decoder_layers num_encoder_layers encoder_layers decoder_layers depth "
-    "encoder_num_hidden_layers decoder_num_hidden_layers num_text_layers speech_encoder_layers t2u_encoder_layers t2u_decoder_layers "
-    "num_hidden_layers_encoder num_hidden_layers_decoder".split()
-)
+    {
+        "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers",
+        "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_text_layers", "speech_encoder_layers", "t2u_encoder_layers",
+        "t2u_decoder_layers", "num_hidden_layers_encoder", "num_hidden_layers_decoder",
+    }
+)  # fmt: skip
 _KINDS = frozenset(("layer_types", "layers_block_type", "mlp_layer_types"))
 """Fields that say what each layer is."""
 LAYERS = 2
 
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
+    "DeepseekV2ForSequenceClassification": {"num_experts_per_tok": 2},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 128},
     "HunYuanMoEV1ForSequenceClassification": {"head_dim": 128},

@@ -84,9 +84,7 @@ def _cudnn_grid_sampler_backward(fakes: _torch.FakeTensorMode, _: Any, source: T
         return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
-def _use_cudnn_ctc_loss(
-    _: _torch.FakeTensorMode, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
-) -> Any:
+def _use_cudnn_ctc_loss(_: _torch.FakeTensorMode, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int) -> Any:
     """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it can be told without lengths: cuDNN takes flat int32 targets and blank 0 only."""
     kinds = [each.dtype for each in (targets, input_lengths, target_lengths) if isinstance(each, Tensor)]
     allowed = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32

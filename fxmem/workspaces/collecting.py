@@ -214,7 +214,16 @@ _INTERESTING = (
     | _ATTENTION
     | _RECURRENT
     | _INDEX_PUT
-    | {"_ctc_loss_backward", "_safe_softmax", "sort", "topk", "embedding_dense_backward", "native_layer_norm_backward", "_softmax_backward_data", "_foreach_norm"}
+    | {
+        "_ctc_loss_backward",
+        "_safe_softmax",
+        "sort",
+        "topk",
+        "embedding_dense_backward",
+        "native_layer_norm_backward",
+        "_softmax_backward_data",
+        "_foreach_norm",
+    }
 )
 
 
