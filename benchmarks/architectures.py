@@ -31,8 +31,8 @@ SAMPLE = tuple(
         "hf": (
             "GPT2LMHeadModel LlamaForCausalLM BloomForCausalLM OlmoeForCausalLM MixtralForCausalLM FalconMambaForCausalLM Gemma2ForCausalLM RobertaForMaskedLM "
             "AlbertForMaskedLM FNetForMaskedLM DebertaV2ForMaskedLM T5ForConditionalGeneration PegasusForConditionalGeneration BigBirdForCausalLM "
-            "ViTForImageClassification Qwen3ForCausalLM OPTForCausalLM DetrForObjectDetection DPTForDepthEstimation "
-            "MptForCausalLM ASTForAudioClassification HubertForCTC StableLmForCausalLM WhisperForConditionalGeneration "
+            "ViTForImageClassification Qwen3ForCausalLM OPTForCausalLM DetrForObjectDetection GPTNeoXForCausalLM "
+            "MptForCausalLM ASTForAudioClassification XGLMForCausalLM StableLmForCausalLM WhisperForConditionalGeneration "
             "LlavaForConditionalGeneration PhiForCausalLM GraniteMoeForCausalLM GitForCausalLM"
         ),
     }.items()

@@ -98,6 +98,8 @@ def _needed(name: str, config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _depths(config: Any, prefix: str, half: bool) -> Iterator[tuple[str, Any]]:
+    if "neck_hidden_sizes" in config.to_dict():  # a neck takes what certain layers give
+        return
     for field, value in config.to_dict().items():
         inner = vars(config).get(field)
         if hasattr(inner, "to_diff_dict"):
