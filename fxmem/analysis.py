@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.settings import KernelSettings, applied
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.turns import one_at_a_time
 from fxmem.unwrapping import EXPORTED, check_gradients, plain_model
 from fxmem.usercode import failure
 
@@ -150,6 +152,8 @@ def analyze(
 ) -> Analysis:
     """Predict the memory of one training or inference step, with no GPU and no weights.
 
+    Analyses in several threads take turns. What one replaces in torch it replaces for the whole process and puts back, whatever is raised.
+
     Args:
         model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
             it was. Its `training` flags are kept where the root's agrees with `mode`.
@@ -226,27 +230,21 @@ def analyze_call(
     if mode == "train":
         check_gradients(model)
     card = targets.target(target) if isinstance(target, str) else target
-    training = {module: module.training for module in model.modules()}
-    set_training(model, mode)
-    try:
-        with applied(settings):
-            traced = profiling.profile(
-                model,
-                args,
-                kwargs,
-                mode=mode,
-                loss=loss,
-                optimizer=optimizer,
-                precision=precision,
-                accumulate=accumulate,
-                prefetch=prefetch,
-                target=card,
-                name=name,
-                progress=progress or (lambda _: None),
-            )
-    finally:
-        for module, flag in training.items():
-            module.training = flag
+    with one_at_a_time(), _training(model, mode), applied(settings):
+        traced = profiling.profile(
+            model,
+            args,
+            kwargs,
+            mode=mode,
+            loss=loss,
+            optimizer=optimizer,
+            precision=precision,
+            accumulate=accumulate,
+            prefetch=prefetch,
+            target=card,
+            name=name,
+            progress=progress or (lambda _: None),
+        )
     noted = tuple(dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))))
     call = Call(
         args=args,
@@ -264,6 +262,18 @@ def analyze_call(
         progress=progress,
     )
     return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
+
+
+@contextlib.contextmanager
+def _training(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
+    """The model's `training` flags are those of `mode`, and are put back."""
+    before = {module: module.training for module in model.modules()}
+    try:
+        set_training(model, mode)
+        yield
+    finally:
+        for module, flag in before.items():
+            module.training = flag
 
 
 def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> Any:
