@@ -9,6 +9,8 @@ TORCH ?= pinned
 PINNED_TORCH := 2.11.0
 # Random programs that `make fuzz` makes.
 SEEDS ?= 0:5000
+# Seconds that `make fuzz-parsers` gives each parser.
+SECONDS ?= 60
 
 ifeq ($(TORCH),pinned)
 VENV := .venv
@@ -22,7 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice drawings fuzz validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +80,12 @@ drawings: $(READY) ## each engine on large graphs, and other tools' drawings bes
 
 fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
 	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/test_fuzz.py
+
+fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install atheris), SECONDS=60 each
+	$(BIN)/python -m tests.fuzzing.parsers --seconds $(SECONDS) --found $(VENV)/fuzz-found
+
+leaks: $(READY) ## 500 analyses in one process, whose memory must stay flat
+	$(BIN)/python benchmarks/leaks.py
 
 validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)

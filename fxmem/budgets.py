@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from fxmem.errors import UsageError
 from fxmem.records import Peak
@@ -13,6 +14,7 @@ __all__ = ["Budget", "counted_bytes", "parse"]
 
 _UNITS = {"": 1, "b": 1, **{f"{prefix}ib": 1 << shift for prefix, shift in zip("kmgt", (10, 20, 30, 40), strict=True)}}
 _UNITS |= {f"{prefix}b": 10**power for prefix, power in zip("kmgt", (3, 6, 9, 12), strict=True)}
+_DIGITS = 40
 _EXPECTED = "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6)"
 
 
@@ -51,17 +53,19 @@ def parse(spec: str | int | float) -> Budget:
     found = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]*|%)\s*", spec)
     if found is None or (found[2] != "%" and found[2].lower() not in _UNITS):
         raise UsageError(f"{_EXPECTED}, got {spec!r}")
-    number = float(re.sub("[_,]", "", found[1]))
+    if len(found[1]) > _DIGITS:
+        raise UsageError(f"{_EXPECTED}, of at most {_DIGITS} digits; got {spec[:60]!r}")
+    number = Fraction(re.sub("[_,]", "", found[1]))  # exact: a float drops bytes beyond 2**53
     if found[2] == "%":
-        return _share(number / 100, spec)
+        return _share(float(number / 100), spec)
     if not found[2] and "." in found[1]:
-        return _share(number, spec)
+        return _share(float(number), spec)
     return _positive(math.floor(number * _UNITS[found[2].lower()]), spec)
 
 
 def _positive(nbytes: int, spec: object) -> Budget:
-    if nbytes <= 0:
-        raise UsageError(f"{_EXPECTED}, above zero; got {spec!r}")
+    if not 0 < nbytes < 1 << 63:
+        raise UsageError(f"{_EXPECTED}, above zero and below 2**63; got {str(spec)[:60]!r}")
     return Budget(nbytes=nbytes)
 
 

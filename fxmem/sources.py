@@ -20,6 +20,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import re
 import typing
 import warnings
@@ -31,6 +32,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
+from fxmem import documents
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.usercode import (
     chain,
@@ -230,7 +232,7 @@ def _timm(name: str, settings: Mapping[str, Any]) -> _Recipe:
 def _transformers(name: str, settings: Mapping[str, Any]) -> _Recipe:
     transformers = _library("transformers")
     values: dict[str, Any] = {}
-    if name.endswith(".json") or (Path(name) / "config.json").is_file():
+    if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         name, values = _read_config(Path(name))
     model_class = _transformers_class(transformers, name)
     config_class = model_class.config_class
@@ -299,13 +301,9 @@ def _where_it_might_be(name: str) -> str:
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The class a `config.json` names and its fields."""
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; fxmem takes a local config.json and downloads none") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
+    path = path / "config.json" if os.path.isdir(path) else path
+    expected = "expected a local config.json (fxmem downloads none)"
+    values = documents.parsed(documents.read(path, expected), path, expected)
     architectures = values.get("architectures") if isinstance(values, dict) else None
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise UsageError(f'{path} names no model class; add one, e.g. "architectures": ["LlamaForCausalLM"]')

@@ -180,7 +180,7 @@ def make_optimizer(spec: OptimizerSpec, params: Iterable[nn.Parameter], *, forea
         options = {**options, "foreach": foreach}
     try:
         made = cls(given, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise UsageError(f"optimizer {_name(spec)} cannot take these {len(given)} parameters: {' '.join(str(error).split())}") from error
     if not isinstance(made, Optimizer):
         raise UsageError(f"expected optimizer factory {_name(spec)} to return a torch.optim.Optimizer, got {type(made).__name__}")
@@ -209,7 +209,7 @@ def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 def _literal(spec: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise UsageError(f"expected a number or True or False after '=' in optimizer {spec!r}, got {text!r}") from error
 
 

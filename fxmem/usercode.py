@@ -146,7 +146,7 @@ def importable(reference: str) -> Iterator[None]:
     """The directory of the file that `reference` names, or the working directory for a module, leads `sys.path`."""
     before = list(sys.path)
     where = reference.rpartition(":")[0]
-    directory = str(Path(where).expanduser().resolve().parent) if _is_path(where) else os.getcwd()
+    directory = str(_file(where).parent) if _is_path(where) else os.getcwd()
     sys.path.insert(0, directory)
     try:
         yield
@@ -322,6 +322,13 @@ def _is_module_name(where: str) -> bool:
     return all(part.isidentifier() for part in where.split("."))
 
 
+def _file(where: str) -> Path:
+    try:
+        return Path(where).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself; ~ of nobody; a null character
+        raise UsageError(f"no file {where}: {one_line(error)}") from error
+
+
 def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -332,8 +339,8 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(where: str) -> ModuleType:
-    path = Path(where).expanduser().resolve()
-    if not path.is_file():
+    path = _file(where)
+    if not os.path.isfile(path):
         raise UsageError(f"no file {where}")
     if path.suffix != ".py":
         raise UsageError(f"expected a .py file, got {where}")

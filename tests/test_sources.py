@@ -430,7 +430,7 @@ def test_a_model_that_wants_to_download_is_refused(monkeypatch: pytest.MonkeyPat
         ("hf:AutoModelForCausalLM", {}, "picks a class from a checkpoint; name the class itself"),
         ("hf:LlamaConfig", {}, "no model class with a config"),
         ("hf:PreTrainedModel", {}, "no model class with a config"),
-        ("hf:nowhere/config.json", {}, "cannot read nowhere/config.json: No such file or directory; .* downloads none"),
+        ("hf:nowhere/config.json", {}, "expected a local config.json .*downloads none.*, got 'nowhere/config.json': No such file or directory"),
         ("torchvision:resnet18", {"num_class": 7}, "has no setting 'num_class'; closest: num_classes; it has groups, .*num_classes"),
         ("torchvision:resnet18", {"weights": "DEFAULT"}, "setting 'weights' is about weights; fxmem never loads any"),
         ("timm:resnet18", {"num_class": 7}, "has no setting 'num_class'; closest: num_classes.*; it has .*num_classes"),
@@ -518,7 +518,7 @@ def test_a_module_that_exists_takes_no_settings(write: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "config.json is not JSON"),
+        ("{", "config.json', which is no JSON"),
         ("[]", 'names no model class; add one, e.g. "architectures"'),
         ('{"architectures": []}', "names no model class"),
         ('{"architectures": ["RemoteForCausalLM"]}', "transformers has no model class 'RemoteForCausalLM'"),

@@ -47,9 +47,9 @@ def check_output(options: argparse.Namespace) -> None:
 def check_writable(option: str, name: str, or_else: str = "") -> None:
     """Refuse a file that cannot be written."""
     path = Path(name).absolute()
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UsageError(f"expected {option} to name a file in a folder that exists, got {name!r}")
-    if path.exists() and not path.is_file():  # a folder; or a device, which the file moved into place would replace
+    if os.path.exists(path) and not os.path.isfile(path):  # a folder; or a device, which the file moved into place would replace
         raise UsageError(f"expected {option} to name a file{or_else}, got {name!r}")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")

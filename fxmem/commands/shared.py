@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -105,7 +106,7 @@ def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
 def is_report(model: str) -> bool:
     """Whether what stands in the model's place is a report: no form of MODEL ends in .json without a colon before it."""
     path = Path(model)
-    return model == "-" or (path.suffix == ".json" and (path.is_file() or ":" not in model))
+    return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
 
 
 def loaded_or_analyzed(options: argparse.Namespace) -> tuple[Report, Timeline]:

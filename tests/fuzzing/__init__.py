@@ -1,0 +1,1 @@
+"""Fuzzing: everything that reads what somebody wrote, in one table."""
