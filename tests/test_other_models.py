@@ -411,6 +411,14 @@ def test_other_kinds_of_layer(make):
     assert_as_measured(*make())
 
 
+def test_operators_under_inference_mode_are_taken_apart():
+    profile = analyze(PLAIN["inference_mode part"]()[0], batch(), mode="infer").profile
+    names = {op.name for op in profile.ops}
+    assert "aten.addmm.default" in names
+    assert "aten.linear.default" not in names
+    assert not [unknown for unknown in profile.unknowns if unknown.topic == "flops"]
+
+
 def test_a_gradient_taken_inside_forward():
     assert_as_measured(Doing(penalised), batch(), modes=("train",))
 
