@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as tensor_metadata  # what torch.fx puts in `node.meta["tensor_meta"]`
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks  # hooks on every optimizer (since 2.0)
 from torch.utils._python_dispatch import TorchDispatchMode  # documented in the notes, private by name (since 1.12)
 from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real tensors in the midst of a fake run (since 2.0)
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only  # torch's own nested-structure walk (since 1.8)
@@ -58,12 +59,14 @@ __all__ = [
     "is_function_mode_on",
     "is_mutable",
     "is_sole_owner",
+    "is_view",
     "next_sequence_number",
     "no_modes",
     "op_arguments",
     "output_number",
     "patched",
     "quiet_fake_kernels",
+    "runs_only_its_own_code",
     "saved_tensors_seen_by",
     "sequence_number",
     "storage_key",
@@ -73,6 +76,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
+    "unwatched",
 ]
 
 NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
@@ -137,6 +141,19 @@ def is_function_mode_on() -> bool:
     return bool(torch._C._len_torch_function_stack())
 
 
+def runs_only_its_own_code(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of this optimizer is torch's code alone: a class of torch.optim with no hooks (`_optimizer_step_pre_hooks`, since 2.0)."""
+    own = getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    return own and not any(hooks)
+
+
+def unwatched() -> contextlib.AbstractContextManager[Any]:
+    """For the duration no TorchFunctionMode sees this thread's calls (`torch._C.DisableTorchFunction`, since 1.11)."""
+    manager: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return manager
+
+
 @contextlib.contextmanager
 def quiet_fake_kernels() -> Iterator[None]:
     """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since 2.8); the error is enough."""
@@ -196,6 +213,11 @@ def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
     if _count_held_once(holder, index) > _HELD_ONCE or holder[index]._use_count() > 1:
         return False
     return not storage or torch._C._storage_Use_Count(holder[index].untyped_storage()._cdata) <= 2
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another (`Tensor._is_view`, since 1.0)."""
+    return bool(tensor._is_view())
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,20 +9,23 @@ Checked on torch 2.11 and 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import FakeTensor, FakeTensorMode, OpOverload
 
-__all__ = ["DEVICE_OF", "NUMBER_OF", "Maker", "constant_number", "describe", "is_function_of_metadata", "is_same"]
+__all__ = ["DEVICE_OF", "NUMBER_OF", "Maker", "as_parameter", "constant_number", "describe", "forget", "is_function_of_metadata", "is_same", "remembered"]
 
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
 
 NUMBER_OF: Final[Any] = torch.ops.aten._local_scalar_dense.default
 """What `Tensor.item` ends in."""
+
+_remembered: dict[Hashable, dict[Any, Any]] = {}
+_CONTEXTS, _CALLS = 4, 50_000
 
 _META = torch.device("meta")
 _PLAIN: Final = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device})
@@ -70,6 +73,27 @@ def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list
     return True
 
 
+def remembered(context: Hashable) -> dict[Any, Any]:
+    """By operator, what has been found out about its fake kernel in this process under `context`: whatever else its results depend on.
+
+    For the caller to fill; forgotten with time (of four contexts, of 50,000 calls) and by `forget`.
+    """
+    known = _remembered.pop(context, None)
+    if known is None or sum(len(calls or ()) for calls in known.values()) > _CALLS:
+        known = {}
+    _remembered[context] = known
+    for old in list(_remembered)[:-_CONTEXTS]:
+        del _remembered[old]
+    return known
+
+
+def forget(ops: Iterable[Any]) -> None:
+    """These operators' fake kernels are others from here on."""
+    for op in ops:
+        for known in _remembered.values():
+            known.pop(op, None)
+
+
 class Maker:
     """Makes FakeTensors of one mode, equal to those that the mode itself makes."""
 
@@ -99,6 +123,14 @@ class Maker:
         self._protect(fake)
         fake.__dict__.update(attributes)
         return fake
+
+
+def as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """`nn.Parameter(tensor)` for a new tensor; of a subclass of Tensor, it is that tensor with a mark (`Parameter.__new__`, since 1.13)."""
+    if type(tensor) is not FakeTensor:
+        return torch.nn.Parameter(tensor, requires_grad)
+    tensor._is_param = True
+    return tensor.requires_grad_(requires_grad)
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

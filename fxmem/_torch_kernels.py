@@ -18,6 +18,8 @@ from torch._subclasses import fake_impls, fake_tensor
 # The context `with torch.device(...)` and `torch.set_default_device` put on the function-mode stack (since 2.0).
 from torch.utils._device import DeviceContext
 
+from fxmem import _torch_fakes
+
 __all__ = [
     "CALL_SITES",
     "DEVICE_TOUCHING",
@@ -115,6 +117,7 @@ def allocates_as(implementations: dict[Any, Callable[..., Any]]) -> Iterator[Non
 
 
 def _forget(ops: dict[Any, Callable[..., Any]]) -> None:
+    _torch_fakes.forget(ops)
     cache = fake_tensor.FakeTensorMode.cache
     for key in [key for key in cache if key.key[0] in ops]:
         del cache[key]

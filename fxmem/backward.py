@@ -118,7 +118,7 @@ class Engine:
         number = _torch.next_sequence_number() - 1
         if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == number:
             # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
-            number = _saver_of_output(tensor.grad_fn)
+            number = _saver_of_output(tensor.grad_fn) if _torch.is_view(tensor) else number
             tensor = _torch.detached(tensor)
         handle = Saved(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fxmem import _torch, _torch_wrappers, values
+from fxmem import _torch, _torch_fakes, _torch_wrappers, values
 from fxmem.errors import AnalysisError
 from fxmem.rebinding import Rebinder
 from fxmem.unwrapping import without_compiled
@@ -39,9 +39,10 @@ def fake_copy(model: torch.nn.Module, mode: _torch.FakeTensorMode, device: torch
     Raises AnalysisError for a model that cannot be copied.
     """
     memo: dict[int, Any] = {}
+    maker = _torch_fakes.Maker(mode)
     with mode:
         for tensors in _by_storage(model):
-            for original, fake in zip(tensors, _fakes(tensors, device), strict=True):
+            for original, fake in zip(tensors, _fakes(tensors, device, maker.empty), strict=True):
                 memo[id(original)] = fake
         try:
             with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings():
@@ -124,7 +125,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _fakes(tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = _empty) -> list[torch.Tensor]:
     """Fakes for tensors that share one storage."""
     first = tensors[0]
     if first.layout is torch.strided and _torch_wrappers.is_wrapper(first):
@@ -137,7 +142,7 @@ def _fakes(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tens
         )
     whole = len(tensors) == 1 and first.storage_offset() == 0
     if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():
-        return [_like(first, torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device))]
+        return [_like(first, empty(first.shape, first.stride(), first.dtype, device))]
     base = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
     return [_like(t, base.view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())) for t in tensors]
 
@@ -151,7 +156,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     if isinstance(original, torch.nn.Parameter):
-        fake = torch.nn.Parameter(fake, requires_grad=original.requires_grad)
+        fake = _torch_fakes.as_parameter(fake, original.requires_grad)
     elif original.requires_grad:
         fake.requires_grad_()
     if _torch_wrappers.is_wrapper(fake):

@@ -31,7 +31,7 @@ from fxmem.explaining import explained
 from fxmem.faking import deep_recursion, fake_copy, fake_inputs
 from fxmem.recording import LOSS, OPTIMIZER, Looked, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
-from fxmem.replaying import CHECK
+from fxmem.replaying import CHECK, Replayer
 from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
 from fxmem.tracing import ProgramTracer, named_arguments
@@ -132,7 +132,8 @@ class _Run:
         self.collector: Collector | None = None
         if target.device == "cuda":
             self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
-        self.recorder = Recorder(device, self.fakes, self._look, self._saw, os.environ.get(CHECK, ""))
+        context = target, convolution_settings(), torch.are_deterministic_algorithms_enabled(), is_deterministic()
+        self.recorder = Recorder(device, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context))
         self.model, rebound = fake_copy(model, self.fakes, device)
         self.loss = rebound(loss)
         with self.fakes:
@@ -148,6 +149,8 @@ class _Run:
         self.parameters = dict(self.model.named_parameters())
         self.cycles = 0
         self.ran_compiled = False
+        self._quiet = contextlib.ExitStack()
+        """Left when the step is over."""
         self._name_residents()
 
     def _name_residents(self) -> None:
@@ -206,7 +209,7 @@ class _Run:
             _choose_form(self.optimizer, foreach=kernels.default_foreach(self.target))
         if self.accumulate > 1:
             self._earlier_gradients()
-        with recorder.recording():
+        with recorder.recording(), self._quiet:
             run_step(
                 self.model,
                 self.args,
@@ -260,6 +263,8 @@ class _Run:
             self._name_gradients()
             recorder.set_phase(Phase.OPTIMIZER)
             recorder.resume_call(OPTIMIZER)
+            if self.optimizer is not None and _torch.runs_only_its_own_code(self.optimizer):
+                self._quiet.enter_context(_torch.unwatched())
             if self.optimizer is not None and not self.optimizer.state:
                 with recorder.setup():
                     self.optimizer.step()

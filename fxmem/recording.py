@@ -93,7 +93,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         fakes: the mode the program runs in.
         look: `(op, name, args, kwargs, result) -> Looked`; not asked again for a call that looks the same.
         saw: told index, `Looked.hidden` and phase of each op that hides something.
-        check: see `fxmem.replaying`.
+        replayer: of calls in this mode.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         fakes: _torch.FakeTensorMode,
         look: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], Looked],
         saw: Callable[[int, Any, Phase], None],
-        check: str = "",
+        replayer: Replayer,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
@@ -110,7 +110,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = fakes
         self._look = look
         self._saw = saw
-        self._replayer = Replayer(fakes, check)
+        self._looked: dict[Replay, Looked] = {}
+        self._replayer = replayer
         self._watched: dict[int, _Watch] = {}
         self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
         self._keys: dict[Any, tuple[str, bool]] = {}
@@ -318,11 +319,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if silent and self.tick == begin:
             return result
         index = len(self.ops)
-        looked: Looked | None = None if replay is None else replay.looked
+        looked = None if replay is None else self._looked.get(replay)
         if looked is None:
             looked = self._look(func, name, args, kwargs, result)
             if replay is not None:
-                replay.looked = looked
+                self._looked[replay] = looked
         elif self._replayer.compares and looked != self._look(func, name, args, kwargs, result):
             raise AnalysisError(different(func))
         self.ops.append(LoggedOp(name, self._node, self._phase, begin, self.tick, looked.flops))

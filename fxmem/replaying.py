@@ -13,7 +13,7 @@ indistinguishable, and the call must have left its arguments' metadata as they w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -62,15 +62,13 @@ class _Same:
 _Output = Fresh | _View | _Same | None
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """How to make the result of a call."""
+    """How to make the result of a call; one object for all calls that look alike."""
 
     outputs: tuple[_Output, ...]
     container: type[list[Any]] | type[tuple[Any, ...]] | None
     """What holds the outputs; None for a single one."""
-    looked: Any = None
-    """For whoever watches calls: what it found out about this one, which is a function of the key."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,17 +83,18 @@ class Call:
 
 
 class Replayer:
-    """Remembers the calls of one run.
+    """Remembers calls, for as long as the process lives.
 
     Args:
         mode: whose tensors these are.
         check: the value of `FXMEM_CHECK`.
+        context: what else results depend on: the target, torch's flags. Calls made in another context are others.
     """
 
-    def __init__(self, mode: _torch.FakeTensorMode, check: str = "") -> None:
+    def __init__(self, mode: _torch.FakeTensorMode, check: str = "", context: Hashable = None) -> None:
         self._mode = mode
         self._maker = _torch_fakes.Maker(mode)
-        self._tables: dict[Any, dict[tuple[Any, ...], Replay | None] | None] = {}
+        self._tables: dict[Any, dict[tuple[Any, ...], Replay | None] | None] = {} if context is None else _torch_fakes.remembered(context)
         self._on = check != "0"
         self.compares = check == "1"
         """Whether calls are to be run as well as replayed."""

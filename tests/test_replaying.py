@@ -197,3 +197,23 @@ def test_what_autocast_lets_go_at_once_goes_in_the_order_of_birth() -> None:
     assert len(casts) == 12
     first = casts[0].death
     assert [storage.death for storage in casts] == list(range(first, first + 12))
+
+
+def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: _torch.FakeTensorMode) -> None:
+    learned(Replayer(fakes, context="a"), aten.add.Tensor, x(), x())
+    for context, known in (("a", True), ("b", False), (None, False)):
+        call = Replayer(fakes, context=context).call(aten.add.Tensor, (x(), x()), {})
+        assert call is not None
+        assert (call.replay is not None) == known
+    with allocates_as({aten.add.Tensor: lambda *_: NotImplemented}):
+        call = Replayer(fakes, context="a").call(aten.add.Tensor, (x(), x()), {})
+        assert call is not None
+        assert call.replay is None
+
+
+def test_few_contexts_are_remembered(fakes: _torch.FakeTensorMode) -> None:
+    first = _torch_fakes.remembered("first")
+    assert _torch_fakes.remembered("first") is first
+    for other in range(4):
+        _torch_fakes.remembered(other)
+    assert _torch_fakes.remembered("first") is not first
