@@ -21,7 +21,7 @@ from pydantic import Field
 from fxmem.files import write_text
 from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, Flops, InputTensor, Many, Peak, Record, SourceLine, Step, Target
 
-__all__ = ["Application", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
+__all__ = ["Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
 
 Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen"]
 """How regions are chosen.
@@ -99,6 +99,28 @@ class CurvePoint(Record):
     """Estimated; see `Plan.before_seconds`."""
 
 
+class Certificate(Record):
+    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again than `lower_bound_flops`."""
+
+    budget_bytes: Bytes
+    """Peak of requested bytes that every plan spoken of keeps."""
+    application: Application
+    """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth, that begin and end at any node
+    (GRAPH), or that are calls of modules or of consecutive children of an `nn.Sequential` (MODULES)."""
+    lower_bound_flops: int | None
+    """Extra FLOPs that any of them needs; operators without a formula count as 0. None: no plan keeps the budget."""
+    gap_flops: int | None
+    """What the plan may run again needlessly, at most. None where either is unknown, and where the plan's peak is an estimate that the bound contradicts."""
+    optimal: bool
+    """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
+    complete: bool
+    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it might raise the bound."""
+    effort: float
+    """Limit of the search, in CP-SAT's units of deterministic work: the same answer on every machine."""
+    solver: str
+    """What found the bound, with its version."""
+
+
 class Plan(Record):
     """Where checkpoints go, what they free and what they cost."""
 
@@ -136,6 +158,8 @@ class Plan(Record):
     """The same for the step with the plan."""
     curve: Many[CurvePoint] = ()
     """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget was given."""
+    certificate: Certificate | None = None
+    """A bound on what any plan within the budget costs; None if none was asked for."""
     assumptions: Many[Assumption] = ()
 
     @property

@@ -19,6 +19,8 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 BRIEF = "where to put activation checkpoints"
 STRATEGIES = ("auto", "flat", "nested", "modules", "sqrt", "chen")
 APPLICATIONS = ("modules", "graph")
+EFFORT = 4.0
+"""`fxmem.planning.certifying.EFFORT`, which is not imported for --help."""
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them to a stand-in of the model "
     "and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. From a report, without torch, the peak is an estimate."
@@ -35,6 +37,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how regions are chosen (default auto: the cheapest)")
     how = "modules: whole modules recompute, the model stays yours; graph: regions begin and end anywhere (default: whichever is cheaper)"
     parser.add_argument("--application", choices=APPLICATIONS, help=how)
+    parser.add_argument(
+        "--certificate",
+        nargs="?",
+        type=float,
+        const=EFFORT,
+        metavar="EFFORT",
+        help=f"also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work (default {EFFORT:g}; needs fxmem[opt])",
+    )
     parser.add_argument("--code", action="store_true", help="print the edits of your own source instead of the table")
     parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
     parser.add_argument("--json", metavar="FILE|-", help="write the plan as JSON; `-` writes it to stdout instead of the table")
@@ -45,12 +55,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
     from fxmem import budgets, drawing
     from fxmem.files import write_text
+    from fxmem.planning import certifying
     from fxmem.reporting import plans as plan_reporting
 
     check_output(options)
     if options.budget is not None:
         budgets.parse(options.budget)  # refused before the work, not after
+    if options.certificate is not None:
+        certifying.cp_sat()
     plan, profile, timeline = _of_report(options) if is_report(options.model) else _of_model(options)
+    if options.certificate is not None:
+        plan = plan.model_copy(update={"certificate": certifying.certify(profile, plan, options.certificate)})
     if options.svg is not None:
         write_text(Path(options.svg), drawing.svg(profile, timeline, plan=plan))
     width = columns() if options.width is None else options.width

@@ -3,6 +3,7 @@
 What a planner says of a plan's peak is an estimate; a promise needs the plan applied and analysed (`fxmem.promising`).
 """
 
+from fxmem.planning.certifying import certify
 from fxmem.planning.planner import STRATEGIES, Planner
 
-__all__ = ["STRATEGIES", "Planner"]
+__all__ = ["STRATEGIES", "Planner", "certify"]

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from fxmem import liveness
 from fxmem.records import Kind, Node, Phase, Profile
 
-__all__ = ["Floats", "Geometry", "Ints"]
+__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
+OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 """Operators whose result's shape depends on the data, which may not be the same the second time."""
 _RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial", "rrelu", "poisson", "exponential", "scaled_dot_product", "attention")
@@ -61,7 +61,7 @@ class Geometry:
 
     def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
         self.profile = profile
-        inside = [index for index, node in enumerate(profile.nodes) if node.op not in _OUTSIDE]
+        inside = [index for index, node in enumerate(profile.nodes) if node.op not in OUTSIDE]
         self.first, self.last = (inside[0], inside[-1] + 1) if inside else (0, 0)
         self.cuts = sorted({self.first, self.last, *(cut for cut in cuts if self.first < cut < self.last)})
         """Node index of every cut."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fxmem import liveness, rooflines
 from fxmem._units import exact_bytes
 from fxmem.errors import ExceededError, UsageError
-from fxmem.plan_records import Application, Plan, Strategy
+from fxmem.plan_records import Application, Plan, Region, Strategy
 from fxmem.planning.describing import described
 from fxmem.planning.geometry import Geometry
 from fxmem.planning.searching import Stretch, Tables
@@ -209,7 +209,7 @@ class Planner:
         profile, regions = self.profile, described(tables.geometry, stretches, self.spans)
         before = self.before
         estimated = self.estimate(stretches, tables) if most is None else most
-        extra = [region.extra_flops for region in regions]
+        extra = _run_again(regions)
         return Plan(
             fxmem_version=profile.fxmem_version,
             torch_version=profile.torch_version,
@@ -226,7 +226,7 @@ class Planner:
             after=Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={}) if regions else before,
             analysed=False,
             forward_flops=None,
-            extra_flops=None if None in extra else sum(flops or 0 for flops in extra),
+            extra_flops=extra,
             before_seconds=self.before_seconds,
         )
 
@@ -242,3 +242,9 @@ class Planner:
                 kept += tables.kept[stretch.first, stretch.last]
             cut = stretch.last
         return round(most)
+
+
+def _run_again(regions: Sequence[Region]) -> int | None:
+    """FLOPs of recomputing regions, those within them included; None where an op has no formula."""
+    extra = [flops for region in regions for flops in (region.extra_flops, _run_again(region.regions))]
+    return None if None in extra else sum(flops or 0 for flops in extra)

@@ -14,7 +14,7 @@ from rich.text import Text
 from fxmem._findings import header_facts
 from fxmem._units import exact_bytes, format_bytes, format_flops, percent, printable
 from fxmem.budgets import counted_bytes
-from fxmem.plan_records import CurvePoint, Plan, Region
+from fxmem.plan_records import Certificate, CurvePoint, Plan, Region
 from fxmem.records import Peak, SourceLine
 from fxmem.reporting.tables import RULED, facts, fit, fit_left, listed, render, under
 
@@ -68,6 +68,8 @@ def _effect(plan: Plan) -> Table:
         rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
     if plan.budget_bytes is not None:
         rows.append(("Budget", _verdict(plan)))
+    if plan.certificate is not None:
+        rows.append(("Proof", _proof(plan, plan.certificate)))
     if not plan.analysed:
         rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
     whole_table = under("Effect", grown)
@@ -80,6 +82,24 @@ def _verdict(plan: Plan) -> Text:
     budget, used = plan.budget_bytes or 0, counted_bytes(plan.after)
     sentence = f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare" if used <= budget else f"{exact_bytes(budget)}: exceeded"
     return Text(sentence, style="green" if used <= budget else "bold red")
+
+
+def _proof(plan: Plan, certificate: Certificate) -> str:
+    """The certificate in a sentence."""
+    those = "checkpoints of whole modules" if certificate.application == "modules" else "checkpoints"
+    if certificate.lower_bound_flops is None:
+        return f"no {those} keep {exact_bytes(certificate.budget_bytes)}: this plan's peak is an estimate, and too low"
+    if certificate.optimal:
+        return f"no {those} within the same peak run fewer FLOPs again"
+    least = _share(certificate.lower_bound_flops, plan.forward_flops)
+    bound = f"any {those} within the same peak run at least {least} of FLOPs again"
+    if certificate.gap_flops is not None:
+        bound += f"; this plan is within {_share(certificate.gap_flops, plan.forward_flops)} of the cheapest"
+    return bound + ("" if certificate.complete else "; the search ended at its limit, a longer one may prove more")
+
+
+def _share(flops: int, forward: int | None) -> str:
+    return f"{100 * flops / forward:.1f} %" if forward else format_flops(flops)
 
 
 def _change(before: float, after: float) -> str:

@@ -1,0 +1,71 @@
+"""Small training steps made at random, and every checkpoint plan they have: what planners and bounds are held against."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fxmem import analyze
+from fxmem.plan_records import Region
+from fxmem.records import Profile
+from tests.simulated_steps import Simulator
+
+
+class Skip(nn.Module):
+    """A layer with its input added to its result."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
+
+
+def small_model(seed: int) -> nn.Sequential:
+    """Some layers of random kinds and widths, four or five calls in all; inputs are 32 wide."""
+    rng, width, calls = random.Random(seed), 32, 0
+    parts: list[nn.Module] = []
+    while calls < 4:
+        kind = rng.choice(("linear", "linear", "norm", "gelu", "tanh", "softmax", "skip")) if parts else "linear"
+        if kind == "linear":
+            wider = 16 * rng.randint(1, 8)
+            parts.append(nn.Linear(width, wider))
+            width = wider
+        else:
+            made = {"norm": nn.LayerNorm(width), "gelu": nn.GELU(), "tanh": nn.Tanh(), "softmax": nn.Softmax(-1), "skip": Skip(width)}
+            parts.append(made[kind])
+        calls += 2 if kind == "skip" else 1
+    return nn.Sequential(*parts)
+
+
+@functools.cache
+def small_step(seed: int) -> Profile:
+    """A step of that model on the CPU."""
+    return analyze(small_model(seed), torch.zeros(64, 32), target="cpu", optimizer=None).profile
+
+
+def every_plan(first: int, last: int, *, whole: bool = True) -> Iterator[tuple[Region, ...]]:
+    """Every set of regions, and of regions within them, between two nodes; not the one region of all of them unless `whole`."""
+    if first == last:
+        yield ()
+        return
+    yield from every_plan(first + 1, last)
+    for end in range(first + 1, last + 1 if whole else last):
+        for inner in every_plan(first, end, whole=False):
+            region = Region(first_node=first, last_node=end, regions=inner)
+            for rest in every_plan(end, last):
+                yield (region, *rest)
+
+
+@functools.cache
+def every_outcome(seed: int) -> tuple[tuple[int, int], ...]:
+    """Peak and FLOPs run again of every plan of that step, each once, simulated."""
+    profile = small_step(seed)
+    inside = [index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")]
+    simulator = Simulator(profile)
+    return tuple(sorted({simulator.simulate(regions) for regions in every_plan(inside[0], inside[-1] + 1)}))
