@@ -154,7 +154,7 @@ def test_every_dependency_says_why() -> None:
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
     imported = {name.partition(".")[0] for tree in trees for _, name in imported_modules(tree)} - sys.stdlib_module_names - {"fxmem"}
-    needed, *optional = ({name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "zoo", "pytest"))
+    needed, *optional = ({name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "opt", "pytest", "zoo"))
     assert imported - set().union(*optional) == needed
 
 
