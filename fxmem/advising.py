@@ -106,7 +106,19 @@ class _Advisor:
             return []
         points = [plan, *(plan.model_copy(update={"after": p.peak, "extra_flops": p.extra_flops, "regions": p.regions}) for p in plan.curve[-1:])]
         found = [_of_plan(self.analysis, point, key) for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if point.regions]
-        return found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found
+        return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
+
+    def _norms(self) -> list[Suggestion]:
+        """Norms and activations before convolutions computed again, which costs no convolution."""
+        if not any("batch_norm" in op.name for op in self.analysis.profile.ops):
+            return []
+        try:
+            plan = promising.plan(self.analysis, "norms", progress=self.tell)
+        except FxmemError:
+            return []
+        suggestion = _of_plan(self.analysis, plan, "checkpoint-norms")
+        title = f"batch norms and activations computed again ({len(plan.regions)} regions)"
+        return [suggestion.model_copy(update={"title": title})] if plan.regions and suggestion.saved_bytes > 0 else []
 
     def together(self, plans: bool) -> Suggestion | None:
         """The cheapest set of changes that keeps the budget: the mildest first, a plan on top where they do not do."""
@@ -232,12 +244,19 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
         key=key,
         title=f"activation checkpoints: {count} regions ({plan.chosen}, {plan.application.value})",
         effect="none",
-        code="model = fxmem.checkpoint(model, plan)  # fxmem plan --code shows the edits",
+        code="\n".join(["import fxmem", "analysis = fxmem.analyze(model, x)", _planned_by(plan), "model = fxmem.checkpoint(model, plan)"]),
+        note="analysed as you train: loss, optimizer, precision, target",
         peak=plan.after,
         saved_bytes=budgets.counted_bytes(analysis.peak) - budgets.counted_bytes(plan.after),
         extra_flops=plan.extra_flops,
         step_seconds=plan.after_seconds,
     )
+
+
+def _planned_by(plan: Plan) -> str:
+    if plan.strategy == "norms":
+        return 'plan = fxmem.plan(analysis, "norms")'
+    return f"plan = fxmem.plan(analysis, budget={budgets.counted_bytes(plan.after) if plan.budget_bytes is None else plan.budget_bytes})"
 
 
 def _worthless(saved: int) -> str:

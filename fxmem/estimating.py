@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fxmem import budgets
 from fxmem.errors import ExceededError, UsageError
-from fxmem.plan_records import Application, CurvePoint, Plan, Strategy
+from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Strategy
 from fxmem.planning import Planner
 from fxmem.records import Assumption, Peak, Profile
 
@@ -41,7 +41,7 @@ def _plans(profile: Profile, strategy: Strategy, nbytes: int | None, application
     refused: list[ExceededError] = []
     for way in wanted:
         planner = Planner(profile, way)
-        if nbytes is None and strategy not in ("sqrt", "chen"):
+        if nbytes is None and strategy not in ONE_PLAN:
             curve = planner.curve()
             best = min(curve, key=lambda plan: plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0)))
             yield best.model_copy(update={"curve": tuple(_point(plan) for plan in curve)})

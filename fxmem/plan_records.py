@@ -14,23 +14,27 @@ import textwrap
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from fxmem.files import write_text
 from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, Flops, InputTensor, Many, Peak, Record, SourceLine, Step, Target
 
-__all__ = ["Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
+__all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
 
-Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen"]
+Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen", "norms"]
 """How regions are chosen.
 
 `auto`: the cheapest of the others that keeps the budget. `flat`: optimal under one level of regions with any borders.
 `nested`: regions within regions. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
 `sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
-(both Chen et al. 2016, arXiv:1604.06174).
+(both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
+only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et al. 2017, arXiv:1707.06990; of in-place activated batch
+norm, Rota Bulo et al. 2018, arXiv:1712.02616, it is the form that recomputes rather than inverts).
 """
+ONE_PLAN: Final[tuple[Strategy, ...]] = ("sqrt", "chen", "norms")
+"""Strategies with one plan, whatever the budget: they have no curve."""
 
 
 class Application(StrEnum):

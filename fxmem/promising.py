@@ -16,7 +16,7 @@ from fxmem._units import exact_bytes, format_bytes
 from fxmem.analysis import Analysis
 from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.faking import shadow_model
-from fxmem.plan_records import Application, CurvePoint, Plan, Region, Strategy
+from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Region, Strategy
 from fxmem.planning import STRATEGIES, Planner
 from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
@@ -50,7 +50,7 @@ def plan(
         budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated bytes
             (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card bounds the
             allocator, too: a loop over the step has to run where the driver gives it no more than that.
-            None: `sqrt` and `chen` give their one plan; the others the whole curve of peak against extra FLOPs, and the plan on
+            None: `sqrt`, `chen` and `norms` give their one plan; the others the whole curve of peak against extra FLOPs, and the plan on
             it with the smallest product of peak and FLOPs of the step.
         application: "modules" (the model stays the user's), "graph" (regions may begin and end anywhere; needs a model that
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheaper.
@@ -66,7 +66,7 @@ def plan(
     search = _Search(analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application)), progress or (lambda _: None))
     if budget is not None and search.kept(analysis):
         return search.finished(_Proposal(search.ways[0], strategy, (), analysis))
-    if budget is None and strategy not in ("sqrt", "chen"):
+    if budget is None and strategy not in ONE_PLAN:
         return search.along_the_curve()
     return search.cheapest()
 
@@ -169,6 +169,8 @@ def _applications(analysis: Analysis, strategy: Strategy, application: Applicati
             note = f"regions are whole modules: {refused}"
         else:
             yield _Way(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
+            if strategy == "norms" and application is None:
+                return  # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
     if Application.MODULES in wanted:
         yield _Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
@@ -226,7 +228,7 @@ class _Search:
     def _within(self, way: _Way, rival: _Proposal | None) -> _Proposal | None:
         """The cheapest proposal that keeps the limit. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""
         nbytes = self.limit.nbytes
-        if nbytes is None or self.strategy == "sqrt":
+        if nbytes is None or self.strategy in ("sqrt", "norms"):
             only = self.carried_out(way, way.planner.plan(self.strategy, None))
             return only if self.kept(only.analysis) else None
         ask = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes)
@@ -310,7 +312,7 @@ class _Search:
 
     def _largest_batch(self, reached: _Proposal | None) -> str:
         """With the plan that reaches lowest, how large a batch keeps the limit."""
-        if reached is None or self.limit.nbytes is None or self.strategy in ("sqrt", "chen", "flat"):
+        if reached is None or self.limit.nbytes is None or self.strategy in (*ONE_PLAN, "flat"):
             return ""
         self.tell("looking for the largest batch that fits")
         regions, way = reached.regions, reached.way.application
@@ -325,7 +327,7 @@ class _Search:
         return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
 
     def _out_of_reach(self) -> str:
-        if self.strategy not in ("sqrt", "chen", "flat"):
+        if self.strategy not in (*ONE_PLAN, "flat"):
             for way in self.ways:
                 with contextlib.suppress(UsageError):
                     self.carried_out(way, way.planner.smallest())

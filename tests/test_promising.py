@@ -17,7 +17,7 @@ from fxmem.analysis import Analysis
 from fxmem.errors import ExceededError, UsageError
 from fxmem.estimating import estimate
 from fxmem.measuring import measure_cpu
-from fxmem.plan_records import Application, Plan
+from fxmem.plan_records import ONE_PLAN, Application, Plan
 from fxmem.planning import STRATEGIES
 
 
@@ -87,7 +87,7 @@ def test_gradients_and_losses_are_those_of_the_unplanned_model() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
     analysis = resnet()
-    plan = fxmem.plan(analysis, strategy, None if strategy in ("sqrt", "chen") else 0.94)
+    plan = fxmem.plan(analysis, strategy, None if strategy in ONE_PLAN else 0.94)
     assert plan.analysed
     assert plan.regions
     assert plan.strategy == strategy
@@ -209,3 +209,42 @@ def test_a_plan_can_be_drawn(tmp_path: Any) -> None:
     plan = fxmem.plan(analysis, budget=0.6)
     analysis.save_svg(tmp_path / "plan.svg", plan=plan, renderer="plain")
     assert "checkpoint" in (tmp_path / "plan.svg").read_text()
+
+
+class DenseBlock(nn.Module):
+    """Two layers as DenseNet's: each concatenates all before it, normalises, activates and convolves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16 + 8 * i) for i in range(3))
+        self.convolutions = nn.ModuleList(nn.Conv2d(16 + 8 * i, 8, 3, padding=1) for i in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [self.stem(x)]
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            found.append(convolution(torch.relu(norm(torch.cat(found, 1)))))
+        return torch.cat(found, 1)
+
+
+def test_norms_are_computed_again_and_convolutions_are_not() -> None:
+    torch.manual_seed(0)
+    model, x = DenseBlock(), torch.randn(4, 3, 32, 32)
+    analysis = fxmem.analyze(model, x, target="cpu")
+    plan = fxmem.plan(analysis, "norms")
+    assert [[name.split("_")[0] for name in region.nodes] for region in plan.regions] == [["cat", "norms", "relu", "convolutions"]] * 3
+    channel, statistics = 4 * 4 * 32 * 32, 2 * 4 * (16 + 24)  # bytes of a channel of the batch; mean and deviation of the two layers that are not back yet
+    before, after = 2 * (16 + 24 + 32), 2 * 32 + 16 + 8 + 8  # what norms and convolutions keep; what the last layer has again, and all its inputs
+    assert plan.before.requested_bytes - plan.after.requested_bytes == (before - after) * channel + statistics
+    convolved = sum(node.forward_flops or 0 for node in analysis.profile.nodes if node.name.startswith("convolutions"))
+    assert plan.extra_flops is not None
+    assert 0 < plan.extra_flops < convolved / 10
+    outputs, gradients = [], []
+    for each in (copy.deepcopy(model), fxmem.checkpoint(copy.deepcopy(model), plan)):
+        out = each(x)
+        out.square().sum().backward()
+        outputs.append(out)
+        gradients.append([p.grad for p in each.parameters()] + list(each.buffers()))
+    assert torch.equal(*outputs)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert not fxmem.plan(fxmem.analyze(nn.Linear(4, 4), torch.zeros(2, 4), target="cpu"), "norms").regions

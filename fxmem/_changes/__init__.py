@@ -44,7 +44,7 @@ def changes_for(analysis: Analysis) -> Iterator[Change]:
             "expandable-segments",
             "allocator that can extend its segments",
             "none",
-            "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'  # before anything is put on the card",
+            "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'",
             lambda variant, _: dataclasses.replace(variant, environ={**variant.environ, **_EXPANDABLE}),
-            note="frees what is reserved and not used; the allocated peak stays",
+            note="before anything is put on the card; frees what is reserved and not used; the allocated peak stays",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from fxmem._changes.variants import Change, NotToBeHadError, Variant
+from fxmem._changes.variants import Change, NotToBeHadError, Variant, for_modules
 from fxmem.analysis import Analysis
 from fxmem.faking import shadow_model
 from fxmem.records import Kind, Profile
@@ -32,7 +32,7 @@ def activation_changes(analysis: Analysis) -> Iterator[Change]:
             vars(model.get_submodule(path))["inplace"] = True
         return dataclasses.replace(variant, model=model)
 
-    code = f"for path in {' '.join(allowed)!r}.split(): model.get_submodule(path).inplace = True"
+    code = for_modules(allowed, "module.inplace = True")
     yield Change("inplace", "activations in place", "none", code, make, note=f"not {_why(refused)}" if refused else "")
 
 

@@ -17,7 +17,7 @@ __all__ = ["dtype_changes"]
 
 def dtype_changes(analysis: Analysis) -> Iterator[Change]:
     """Half precision and channels_last."""
-    code = 'with torch.autocast("cuda", dtype=torch.bfloat16): loss = loss_fn(model(x))'
+    code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = loss_fn(model(x))'
     if analysis.profile.target.device == "cpu":
         code = code.replace("cuda", "cpu")
     yield Change("bf16-autocast", "bfloat16 autocast", "rounding", code, _autocast, excludes="dtype")
@@ -34,7 +34,7 @@ def dtype_changes(analysis: Analysis) -> Iterator[Change]:
         "channels-last",
         "channels_last layout",
         "none",
-        "model.to(memory_format=torch.channels_last); x = x.to(memory_format=torch.channels_last)",
+        "model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         _channels_last,
         note="other convolution kernels, so sums in another order",
     )

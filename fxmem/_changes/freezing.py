@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from fxmem._changes.variants import Change, Variant
+from fxmem._changes.variants import Change, Variant, for_modules
 from fxmem.analysis import Analysis
 from fxmem.faking import meta_model
 
@@ -21,9 +21,9 @@ def freezing_changes(analysis: Analysis) -> Iterator[Change]:
         return
     sizes = {path: _trained(analysis.model.get_submodule(path)) for path in parts}
     largest = max(parts, key=sizes.__getitem__)
-    yield _freezing("freeze:all-but-last", f"train {parts[-1]} alone", parts[:-1])
+    yield _freezing("freeze:all-but-last", f"train {parts[-1]} alone (fine-tuning)", parts[:-1])
     if parts[:-1] != [largest]:
-        yield _freezing(f"freeze:{largest}", f"freeze {largest}", [largest])
+        yield _freezing(f"freeze:{largest}", f"freeze {largest} (fine-tuning)", [largest])
 
 
 def _parts(model: nn.Module) -> list[str]:
@@ -40,7 +40,7 @@ def _trained(module: nn.Module) -> int:
 
 
 def _freezing(key: str, title: str, paths: list[str]) -> Change:
-    code = f"for path in {' '.join(paths)!r}.split(): model.get_submodule(path).requires_grad_(False)"
+    code = for_modules(paths, "module.requires_grad_(False)")
     note = "before the optimizer is made; batch norms still update their statistics"
     return Change(key, title, "training", code, _frozen(paths), note=note, excludes="frozen")
 

@@ -30,13 +30,13 @@ def holding_changes(analysis: Analysis) -> Iterator[Change]:
             f"release:{nodes[0].name}",
             f"let go of what {where} made after its last use",
             "none",
-            letting_go(code, where),
+            letting_go(code),
             _releasing(names),
             note=f"held by a local name or by the output until the {profile.phases[-1].phase.value} ends",
         )
 
 
-def letting_go(code: str, where: str) -> str:
+def letting_go(code: str) -> str:
     """What to write, for a result of that line of code."""
     try:
         statement = ast.parse(code).body[0] if code else None
@@ -44,8 +44,8 @@ def letting_go(code: str, where: str) -> str:
         statement = None
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if isinstance(target, ast.Name):
-        return f"del {target.id}  # {where}, after its last use"
-    return f"# {where}{f': {code}' if code else ''}: keep no name for it, and return without it"
+        return f"del {target.id}  # after its last use"
+    return "# keep no name for it, and return without it"
 
 
 def _releasing(names: frozenset[str]) -> Callable[[Variant, Analysis], Variant]:

@@ -63,7 +63,7 @@ def _attention(profile: Profile) -> Iterator[Change]:
         return
     for name, backend, op in _BACKENDS:
         if op not in ran:
-            code = f"with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.{backend}): loss = loss_fn(model(x))"
+            code = f"from torch.nn.attention import SDPBackend, sdpa_kernel\nwith sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
             yield Change(f"sdpa-{name}", f"the {name} attention kernel", "rounding", code, _running(name), excludes="attention")
 
 

@@ -22,14 +22,19 @@ _CHUNKS = 8
 
 def loss_changes(_: Analysis) -> Iterator[Change]:
     """Logits that are not kept whole."""
-    parts = f"zip(logits.chunk({_CHUNKS}), labels.chunk({_CHUNKS}))"
+    code = (
+        "from torch.nn.functional import cross_entropy\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        f"parts = zip(logits.chunk({_CHUNKS}), labels.chunk({_CHUNKS}))\n"
+        'how = {"reduction": "sum", "use_reentrant": False}\n'
+        "sums = [checkpoint(cross_entropy, *p, **how) for p in parts]\n"
+        "loss = sum(sums) / (labels != -100).sum()"
+    )
     yield Change(
         "chunked-loss",
         "cross-entropy in chunks, recomputed in backward",
         "none",
-        "from torch.utils.checkpoint import checkpoint\n"
-        "from torch.nn.functional import cross_entropy\n"
-        f"loss = sum(checkpoint(cross_entropy, a, b, reduction='sum', use_reentrant=False) for a, b in {parts}) / (labels != -100).sum()",
+        code,
         _chunked_loss,
         note="logits of rank 2, labels of rank 1; a fused linear and cross-entropy kernel frees the logits as well",
     )

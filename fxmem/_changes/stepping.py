@@ -28,14 +28,16 @@ _EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit",
 def stepping_changes(analysis: Analysis) -> Iterator[Change]:
     """Other optimizers, other forms of the same, and micro-batches."""
     yield from _optimizers(analysis)
+    coupled = any("batch_norm" in op.name for op in analysis.profile.ops)
+    same = "the same gradients where the loss is a mean over equal parts (no ignored labels)"
     for parts in (2, 4):
         yield Change(
             f"micro-batches-{parts}",
             f"{parts} micro-batches, their gradients added up",
-            "training",
-            f"for part in x.chunk({parts}): (loss_fn(model(part)) / {parts}).backward()",
+            "training" if coupled else "none",
+            f"for part in x.chunk({parts}):\n    (loss_fn(model(part)) / {parts}).backward()",
             _micro_batches(parts),
-            note="the same gradients but for batch norms, which see smaller batches",
+            note="batch norms see smaller batches" if coupled else same,
             excludes="batch",
         )
     if analysis.call.prefetch:
@@ -52,7 +54,7 @@ def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:
 def _eight_bit() -> Iterator[Change]:
     for package, name, note in _EIGHT_BIT:
         title = f"{name} of {package}: state in one byte per number"
-        code = f"import {package}.optim\noptimizer = {package}.optim.{name}(model.parameters())"
+        code = f"from {package}.optim import {name}\noptimizer = {name}(model.parameters())"
         yield Change(f"{package}-8bit", title, "training", code, _eight_bit_of(package, name), note=note, excludes="optimizer")
 
 
@@ -84,7 +86,7 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
                 f"{form}-optimizer",
                 title,
                 "none",
-                f"optimizer = torch.optim.{kind}(model.parameters(), {argument})",
+                f"from torch.optim import {kind}\noptimizer = {kind}(model.parameters(), {argument})",
                 _stepping(f"{spec}:{form}"),
                 excludes="optimizer",
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -15,7 +16,10 @@ from fxmem.analysis import Analysis, Call, analyze_call
 from fxmem.errors import FxmemError
 from fxmem.records import Peak, Profile
 
-__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "outcome"]
+__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "outcome"]
+
+_CODE_WIDTH = 58
+"""Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""
 
 
 class NotToBeHadError(FxmemError):
@@ -77,3 +81,9 @@ def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
 def _accounted(variant: Variant, analysis: Analysis) -> Outcome:
     profile = freed_after_last_use(analysis.profile, variant.released)
     return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
+
+
+def for_modules(paths: Sequence[str], statement: str) -> str:
+    """Code that does something to each of several modules, called `module` in the statement."""
+    listed = textwrap.fill(" ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False).strip()
+    return f'for path in """{listed}""".split():\n    module = model.get_submodule(path)\n    {statement}'

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "where to put activation checkpoints"
-STRATEGIES = ("auto", "flat", "nested", "modules", "sqrt", "chen")
+STRATEGIES = ("auto", "flat", "nested", "modules", "sqrt", "chen", "norms")
 APPLICATIONS = ("modules", "graph")
 EFFORT = 4.0
 """`fxmem.planning.certifying.EFFORT`, which is not imported for --help."""

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from fxmem import liveness, rooflines
 from fxmem._units import exact_bytes
 from fxmem.errors import ExceededError, UsageError
-from fxmem.plan_records import Application, Plan, Region, Strategy
+from fxmem.plan_records import ONE_PLAN, Application, Plan, Region, Strategy
 from fxmem.planning.describing import described
 from fxmem.planning.geometry import Geometry
 from fxmem.planning.searching import Stretch, Tables
-from fxmem.planning.spans import Span, frees, graph_cuts, last_needed, module_spans, siblings
+from fxmem.planning.spans import Span, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings
 from fxmem.records import Peak, Profile
 
 __all__ = ["STRATEGIES", "Planner"]
@@ -101,7 +101,7 @@ class Planner:
     def plan(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
         """The cheapest plan of a strategy within a budget of requested bytes, by the planner's own tables.
 
-        Without a budget `sqrt` and `chen` give their one plan; the others store everything.
+        Without a budget `sqrt`, `chen` and `norms` give their one plan; the others store everything.
 
         Raises:
             UsageError: an unknown strategy.
@@ -109,7 +109,7 @@ class Planner:
         """
         if strategy not in STRATEGIES:
             raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-        if strategy in ("sqrt", "chen"):
+        if strategy in ONE_PLAN:
             return self._classic(strategy, budget_bytes)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
         if budget >= self.tables.geometry.unplanned:
@@ -159,7 +159,9 @@ class Planner:
             chain = siblings(self.profile, self.spans.values())
             pieces = [(at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at]
         kept = [sum(geometry.keeps[i:j]) for i, j in pieces]
-        if strategy == "sqrt":
+        if strategy == "norms":
+            candidates = [[(i, j) for i, j in self._from_norms(geometry) if regions[i, j]]]
+        elif strategy == "sqrt":
             size = max(round(math.sqrt(len(pieces))), 1)
             candidates = [self._grouped(pieces, [index // size for index in range(len(pieces))])]
         else:
@@ -177,6 +179,14 @@ class Planner:
                 f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} reaches {exact_bytes(least)} at the least"
             )
         return min(fitting, key=lambda plan: plan.extra_flops or 0)
+
+    def _from_norms(self, geometry: Geometry) -> list[tuple[int, int]]:
+        """Units from one with a norm to the one that convolves next; in MODULES plans, only what is a slice of a Sequential."""
+        at = {cut: index for index, cut in enumerate(geometry.cuts)}
+        runs = norm_runs(self.profile)
+        if self.application is Application.MODULES:
+            return [(at[first], at[last]) for first, last in runs if first in at and last in at]
+        return [(int(geometry.unit_of[first]), int(geometry.unit_of[last - 1]) + 1) for first, last in runs]
 
     @staticmethod
     def _grouped(pieces: Sequence[tuple[int, int]], group: Sequence[int]) -> list[tuple[int, int]]:

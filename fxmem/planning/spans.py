@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from fxmem.records import Phase, Profile, SourceLine
 
-__all__ = ["Span", "frees", "graph_cuts", "last_needed", "module_spans", "siblings"]
+__all__ = ["Span", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings"]
 
 _MOST_CUTS = 320
 """Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
+_NORMS = ("batch_norm", "group_norm", "instance_norm")
 _LONGEST_SLICE = 64
 """Children in a slice of a Sequential, at most."""
 
@@ -83,6 +84,22 @@ def graph_cuts(profile: Profile) -> list[int]:
     if len(cuts) > _MOST_CUTS:
         cuts = sorted(sorted(heavy, key=lambda cut: -heavy[cut])[:_MOST_CUTS])
     return cuts
+
+
+def norm_runs(profile: Profile) -> list[tuple[int, int]]:
+    """From a norm to the convolution that comes before the next norm, as half-open ranges of nodes; a concatenation before the norm belongs to it."""
+    does: dict[int, set[str]] = defaultdict(set)
+    for op in profile.ops:
+        if op.phase is Phase.FORWARD:
+            does[op.node].add(op.name.split(".")[1] if "." in op.name else op.name)
+    norm, found = None, []
+    for node in range(len(profile.nodes)):
+        if any(norm_op in name for name in does[node] for norm_op in _NORMS):
+            norm = node - 1 if node and does[node - 1] == {"cat"} and norm != node - 1 else node
+        elif norm is not None and "convolution" in does[node]:
+            found.append((norm, node + 1))
+            norm = None
+    return found
 
 
 def siblings(profile: Profile, spans: Iterable[Span]) -> tuple[Span, ...]:

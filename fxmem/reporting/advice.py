@@ -80,5 +80,7 @@ def _together(advice: Advice, each: Suggestion) -> RenderableType:
 def _code(advice: Advice) -> RenderableType:
     listed = grid(-3, None)
     for number, each in enumerate(advice.suggestions, 1):
-        listed.add_row(Text(f"{number}."), Text(printable(each.code.replace("\n", "; "))).append(f"\n{printable(each.note)}" if each.note else "", style="dim"))
+        listed.add_row(
+            Text(f"{number}."), Text("\n".join(map(printable, each.code.splitlines()))).append(f"\n{printable(each.note)}" if each.note else "", style="dim")
+        )
     return listed
