@@ -173,3 +173,28 @@ def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, ca
     assert "expected --freeze with a module or a pattern of parameters' names, got 'O'" in capsys.readouterr().err
     assert main([*common, "--prefetch", "-1"]) == 2
     assert "expected prefetch to be at least 0, got -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("analyze own.py:buidl", "own.py has no 'buidl'; closest: build"),
+        ("advise own.py:build --input 4x64 --budget 24Gigs", "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB)"),
+        ("cards own.py:build --input 4x64 --only h1000", "unknown target 'h1000': did you mean h100 or v100?"),
+        ("max-batch own.py:build --input 4x64 --dim sq", "expected a dimension as batch, seq, a number or NAME:AXIS"),
+        ("max-batch own.py:build --input 4x64 --budget 50%", "expected --budget in bytes or with a unit (16GiB), got '50%'"),
+        ("plan own.py:build --input 4x64 --strategy norm", "got 'norm', did you mean norms?"),
+        ("advise own.py:build --bugdet 24GiB", "no option --bugdet, did you mean --budget?"),
+        ("advice own.py:build", "got 'advice', did you mean advise?"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_write(
+    command: str, complaint: str, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(64, 8)\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), *([] if "advice" in command else ["--quiet"])]) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
