@@ -132,8 +132,12 @@ def is_mutable(func: OpOverload) -> bool:
 
 @functools.cache
 def is_composite(func: OpOverload) -> bool:
-    """Whether an op is defined by other ops (`OpOverload.has_kernel_for_dispatch_key`, since 1.12; `decompose` then calls them)."""
-    return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11; `OpOverload.decompose` then calls them).
+
+    `OpOverload.has_kernel_for_dispatch_key` also counts decompositions written in Python, which only tracers of programs use: the CPU's
+    `native_batch_norm` has one, and is a kernel of its own.
+    """
+    return isinstance(func, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 def is_function_mode_on() -> bool:
