@@ -783,5 +783,5 @@ def test_calls_of_torch_cuda_are_answered_for_the_target():
 
 def test_a_kernel_that_tracers_take_apart_in_python_is_one_operator():
     """Not `_native_batch_norm_legit`, into which `torch._decomp` takes it apart; the dispatcher does not."""
-    found = fxmem.analyze(nn.BatchNorm1d(3), torch.empty(2, 3, device="meta"), target="cpu")
+    found = analyze(nn.BatchNorm1d(3), torch.empty(2, 3, device="meta"), target="cpu")
     assert "aten.native_batch_norm.default" in [op.name for op in found.profile.ops]
