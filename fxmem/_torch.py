@@ -134,10 +134,14 @@ def is_mutable(func: OpOverload) -> bool:
 def is_composite(func: OpOverload) -> bool:
     """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11; `OpOverload.decompose` then calls them).
 
-    `OpOverload.has_kernel_for_dispatch_key` also counts decompositions written in Python, which only tracers of programs use: the CPU's
-    `native_batch_norm` has one, and is a kernel of its own.
+    Not those that also have a kernel of their own for CPU and CUDA, such as `silu_backward`. `OpOverload.has_kernel_for_dispatch_key` would also
+    count decompositions written in Python, which only tracers of programs use: the CPU's `native_batch_norm` has one.
     """
-    return isinstance(func, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    if not isinstance(func, OpOverload):
+        return False
+    name = func.name()  # type: ignore[no-untyped-call]
+    here = [key for key in ("CompositeImplicitAutograd", "CPU", "CUDA") if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
+    return here == ["CompositeImplicitAutograd"]
 
 
 def is_function_mode_on() -> bool:

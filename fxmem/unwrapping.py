@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.ao.nn.quantized import FloatFunctional
 
 from fxmem import _torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
@@ -98,7 +99,10 @@ def _check(path: str, module: nn.Module) -> None:
             f"expected a module in Python; {what} is TorchScript, which runs in an interpreter of its own. Pass the module it was made from"
             f"{', with that submodule not scripted' if path else ''}."
         )
-    if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")):
+    # `FloatFunctional` is what a model has in its place before it is quantised.
+    if not isinstance(module, FloatFunctional) and type(module).__module__.startswith(
+        ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
+    ):
         raise AnalysisError(
             f"expected a module that runs on FakeTensors; {what} is quantised by torch.ao, whose packed weights have no fake form and no CUDA kernels. "
             "Analyse the model before quantisation, or quantise it with torchao.quantization.quantize_."

@@ -189,21 +189,20 @@ def test_a_model_that_raises_leaves_torch_as_it_was():
     assert before == (nn.Module.__call__, torch.nn.functional.scaled_dot_product_attention, torch.cuda.is_available())
 
 
-def test_an_analysis_inside_an_analysis():
+def test_an_analysis_inside_an_analysis_is_refused_and_leaves_the_next_alone():
     class Curious(nn.Module):
         def __init__(self):
             super().__init__()
             self.linear = nn.Linear(4, 4)
-            self.seen = None
 
         def forward(self, x):
-            with torch._subclasses.fake_tensor.unset_fake_temporarily():
-                Curious.seen = analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu").peak.requested_bytes
+            analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu")
             return self.linear(x)
 
-    outer = analyze(Curious(), torch.zeros(2, 4), target="cpu")
-    assert outer.profile.saved_bytes == 0  # a linear layer saves its input and its weight
-    assert Curious.seen == analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu").peak.requested_bytes
+    with pytest.raises(UsageError, match="expected no analysis within another"):
+        analyze(Curious(), torch.zeros(2, 4), target="cpu")
+    # A batch of 8 bytes, a weight of 16, a bias of 8, and an output of 8.
+    assert analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu", mode="infer").peak.requested_bytes == 8 + 16 + 8 + 8
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's largest memory is read from /proc")

@@ -39,5 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word.lower(), list(known), n=1)
+    whole = list(known)
+    begun = [each for each in whole if each.startswith(word.lower())]
+    near = difflib.get_close_matches(word.lower(), begun or whole, n=1, cutoff=0.0 if begun else 0.6)
     return f", did you mean {near[0]}?" if near else ""
