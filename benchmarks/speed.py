@@ -3,7 +3,8 @@
     python benchmarks/speed.py              (`make bench`; some minutes)
     python benchmarks/speed.py --rounds 1   quicker and rougher
 
-What is compared, for one training step with Adam, everything imported and warmed up:
+What is compared, for one training step with Adam, everything imported and warmed up (FakeTensorMode and fxmem both remember
+calls they have seen, so that these are repeated steps):
 
 - analyze: `fxmem.analyze` for an H100, its peak read: copying the model to fake tensors, one recorded step, the profile, the timeline;
 - bare: forward, backward and `optimizer.step()` of the same model on fake CPU tensors, by PyTorch's C++ engine, nothing recorded;
