@@ -18,7 +18,9 @@ __all__ = ["advise"]
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
 _NOT_OF_THE_MODEL = ("expandable", "release")
-"""Changes that an analysis of the changed model does not show: a plan is not made on top of them."""
+"""Changes that an analysis of the changed model does not show."""
+_NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls")
+"""A plan is not made on top of these: edited lines are not in the graph that it rewrites."""
 _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
 
 
@@ -166,12 +168,13 @@ class _Advisor:
 
     def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
         """A checkpoint plan on top of the changes; of the changes, those that live in the model and the call."""
-        chosen = [change for change in chosen if not change.key.startswith(_NOT_OF_THE_MODEL)]
+        chosen = [change for change in chosen if not change.key.startswith(_NOT_UNDER_A_PLAN)]
         reached = self._made(chosen) if chosen else None
         base = self.analysis if reached is None else reached.analysis
         try:
             used = budgets.counted_bytes(base.peak)
-            plan = promising.plan(base, budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0), progress=self.tell)
+            with self.start.within() if reached is None else reached.variant.within():
+                plan = promising.plan(base, budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0), progress=self.tell)
         except FxmemError:
             return None
         suggestion = _of_plan(self.analysis, plan, "checkpoint")

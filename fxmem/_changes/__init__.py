@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from fxmem._changes.activations import activation_changes
+from fxmem._changes.calls import call_changes
 from fxmem._changes.dtypes import dtype_changes
 from fxmem._changes.freezing import freezing_changes
 from fxmem._changes.holding import holding_changes
@@ -30,8 +31,8 @@ _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 def changes_for(analysis: Analysis) -> Iterator[Change]:
     """Everything that can be tried on this step, whether or not it will be worth it."""
     training = analysis.profile.step.mode == "train"
-    if training:
-        yield from activation_changes(analysis)
+    yield from activation_changes(analysis)
+    yield from call_changes(analysis)
     yield from dtype_changes(analysis)
     yield from kernel_changes(analysis)
     if training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -16,10 +16,12 @@ from fxmem.analysis import Analysis, Call, analyze_call
 from fxmem.errors import FxmemError
 from fxmem.records import Peak, Profile
 
-__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "outcome"]
+__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "listed", "outcome"]
 
 _CODE_WIDTH = 58
 """Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""
+_LISTED = 3
+"""Of what is refused, how many are named."""
 
 
 class NotToBeHadError(FxmemError):
@@ -38,6 +40,14 @@ class Variant:
     """What the step runs within."""
     released: frozenset[str] = frozenset()
     """Names of nodes whose results the program lets go after their last use."""
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Where the step is to be analysed."""
+        with contextlib.ExitStack() as stack:
+            for enter in self.around:
+                stack.enter_context(enter())
+            yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +81,7 @@ def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
         if variant.model is other.variant.model and variant.call is other.variant.call and variant.around == other.variant.around:
             return _accounted(variant, other.analysis)
     call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
-    with contextlib.ExitStack() as stack:
-        for enter in variant.around:
-            stack.enter_context(enter())
+    with variant.within():
         analysis = analyze_call(variant.model, **call)
     return _accounted(variant, analysis)
 
@@ -87,3 +95,9 @@ def for_modules(paths: Sequence[str], statement: str) -> str:
     """Code that does something to each of several modules, called `module` in the statement."""
     listed = textwrap.fill(" ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False).strip()
     return f'for path in """{listed}""".split():\n    module = model.get_submodule(path)\n    {statement}'
+
+
+def listed(refused: Mapping[str, str]) -> str:
+    """What is refused, each with its reason."""
+    named = [f"{what} ({reason})" for what, reason in list(refused.items())[:_LISTED]]
+    return ", ".join(named) + (f" and {len(refused) - _LISTED} more" if len(refused) > _LISTED else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -50,16 +51,18 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
 def _ranked(advice: Advice, width: int) -> Table:
     before, reserved = counted_bytes(advice.before), advice.before.reserved_bytes
     ranked = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    columns = [("Peak", 9), ("Saves", 9), ("of", 7), *([("Reserved", 9)] if reserved is not None and width >= 90 else []), ("FLOPs", 8), ("Numbers", 8)]
-    ranked.add_column("Change", width=width - sum(size + 2 for _, size in columns) - 1, no_wrap=True)
+    wide, wider = width >= 72, reserved is not None and width >= 90
+    optional = [("of", 7)] * wide + [("Reserved", 9)] * wider
+    columns = [("Peak", 9), ("Saves", 9), *optional, ("FLOPs", 8), ("Numbers", 8)]
+    room = width - sum(size + 2 for _, size in columns) - 1
+    ranked.add_column("Change", width=room, overflow="fold")
     for heading, size in columns:
         ranked.add_column(heading, width=size, justify="left" if heading == "Numbers" else "right", no_wrap=True)
     for number, each in enumerate(advice.suggestions, 1):
-        cells = [format_bytes(counted_bytes(each.peak)), format_bytes(each.saved_bytes), percent(each.saved_bytes, before)]
-        if reserved is not None and width >= 90:
-            cells.append(format_bytes(each.peak.reserved_bytes))
+        cells = [format_bytes(counted_bytes(each.peak)), format_bytes(each.saved_bytes)]
+        cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
         cells += [_extra(advice, each), _EFFECTS[each.effect]]
-        name = fit(f"{number}. {printable(each.title)}", width - sum(size + 2 for _, size in columns) - 1)
+        name = textwrap.fill(f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False)
         ranked.add_row(Text(name), *map(Text, cells))
     return ranked
 
