@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable"]
+__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable", "spreadsheet_text"]
 
 
 def format_bytes(n: int | None) -> str:
@@ -49,6 +49,18 @@ def format_shape(shape: Sequence[int]) -> str:
 def printable(text: str) -> str:
     """The text with everything a terminal would obey, rather than show, spelled out as in a Python literal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def spreadsheet_text(text: str) -> str:
+    """The text as `printable` writes it; with an apostrophe in front where a spreadsheet would take it for a formula, and run it.
+
+    As OWASP advises (https://owasp.org/www-community/attacks/CSV_Injection); some spreadsheets also read the full-width signs.
+    """
+    shown = printable(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def _scaled(n: int, base: int, units: Sequence[str]) -> tuple[float, str]:

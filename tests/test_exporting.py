@@ -117,7 +117,7 @@ def test_csv_of_a_step_one_can_add_up() -> None:
     assert int(optimizer["peak_bytes"]) == 4 * MIB
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\uff1d"])
 def test_csv_is_no_place_for_formulas(start: str) -> None:
     (row,) = exported(hostile(f"{start}HYPERLINK(1)"), "csv")
     assert {row["name"], row["target"], row["module"], row["source_code"]} == {f"'{start}HYPERLINK(1)"}

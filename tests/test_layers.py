@@ -193,6 +193,14 @@ def test_names_are_text(text: str) -> None:
     assert len({len(row) for row in csv.reader(io.StringIO(layer_reporting.csv_text(report)))}) == 1
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\uff1d"])
+def test_csv_is_no_place_for_formulas(start: str) -> None:
+    rows = csv.reader(io.StringIO(layer_reporting.csv_text(by_layer(hostile(f"{start}HYPERLINK(1)")))))
+    cells = [cell for row in rows for cell in row]
+    assert not [cell for cell in cells if cell.startswith(start)]
+    assert f"'{start}HYPERLINK(1)" in cells
+
+
 def test_folding() -> None:
     def fold(*rows: tuple[int, str, Any]) -> list[str]:
         return [f"{label} x{alike}" for _, label, alike in folded(rows, depth=lambda row: row[0], label=lambda row: row[1], likeness=lambda row: row[2])]

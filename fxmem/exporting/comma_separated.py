@@ -3,8 +3,7 @@
 Every field of `records.Node` in plain columns: bytes and FLOPs as whole numbers, an unknown one as an empty cell, never 0; several values in one
 cell divided by spaces. `index` is what `inputs` and `view_of` point at.
 
-The text cells come from a model, and spreadsheets run what begins like a formula: such a cell gets an apostrophe in front, as OWASP advises
-(https://owasp.org/www-community/attacks/CSV_Injection).
+The text cells come from a model, and spreadsheets run what begins like a formula: such a cell gets an apostrophe in front.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import csv
 from io import StringIO
 
 from fxmem._owners import bytes_at_peak
-from fxmem._units import format_shape, printable
+from fxmem._units import format_shape, spreadsheet_text
 from fxmem.allocator import Settings
 from fxmem.records import Node, Profile, Timeline
 
 __all__ = ["cells", "rows"]
-
-_FORMULA = ("=", "+", "-", "@")
 
 Cell = str | int | None
 
@@ -30,7 +27,7 @@ def rows(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     table = [{"index": index, **cells(node), "peak_bytes": nbytes} for index, (node, nbytes) in enumerate(_with_peak(profile, timeline))]
     writer = csv.DictWriter(out, fieldnames=["index", *_COLUMNS, "peak_bytes"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _safe(cell) for name, cell in row.items()} for row in table)
+    writer.writerows({name: spreadsheet_text(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in table)
     return out.getvalue()
 
 
@@ -70,10 +67,3 @@ _COLUMNS = tuple(cells(Node(name="", op="output", target="")))
 
 def _with_peak(profile: Profile, timeline: Timeline) -> zip[tuple[Node, int]]:
     return zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)
-
-
-def _safe(cell: Cell) -> Cell:
-    if not isinstance(cell, str):
-        return cell
-    text = printable(cell)
-    return f"'{text}" if text.startswith(_FORMULA) else text

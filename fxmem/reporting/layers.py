@@ -14,7 +14,7 @@ from rich.text import Text
 from fxmem._findings import flops_sum, header_facts
 from fxmem._module_tree import Flops
 from fxmem._siblings import folded
-from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable, spreadsheet_text
 from fxmem.layers import Layer, LayerReport, layer_likeness
 from fxmem.records import Profile
 from fxmem.reporting.tables import RULED, facts, fit, render
@@ -91,8 +91,8 @@ def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
     for layer in report.layers:
         if depth is None or layer.depth <= depth:
             shape = "" if layer.output_shape is None else format_shape(layer.output_shape)
-            names = {name: printable(getattr(layer, name)) for name in ("path", "name", "type")}
-            writer.writerow((layer.model_dump(mode="json") | names | {"output_shape": shape}).values())
+            cells = (layer.model_dump(mode="json") | {"output_shape": shape}).values()
+            writer.writerow(spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in cells)
     return out.getvalue()
 
 
