@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ plans: $(READY) ## how good and how fast the planners of checkpoints are, beside
 
 advice: $(READY) ## what each change is worth for well-known models
 	$(BIN)/python benchmarks/advice.py
+
+sizes: $(READY) ## the largest batch of well-known models, and that the next does not fit
+	$(BIN)/python benchmarks/max_batch.py
 
 drawings: $(READY) ## each engine on large graphs, and other tools' drawings beside ours
 	$(BIN)/python benchmarks/drawings.py
