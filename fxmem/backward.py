@@ -38,6 +38,10 @@ from fxmem import _torch
 __all__ = ["NODE_CALL", "Engine", "Observer"]
 
 
+_ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0", "UnfoldBackward0"})
+"""Nodes of views whose backward makes a tensor of zeros itself."""
+
+
 class Observer(Protocol):
     """Who is told what autograd does."""
 
@@ -237,6 +241,8 @@ class Engine:
         self._unpacked.append([])
         try:
             results = self._call(node, number, received)
+            if type(node).__name__ not in _ALLOCATE and _is_remade_view(node, number) and results[0] is not None:
+                results[0] = torch.zeros_like(results[0], memory_format=torch.contiguous_format).copy_(results[0])
             for hook in hooks.get("register_hook", ()):
                 replaced = self._run(hook, tuple(results), tuple(received))
                 if replaced is not None:
@@ -339,6 +345,16 @@ def _saver_of_output(maker: Any) -> int:
         if maker is None or _torch.sequence_number(maker) != number:
             return last
     return number
+
+
+def _is_remade_view(node: Any, number: int) -> bool:
+    """Whether autograd made this node anew for a view that was written to in place, right after the `CopySlices` of the write.
+
+    For a tensor subclass, such as a FakeTensor, it does so by repeating the view; for a plain tensor by `as_strided`
+    (torch/csrc/autograd/variable.cpp, `grad_fn`), whose backward puts the gradient into a new tensor of zeros.
+    """
+    below = node.next_functions[0][0] if node.next_functions else None
+    return type(below).__name__ == "CopySlices" and _torch.sequence_number(below) == number - 1
 
 
 def _edge(tensor: Any) -> tuple[Any, int]:

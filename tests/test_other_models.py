@@ -2,12 +2,14 @@
 
 import typing
 
+import peft
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torchao import quantization
 
 from fxmem import analyze
 from fxmem.errors import AnalysisError, FxmemError, UsageError
@@ -287,9 +289,8 @@ def test_torch_ao_quantised_modules_are_refused():
 
 def quantised(config):
     """Two linear layers whose weights torchao has quantised."""
-    torchao = pytest.importorskip("torchao.quantization")
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
-    torchao.quantize_(model, getattr(torchao, config)())
+    quantization.quantize_(model, getattr(quantization, config)())
     return model
 
 
@@ -330,17 +331,16 @@ def test_adapters_beside_quantised_weights():
 
 
 @pytest.mark.filterwarnings("ignore:TorchaoLoraLinear was instantiated without")
-def test_peft_over_torchao():
-    peft = pytest.importorskip("peft")
+@pytest.mark.parametrize("loss", [None, squares])
+def test_peft_over_torchao(loss):
 
     def build():
         return peft.get_peft_model(quantised("Int8WeightOnlyConfig"), peft.LoraConfig(r=4, target_modules=["0", "2"]))
 
-    assert_as_measured(build, batch(64, 256), modes=("train",))
+    assert_as_measured(build, batch(64, 256), modes=("train",), loss=loss)
 
 
 def test_lora_trains_the_adapters_only():
-    peft = pytest.importorskip("peft")
     base = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["0", "2"]))
     assert_as_measured(model, batch(64, 256))
