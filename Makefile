@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench plans advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ zoo: $(READY) ## analyse every architecture of the model collections
 
 bench: $(READY) ## time the analysis
 	$(BIN)/python benchmarks/speed.py
+
+growth: $(READY) ## how the analysis, and all that is done with a profile, grow with the step (about an hour)
+	$(BIN)/python benchmarks/growth.py
 
 plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about an hour; goes on where it stopped)
 	$(BIN)/python benchmarks/planning_speed.py

@@ -25,7 +25,7 @@ def _region(geometry: Geometry, stretch: Stretch, spans: dict[tuple[int, int], S
     first, last = geometry.cuts[stretch.first], geometry.cuts[stretch.last]
     profile, span = geometry.profile, spans.get((first, last))
     saved = {storage for node in profile.nodes[first:last] for storage in node.saved}
-    own = {made.index for made in geometry.made if first <= made.node < last}
+    own = {index for node in range(first, last) for index in geometry.made_by.get(node, ())}
     stays = {index for index in own if geometry.last_reader.get(index, -1) >= stretch.last}
     freed = sum(profile.storages[index].nbytes for index in (saved & own) - stays)
     source = span.source if span is not None and span.source is not None else profile.nodes[first].source

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxmem import liveness
+from fxmem.planning.sweeping import most_beyond, running
 from fxmem.records import Kind, Node, Phase, Profile
 
 __all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
@@ -101,6 +102,14 @@ class Geometry:
         return tuple(found)
 
     @cached_property
+    def made_by(self) -> dict[int, list[int]]:
+        """By node, the storages among them that it makes."""
+        found: dict[int, list[int]] = {}
+        for each in self.made:
+            found.setdefault(each.node, []).append(each.index)
+        return found
+
+    @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """For each node, the storages it reads."""
         profile = self.profile
@@ -172,29 +181,15 @@ class Geometry:
                 readers.setdefault(storage, []).append(index)
         return readers
 
-    def _rest(self, ticks: dict[int, Ints], death: str, *, own_only: bool) -> Floats:
-        """`[v, i]`: the most bytes alive at unit `v`'s ticks, less what units before cut `i` made.
+    def _rest(self, phase: Phase, death: str) -> Floats:
+        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` made.
 
-        `own_only` leaves out what no unit made (parameters, gradients, scratch), too.
+        What a unit made counts until `death`, a field of `_Made`.
         """
-        n = self.count
-        table = np.zeros((n, n + 1))
         births, original, sizes, units = self._columns
         deaths = np.asarray([getattr(m, death) for m in self.made], dtype=np.int64)
-        for unit, at in ticks.items():
-            for start in range(0, len(at), 256):
-                some = at[start : start + 256]
-                alive = (births[None, :] <= some[:, None]) & (some[:, None] < deaths[None, :])
-                per_unit = np.zeros((len(some), n + 1))
-                rows, columns = np.nonzero(alive)
-                np.add.at(per_unit, (rows, units[columns] + 1), sizes[columns])
-                older = np.cumsum(per_unit, axis=1)  # [tick, i]: made before cut i
-                total = older[:, -1]
-                if not own_only:
-                    there = (births[None, :] <= some[:, None]) & (some[:, None] < original[None, :])
-                    total = total + self.live[some] - there @ sizes
-                table[unit] = np.maximum(table[unit], (total[:, None] - older).max(axis=0))
-        return table
+        others = self.live - running(births, original, sizes, len(self.live))
+        return most_beyond(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
     @cached_property
     def _columns(self) -> tuple[Ints, Ints, Floats, Ints]:
@@ -203,28 +198,31 @@ class Geometry:
         sizes = np.asarray([m.nbytes for m in self.made], dtype=np.float64)
         return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in self.made], dtype=np.int64)
 
-    def _ticks(self, phase: Phase) -> dict[int, Ints]:
-        found: dict[int, list[int]] = {}
-        for op in self.profile.ops:
-            unit = int(self.unit_of[op.node])
-            if op.phase is phase and 0 <= unit < self.count:
-                found.setdefault(unit, []).extend(range(max(op.begin - 1, 0), op.end))
-        return {unit: np.unique(np.asarray(ticks, dtype=np.int64)) for unit, ticks in found.items()}
+    def _ticks(self, phase: Phase) -> tuple[Ints, Ints]:
+        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there twice."""
+        found = {
+            (tick, unit)
+            for op in self.profile.ops
+            if op.phase is phase and 0 <= (unit := int(self.unit_of[op.node])) < self.count
+            for tick in range(max(op.begin - 1, 0), op.end)
+        }
+        columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
+        return columns[:, 0], columns[:, 1]
 
     @cached_property
     def storing(self) -> Floats:
         """`[v, i]`: most bytes alive during unit `v`'s backward, less what older units than `i` keep."""
-        return self._rest(self._ticks(Phase.BACKWARD), "death", own_only=False)
+        return self._rest(Phase.BACKWARD, "death")
 
     @cached_property
     def running(self) -> Floats:
         """`[v, i]`: the same during its forward, everything from `i` on kept."""
-        return self._rest(self._ticks(Phase.FORWARD), "death", own_only=False)
+        return self._rest(Phase.FORWARD, "death")
 
     @cached_property
     def passing(self) -> Floats:
         """`[v, i]`: the same during its forward if nothing from `i` on is kept that forward does not need."""
-        return self._rest(self._ticks(Phase.FORWARD), "flow_end", own_only=False)
+        return self._rest(Phase.FORWARD, "flow_end")
 
     @cached_property
     def again(self) -> Floats:
@@ -351,8 +349,9 @@ class Geometry:
                 writers.setdefault(owner, []).append(index)
         for owner, written in writers.items():
             storages = {output.storage for output in profile.nodes[owner].outputs}
-            for index in range(owner + 1, max(written)):
-                if storages & set(self.reads[index]) and low[index] >= 0:
+            between = {index for storage in storages if storage is not None for index in self._readers.get(storage, ()) if owner < index < max(written)}
+            for index in between:
+                if low[index] >= 0:
                     low[index] = min(low[index], owner)
         for region in profile.recomputed:
             low[region.first_node : region.last_node] = -1
@@ -364,9 +363,16 @@ class Geometry:
 
     def draws(self, first: int, last: int) -> bool:
         """Whether they may draw random numbers."""
-        ops = (op for op in self.profile.ops if op.phase is Phase.FORWARD and first <= op.node < last)
-        modules = (self.profile.nodes[node].module_type for node in range(first, last))
-        return any(word in op.name for op in ops for word in _RANDOM) or any("Drop" in name for name in modules)
+        return bool(self._drawn[first] < self._drawn[last])
+
+    @cached_property
+    def _drawn(self) -> Ints:
+        """By node: how many before it may draw random numbers."""
+        may = np.asarray(["Drop" in node.module_type for node in self.profile.nodes], dtype=bool)
+        for op in self.profile.ops:
+            if op.phase is Phase.FORWARD and any(word in op.name for word in _RANDOM):
+                may[op.node] = True
+        return np.concatenate([[0], np.cumsum(may)])
 
 
 def _is_statistic(node: Node) -> bool:

@@ -17,7 +17,7 @@ from fxmem.plan_records import ONE_PLAN, Application, Plan, Region, Strategy
 from fxmem.planning.describing import described
 from fxmem.planning.geometry import Geometry
 from fxmem.planning.searching import Stretch, Tables
-from fxmem.planning.spans import Span, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings
+from fxmem.planning.spans import Span, fewer, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings
 from fxmem.records import Peak, Profile
 
 __all__ = ["STRATEGIES", "Planner"]
@@ -43,7 +43,7 @@ class Planner:
         for span in module_spans(self.profile):
             if frees(self.profile, span, needed):
                 found.setdefault((span.first, span.last), span)
-        return found
+        return fewer(found)
 
     @cached_property
     def before(self) -> Peak:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.records import Phase, Profile, SourceLine
 
-__all__ = ["Span", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings"]
+__all__ = ["Span", "fewer", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings"]
 
 _MOST_CUTS = 320
 """Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
+_MOST_MODULE_CUTS = 1500
+"""Cuts at modules' borders that are considered: the tables grow with their square."""
 _NORMS = ("batch_norm", "group_norm", "instance_norm")
 _LONGEST_SLICE = 64
 """Children in a slice of a Sequential, at most."""
@@ -82,8 +84,41 @@ def graph_cuts(profile: Profile) -> list[int]:
     borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
     cuts = sorted(heavy.keys() | borders)
     if len(cuts) > _MOST_CUTS:
-        cuts = sorted(sorted(heavy, key=lambda cut: -heavy[cut])[:_MOST_CUTS])
+        cuts = sorted(_heaviest(heavy, _MOST_CUTS))
     return cuts
+
+
+def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
+    """So many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's layers all weigh the same."""
+    if len(weights) <= most:
+        return list(weights)
+    least = sorted(weights.values(), reverse=True)[most - 1]
+    above = [key for key, weight in weights.items() if weight > least]
+    ties = sorted(key for key, weight in weights.items() if weight == least)
+    room = most - len(above)
+    return [*above, *(ties[index * len(ties) // room] for index in range(room))]
+
+
+def fewer(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
+    """The spans that a planner's tables have room for.
+
+    Whole levels of modules, the outermost first; of the first level that does not fit, spans at equal distances.
+    """
+    levels: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for nodes, span in spans.items():
+        levels[span.modules[0].count(".")].append(nodes)
+    kept: dict[tuple[int, int], Span] = {}
+    cuts: set[int] = set()
+    for level in sorted(levels):
+        within = sorted(levels[level])
+        room = min((_MOST_MODULE_CUTS - len(cuts)) // 2, len(within))
+        whole = len(cuts.union(*within)) <= _MOST_MODULE_CUTS
+        chosen = within if whole else [within[index * len(within) // room] for index in range(room)]
+        kept |= {each: spans[each] for each in chosen}
+        cuts.update(*chosen)
+        if not whole:
+            break
+    return kept
 
 
 def norm_runs(profile: Profile) -> list[tuple[int, int]]:
