@@ -31,7 +31,7 @@ from fxmem.records import (
 )
 from fxmem.targets import context_size
 from fxmem.unwrapping import COMPILED
-from fxmem.workspaces import Collector, with_workspaces
+from fxmem.workspaces import Collector, CpuCollector, with_workspaces
 
 __all__ = ["Run", "account"]
 
@@ -52,8 +52,8 @@ class Run:
     sources: tuple[SourceLine | None, ...]
     calls: tuple[ModuleCall, ...]
     recomputed: tuple[RecomputedRegion, ...]
-    collector: Collector | None
-    """Of the target's hidden memory; None for the CPU."""
+    collector: Collector | CpuCollector
+    """Of the target's hidden memory."""
     ran_compiled: bool
     """Whether the program called something compiled."""
     cycles: int
@@ -88,10 +88,9 @@ def account(run: Run) -> Profile:
         assumptions=tuple(_assumptions(run, readers)),
         unknowns=tuple(_unknowns(run)),
     )
-    if run.collector is not None:
-        profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
-        assumed, unknown = (*profile.assumptions, *run.collector.assumptions()), (*profile.unknowns, *run.collector.unknowns())
-        profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
+    profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
+    assumed, unknown = (*profile.assumptions, *run.collector.assumptions()), (*profile.unknowns, *run.collector.unknowns())
+    profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
     return _annotated(profile)
 
 

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from fxmem.errors import UsageError
 from fxmem.records import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile, Storage, Timeline
 
-__all__ = ["alive_at", "check", "live_bytes", "node_live_bytes", "node_scratch_bytes", "timeline"]
+__all__ = ["alive_at", "check", "live_bytes", "node_live_bytes", "node_scratch_bytes", "peak_without_scratch_bytes", "timeline"]
 
 _DEEPEST = 500
 """Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default (`sys.getrecursionlimit`)."""
@@ -53,6 +53,11 @@ def timeline(profile: Profile) -> Timeline:
 def live_bytes(profile: Profile) -> tuple[int, ...]:
     """Bytes alive by tick, all kinds together."""
     return _live(profile.ticks, profile.storages)
+
+
+def peak_without_scratch_bytes(profile: Profile) -> int:
+    """The most bytes alive when the workspaces that come and go with an op are left out."""
+    return max(_live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)), default=0)
 
 
 def alive_at(profile: Profile, tick: int) -> tuple[int, ...]:

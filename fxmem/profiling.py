@@ -36,7 +36,7 @@ from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
 from fxmem.tracing import ProgramTracer, named_arguments
 from fxmem.usercode import process_unchanged
-from fxmem.workspaces import Collector
+from fxmem.workspaces import Collector, CpuCollector
 
 __all__ = ["Traced", "profile"]
 
@@ -129,7 +129,7 @@ class _Run:
         self.mode, self.precision, self.target = mode, precision, target
         self.fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
-        self.collector: Collector | None = None
+        self.collector: Collector | CpuCollector = CpuCollector()
         if target.device == "cuda":
             self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
         context = target, convolution_settings(), torch.are_deterministic_algorithms_enabled(), is_deterministic()
@@ -201,8 +201,7 @@ class _Run:
     def step(self) -> None:
         recorder = self.recorder
         recorder.begin()
-        if self.collector is not None:
-            self.collector.begin()
+        self.collector.begin()
         self.tracer.again()
         if self.optimizer is None:
             self.optimizer = make_optimizer(self.optimizer_spec, self.model.parameters())
@@ -300,12 +299,10 @@ class _Run:
         (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Looked:
-        hidden = None if self.collector is None else self.collector.look(name, args, result)
-        return Looked(flops.op_flops(func, args, kwargs, result), hidden)
+        return Looked(flops.op_flops(func, args, kwargs, result), self.collector.look(name, args, result))
 
     def _saw(self, index: int, hidden: Any, phase: Phase) -> None:
-        if self.collector is not None:
-            self.collector.saw(index, hidden, phase)
+        self.collector.saw(index, hidden, phase)
 
     def traced(self, name: str) -> Traced:
         tracer = self.tracer

@@ -144,7 +144,7 @@ class Quantity(StrEnum):
     REQUESTED_WITHOUT_KERNEL_SCRATCH = "requested_without_kernel_scratch"
     """`Peak.requested_bytes` with `Measurement.peak_without_kernel_scratch_bytes`."""
     REQUESTED_WITHOUT_SCRATCH = "requested_without_scratch"
-    """`Peak.requested_bytes` with `Measurement.peak_without_scratch_bytes`."""
+    """The predicted peak without workspaces that come and go with an op, with `Measurement.peak_without_scratch_bytes`."""
     ALLOCATED = "allocated"
     RESERVED = "reserved"
     PROCESS = "process"

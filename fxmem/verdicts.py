@@ -1,14 +1,15 @@
 """A prediction beside a measurement: the differences, which of them counts, and the same as text.
 
 Pure functions of records. Which difference counts: on a card, the allocator's blocks, because that is what the card
-reports. On the CPU, the requested bytes; and where the prediction holds no workspace, as fxmem's for the CPU does not,
-those of the measurement without the scratch of the kernels it sets aside. The full figure stands beside it.
+reports. On the CPU, the requested bytes; and where the prediction holds no workspace of the kernels that the measurement
+sets aside, as fxmem's for the CPU does not, those without the scratch of these kernels. The full figure stands beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fxmem import liveness
 from fxmem._units import exact_bytes, format_bytes, format_shape, printable
 from fxmem.allocator import replay, settings_of
 from fxmem.differences import first_differences, predicted_events
@@ -36,7 +37,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
     if tolerance < 0:
         raise UsageError(f"expected a tolerance of 0 or more (0.03 is 3 %), got {tolerance}")
     _check_same(prediction, measurement)
-    comparisons = _comparisons(peak, measurement)
+    comparisons = _comparisons(prediction, peak, measurement)
     judged, reason = _judged(prediction, measurement, {comparison.quantity for comparison in comparisons})
     error = next(comparison.error for comparison in comparisons if comparison.quantity is judged)
     return Verdict(
@@ -82,12 +83,12 @@ def _check_same(prediction: Profile, measurement: Measurement) -> None:
             raise UsageError(f"expected a prediction and a measurement of the same step, but {what} is {predicted} in one and {measured} in the other")
 
 
-def _comparisons(peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
+def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
     aside, observed = bool(measurement.set_aside), bool(measurement.set_aside or measurement.scratch)
     pairs = (
         (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
         (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, peak.requested_bytes, measurement.peak_without_kernel_scratch_bytes if aside else None),
-        (Quantity.REQUESTED_WITHOUT_SCRATCH, peak.requested_bytes, measurement.peak_without_scratch_bytes if observed else None),
+        (Quantity.REQUESTED_WITHOUT_SCRATCH, liveness.peak_without_scratch_bytes(prediction), measurement.peak_without_scratch_bytes if observed else None),
         (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
         (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
         (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
@@ -104,9 +105,10 @@ def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity])
         return Quantity.ALLOCATED, "it is what the card reports"
     if Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH not in known:
         return Quantity.REQUESTED, "it is all that both sides know"
-    if any(storage.kind is Kind.WORKSPACE for storage in prediction.storages):
-        return Quantity.REQUESTED, "the prediction counts workspaces"
-    return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace for this device"
+    holding = (prediction.ops[storage.op].name for storage in prediction.storages if storage.kind is Kind.WORKSPACE and storage.op is not None)
+    if any(name in measurement.set_aside for name in holding):
+        return Quantity.REQUESTED, "the prediction counts these kernels' workspaces"
+    return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace of these kernels for this device"
 
 
 def _shares(peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Share, ...]:

@@ -1,4 +1,4 @@
-"""What C++ autograd nodes do in place on real tensors is in place on fakes, too."""
+"""What C++ autograd nodes and kernels do to real tensors and not to fakes, in place or beside their results, is counted all the same."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from fxmem.records import Kind
 from fxmem.validation import validate
+from fxmem.validation_records import Quantity
 
 
 class Indexes(nn.Module):
@@ -51,3 +53,24 @@ class Written(nn.Module):
 def test_the_gradient_of_a_view_that_was_written_to_goes_into_a_tensor_of_its_own(through: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The sum's gradient is one number seen from everywhere, so that this tensor is the first of its size."""
     assert validate(Written(through), torch.ones(512, 64), tolerance=0.0001).within_tolerance
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_backward_of_batch_norm_makes_its_input_s_gradient_twice(layout: torch.memory_format, trained: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(32), nn.Tanh(), nn.BatchNorm2d(32), nn.Sigmoid()).to(memory_format=layout)
+    model[2].requires_grad_(trained)
+    found = validate(model, torch.ones(16, 32, 16, 16).to(memory_format=layout))
+    errors = {each.quantity: each.predicted_bytes - each.measured_bytes for each in found.comparisons}
+    assert errors == {Quantity.REQUESTED: 0, Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: 0, Quantity.REQUESTED_WITHOUT_SCRATCH: 0}
+    assert found.predicted.by_kind[Kind.WORKSPACE] == 16 * 32 * 16 * 16 * 4
+
+
+def test_where_layouts_differ_batch_norm_makes_it_once() -> None:
+    class Mixed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.contiguous(memory_format=torch.channels_last)).contiguous(memory_format=torch.contiguous_format)
+
+    found = validate(Mixed(nn.Linear(16, 16), nn.BatchNorm2d(32)), torch.ones(16, 32, 16, 16))
+    assert Kind.WORKSPACE not in found.predicted.by_kind
+    assert abs(found.comparisons[0].error) < 1e-4

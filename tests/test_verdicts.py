@@ -159,7 +159,7 @@ measured on x86_64 AVX512, torch 2.11.0, oneDNN, 2 threads
 peak in forward (aten.convolution.default), predicted in backward
 kernels' own scratch at the peak: 24.0 MiB (25,165,824 bytes); the largest:
    30.0 MiB workspace in aten.mkldnn_convolution, at the peak, 2 calls: 2x3x5x7, 11x3x1x1
-judged: requested, workspaces aside, because the prediction has no workspace for this device
+judged: requested, workspaces aside, because the prediction has no workspace of these kernels for this device
 within tolerance: 0.9901% <= 2.0000%"""
 
 

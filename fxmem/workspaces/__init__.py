@@ -21,6 +21,7 @@ from fxmem.workspaces.attention import (
 )
 from fxmem.workspaces.collecting import Collector
 from fxmem.workspaces.convolution import CONVOLUTIONS, ConvBackend, ConvolutionMemory, ConvSettings, convolution_memory
+from fxmem.workspaces.cpu import CpuCollector
 from fxmem.workspaces.cublas import CublasWorkspaces, cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.workspaces.hidden import ConvSignature, Event, HiddenMemory
 from fxmem.workspaces.inserting import with_workspaces
@@ -35,6 +36,7 @@ __all__ = [
     "ConvSettings",
     "ConvSignature",
     "ConvolutionMemory",
+    "CpuCollector",
     "CublasWorkspaces",
     "CudnnLibrary",
     "Event",

@@ -22,6 +22,8 @@ def with_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: 
         memory: by index of the op, what it hides. Buffers of unknown size are left out.
         held: name and bytes of what is there all the time.
     """
+    if not memory and not held:
+        return profile
     log = _Log(profile.ticks)
     ops, shift_before = [], [0]
     for index, op in enumerate(profile.ops):
