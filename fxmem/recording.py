@@ -128,6 +128,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dtype: list[torch.dtype] = []
         self.kind: list[Kind | None] = []
         self.name: list[str] = []
+        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
+        """By node, shape, dtype and storage of the tensors it returned."""
         self.made_up_scalars = 0
         """Numbers the optimizer read from tensors without values, each answered with 1."""
         self.begin()
@@ -151,7 +153,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saved_by_node: dict[int, dict[int, None]] = {}
         self.saved_at_end: dict[int, int] = {}
         self._live_saved = []
-        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
+        # What the program read before it began again, its inputs for one, is not read anew.
+        self.results = {node: results for node, results in self.results.items() if all(index is None or self.death[index] is None for _, _, index in results)}
         self.first_read: dict[int, int] = {}
         for index, death in enumerate(self.death):
             if death is None:

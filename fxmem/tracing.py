@@ -57,6 +57,8 @@ _WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__:
 _METADATA_METHODS = frozenset(
     {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
 )
+_WATCHED = ("tracing", "recomputing", "repeating")
+"""States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second run."""
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), enum.Enum)
 
 
@@ -169,7 +171,7 @@ class ProgramTracer(torch.fx.Tracer):
             if module is self.root and self._state == "before":
                 return self._trace_root(original, args, kwargs)
             name = self._names.get(module)
-            if name is None or self._state not in ("tracing", "recomputing"):
+            if name is None or self._state not in _WATCHED:
                 return original(module, *args, **kwargs)
             if module is self.root or not self.is_leaf_module(module, name):
                 return self._call_inner(name, module, lambda: original(module, *args, **kwargs))
@@ -191,7 +193,7 @@ class ProgramTracer(torch.fx.Tracer):
 
     def _trace_root(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = not self.nodes
-        self._state = "tracing" if first else "recomputing"
+        self._state = "tracing" if first else "repeating"
         if first:
             self._placeholders(args, kwargs)
         self._stack.append(("", type(self.root)))
@@ -207,7 +209,7 @@ class ProgramTracer(torch.fx.Tracer):
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
         """An `autograd.Function.apply` the program makes: one node; reentrant checkpointing, which is one, is looked into."""
-        if self._inside or self._state not in ("tracing", "recomputing") or cls is torch.utils.checkpoint.CheckpointFunction:
+        if self._inside or self._state not in _WATCHED or cls is torch.utils.checkpoint.CheckpointFunction:
             return apply(*args)
         if cls not in self._applied:
             self._applied[cls] = _named_apply(cls)
@@ -215,7 +217,7 @@ class ProgramTracer(torch.fx.Tracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""
-        idle = self._inside or self._state not in ("tracing", "recomputing")
+        idle = self._inside or self._state not in _WATCHED
         if idle and self._is_ordinary(function):
             return function(*args, **kwargs)
         run = self._replacement(function) or function
@@ -244,13 +246,8 @@ class ProgramTracer(torch.fx.Tracer):
 
     def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run one leaf call and, if it made or changed a tensor, write it down."""
-        if self._state == "recomputing":
-            self._observer.on_call(self._recomputed(op, target))
-            self._inside += 1
-            try:
-                return run()
-            finally:
-                self._inside -= 1
+        if self._state != "tracing":
+            return self._call_again(op, target, run)
         first_op = self._observer.op_count()
         self._observer.on_call(len(self.nodes))
         self._inside += 1
@@ -270,6 +267,19 @@ class ProgramTracer(torch.fx.Tracer):
         self._observer.on_result(index, first_op, result)
         return result
 
+    def _call_again(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
+        """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a second time."""
+        repeating, index, first_op = self._state == "repeating", self._recomputed(op, target), self._observer.op_count()
+        self._observer.on_call(index)
+        self._inside += 1
+        try:
+            result = run()
+        finally:
+            self._inside -= 1
+        if repeating and (self.nodes[index].op, self.nodes[index].target) == (op, target):
+            self._observer.on_result(index, first_op, result)
+        return result
+
     # --- checkpointed regions ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -282,7 +292,7 @@ class ProgramTracer(torch.fx.Tracer):
 
     def _checkpoint_region(self) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]:
         tracing = self._state == "tracing"
-        start = self._cursor if self._state == "recomputing" else len(self.nodes)
+        start = self._cursor if self._state in ("recomputing", "repeating") else len(self.nodes)
         stack = list(self._stack)
 
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -249,3 +249,24 @@ def test_an_analysis_can_be_made_again_with_other_settings() -> None:
     assert analysis.again(optimizer=None).peak.requested_bytes < analysis.peak.requested_bytes
     assert analysis.again(torch.nn.Linear(64, 128)).peak.requested_bytes > analysis.peak.requested_bytes
     assert analysis.again(args=(torch.zeros(16, 64, device="meta"),)).profile.inputs[0].shape == (16, 64)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_step_that_is_run_twice_says_what_its_nodes_return(reentrant: bool | None) -> None:
+    """An input's gradient outlives the step, so that the steady state is the second."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            middle = torch.relu(self.first(x)) * self.first.bias
+            low, high = middle.split(8, 1)
+            middle = torch.cat([high, low], 1)
+            return self.second(middle) if reentrant is None else torch.utils.checkpoint.checkpoint(self.second, middle, use_reentrant=reentrant)
+
+    once, twice = (analyze(Net(), torch.zeros(4, 8, requires_grad=wanted), target="cpu").profile.nodes for wanted in (False, True))
+    told = [[(node.name, node.output_bytes, [(t.shape, t.dtype) for t in node.outputs], node.view_of) for node in nodes] for nodes in (once, twice)]
+    assert told[0] == told[1]
+    assert sum(node.output_bytes for node in twice)
