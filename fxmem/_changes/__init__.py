@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from fxmem._changes.activations import activation_changes
+from fxmem._changes.already import changes_made_already
 from fxmem._changes.calls import call_changes
 from fxmem._changes.dtypes import dtype_changes
 from fxmem._changes.freezing import freezing_changes
@@ -40,6 +41,7 @@ def changes_for(analysis: Analysis) -> Iterator[Change]:
         yield from freezing_changes(analysis)
         yield from loss_changes(analysis)
     yield from holding_changes(analysis)
+    yield from changes_made_already(analysis)
     if analysis.profile.target.device == "cuda":
         yield Change(
             "expandable-segments",
