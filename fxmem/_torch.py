@@ -50,6 +50,7 @@ __all__ = [
     "checkpoint_regions",
     "checkpoints_told",
     "detached",
+    "detached_sharing_version",
     "device_type",
     "engine_routed_to",
     "function_calls_seen_by",
@@ -89,6 +90,15 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 def device_type(tensor: torch.Tensor) -> str:
     """`tensor.device.type`, which for a FakeTensor would be an operator call of its own (`FakeTensor.fake_device`, since 1.13)."""
     return str((tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type)
+
+
+def detached_sharing_version(value: Any) -> Any:
+    """Nested values with each tensor detached, for use within a dispatch mode: below autograd nothing but this guard lets the alias count writes with its base.
+
+    `_SetExcludeDispatchKeyGuard` is what torch/utils/checkpoint.py itself does it with (since 2.4).
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

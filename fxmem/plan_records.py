@@ -68,9 +68,12 @@ class Region(Record):
     source: SourceLine | None = None
     """Where it begins in the user's code."""
     freed_bytes: Bytes = 0
-    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay."""
+    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay and what it `keeps`."""
     extra_flops: Flops | None = None
     """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
+    keeps: Many[int] = ()
+    """Of its products (matrix products, convolutions, attention: `fxmem.products`), counted from 0 in the order it runs them, those whose results are kept
+    from the first run, so that they are not run again."""
     random: bool = True
     """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
     edit: Edit | None = None
@@ -203,7 +206,10 @@ class Plan(Record):
             else:
                 source = region.edit.source
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
-        lines = ["from torch.utils.checkpoint import checkpoint", ""] if edits else []
+        lines = ["from torch.utils.checkpoint import checkpoint"] if edits else []
+        if any(region.keeps for _, regions in edits.values() for region in regions):
+            lines.append("from fxmem.checkpointing import keep")
+        lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
             lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {', '.join(region.title for region in regions)}"]
             lines += [f"- {line}" for line in edit.source.code.splitlines()] + [f"+ {line}" for line in edit.after.splitlines()] + [""]

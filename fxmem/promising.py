@@ -184,7 +184,7 @@ class _Search:
     limit: _Limit
     ways: tuple[_Way, ...]
     tell: Callable[[str], None]
-    seen: dict[tuple[Application, tuple[tuple[int, int], ...]], _Proposal] = field(default_factory=dict)
+    seen: dict[tuple[Application, tuple[tuple[int, int, tuple[int, ...]], ...]], _Proposal] = field(default_factory=dict)
 
     def kept(self, analysis: Analysis) -> bool:
         """Whether a step keeps the limit."""
@@ -197,7 +197,7 @@ class _Search:
     def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
         """What a planner proposes, applied and analysed."""
         regions = tuple(_named(region, way.names) for region in proposed.regions)
-        key = way.application, tuple((region.first_node, region.last_node) for region in _flattened(regions))
+        key = way.application, tuple((region.first_node, region.last_node, region.keeps) for region in _flattened(regions))
         if key not in self.seen:
             self.tell(f"analysing a plan of {len(regions)} regions")
             self.seen[key] = _Proposal(way, proposed.chosen, regions, applied(self.analysis, regions, way.application))

@@ -9,6 +9,8 @@ Every pass allocates what its ops allocated in the unplanned step, in the same o
 
 A region is recomputed just before the first backward op of those of its nodes that keep something, and stops after the op that makes
 the last tensor to be kept; a region within it that comes last is not reached, because a checkpoint keeps its inputs before it runs.
+A product whose result a region keeps (`Region.keeps`, of outermost regions without others in them) does not run in its recomputation;
+its result stays from the first run to where it would have gone in the second.
 Everything else (parameters, gradients, workspaces, the optimizer) is where the unplanned profile has it.
 
 Not modelled: how long the program's own variables hold a tensor that autograd kept anyway in the unplanned step, and random states.
@@ -46,6 +48,8 @@ class _Pass:
     at: int | None
     order: int
     """Among passes inserted at one tick, outer ones come first."""
+    kept: frozenset[int] = frozenset()
+    """Ops whose results are there from the first run."""
 
 
 class Simulator:
@@ -62,9 +66,11 @@ class Simulator:
         """
         regions = tuple(sorted(regions, key=lambda region: region.first_node))
         passes = [_Pass(0, len(self.profile.nodes), regions, tuple(self._forward), None, 0), *self._recomputations(regions, 0)]
-        lives = [life for one in passes for life in self._lives(one)]
+        lives = [life for one in passes for life in self._lives(one) if self.profile.storages[life.storage].op not in one.kept]
+        again_at = {life.storage: life.death for one in passes for life in self._lives(one) if self.profile.storages[life.storage].op in one.kept}
+        lives = [_Life(life.storage, life.birth, max(life.death, again_at.get(life.storage, life.death))) for life in lives]
         lives += [_Life(index, (s.birth, 1, 0), (s.death, 1, 0)) for index, s in enumerate(self.profile.storages) if index not in self._made]
-        again = [self.profile.ops[op].flops for one in passes[1:] for op in one.ops]
+        again = [self.profile.ops[op].flops for one in passes[1:] for op in one.ops if op not in one.kept]
         return self._peak(lives), sum(flops or 0 for flops in again)
 
     # --- the unplanned step ------------------------------------------------------------------------------------------------
@@ -133,7 +139,9 @@ class Simulator:
             at = self._begins_again(first, last)
             if at is not None:
                 stop = self._stop(region)
-                yield _Pass(first, last, region.regions, tuple(op for op in ops if op < stop), at, depth)
+                products = [op for op in ops if self.profile.ops[op].name.split(".")[1] in ("mm", "addmm", "bmm")]
+                kept = frozenset(products[number] for number in region.keeps)
+                yield _Pass(first, last, region.regions, tuple(op for op in ops if op < stop), at, depth, kept)
                 yield from self._recomputations(region.regions, depth + 1)
 
     def _begins_again(self, first: int, last: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from fxmem import analyze
 from fxmem.plan_records import Region
-from fxmem.records import Profile
+from fxmem.records import Phase, Profile
 from tests.simulated_steps import Simulator
 
 
@@ -68,4 +69,17 @@ def every_outcome(seed: int) -> tuple[tuple[int, int], ...]:
     profile = small_step(seed)
     inside = [index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")]
     simulator = Simulator(profile)
-    return tuple(sorted({simulator.simulate(regions) for regions in every_plan(inside[0], inside[-1] + 1)}))
+    plans = every_plan(inside[0], inside[-1] + 1)
+    return tuple(sorted({simulator.simulate(each) for regions in plans for each in keeping(profile, regions)}))
+
+
+def keeping(profile: Profile, regions: tuple[Region, ...]) -> Iterator[tuple[Region, ...]]:
+    """The same regions with every choice of products whose results they keep; one that holds others keeps none."""
+    choices = []
+    for region in regions:
+        nodes = range(region.first_node, region.last_node)
+        products = sum(op.phase is Phase.FORWARD and op.node in nodes and op.name.split(".")[1] in ("mm", "addmm", "bmm") for op in profile.ops)
+        numbers = range(0 if region.regions else products)
+        kept = (chosen for count in range(len(numbers) + 1) for chosen in itertools.combinations(numbers, count))
+        choices.append([region.model_copy(update={"keeps": each}) for each in kept])
+    yield from itertools.product(*choices)

@@ -148,7 +148,7 @@ def test_a_mode_changed_between_forward_and_backward_is_as_it_was(application, m
         return same(trained(plain, IMAGES, steps=1, loss=loss(plain)), trained(checkpointed, IMAGES, steps=1, loss=loss(checkpointed)))
 
     assert run()
-    monkeypatch.setattr(recomputing, "_Contexts", lambda _: lambda: (contextlib.nullcontext(), contextlib.nullcontext()))
+    monkeypatch.setattr(recomputing, "_Contexts", lambda *_: lambda: (contextlib.nullcontext(), contextlib.nullcontext()))
     with pytest.raises(CheckpointError):
         run()
 

@@ -17,6 +17,7 @@ first run: see `auditing`.
 from __future__ import annotations
 
 from fxmem.checkpointing.applying import apply, checkpoint, uncheckpoint
+from fxmem.checkpointing.keeping import keep
 from fxmem.checkpointing.naming import graph_names
 
-__all__ = ["apply", "checkpoint", "graph_names", "uncheckpoint"]
+__all__ = ["apply", "checkpoint", "graph_names", "keep", "uncheckpoint"]

@@ -133,11 +133,11 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
         where = f"region {described(region)}"
         if len(modules) == 1:
             _check_forward(modules[0], region.modules[0])
-            known = whole.setdefault(modules[0], Recomputation(where, region.random))
+            known = whole.setdefault(modules[0], Recomputation(where, region.random, region.keeps))
             known.random = known.random or region.random
         else:
             parent, first = _parent(model, region, modules)
-            slices.setdefault(parent, []).append(_Slice(first, first + len(modules), Recomputation(where, region.random)))
+            slices.setdefault(parent, []).append(_Slice(first, first + len(modules), Recomputation(where, region.random, region.keeps)))
     trees: dict[nn.Module, _Slices] = {parent: _Slices(_nested(found)) for parent, found in slices.items()}
     ways: list[tuple[nn.Module, classes.Way]] = [(module, _Whole(recomputation, trees.pop(module, None))) for module, recomputation in whole.items()]
     return [*ways, *trees.items()]

@@ -4,6 +4,7 @@
 the same state of the random generators. What it leaves to its caller is done here:
 
 - batch norm's statistics are updated by the first run only;
+- results of products that the plan keeps are handed out and not computed again;
 - modules are in `train()` or `eval()` as they were in the first run;
 - lists and dicts among the arguments are those of the first run, whatever their owner has done to them since;
 - every tensor among the arguments is saved as a tensor, so that a region around this one can let go of it.
@@ -24,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxmem import _torch
 from fxmem.checkpointing.auditing import Audit
+from fxmem.checkpointing.keeping import keep
 
 __all__ = ["Recomputation", "statistics_kept", "with_modules"]
 
@@ -36,6 +38,8 @@ class Recomputation:
     """What to call it in a message."""
     random: bool
     """Whether the generators' states are kept for the second run."""
+    keeps: tuple[int, ...] = ()
+    """Of its products, by number, those whose results are kept; see `keeping`."""
     audited: bool = False
     """Whether a run of it was watched and nothing was found that must not be run twice."""
 
@@ -50,7 +54,8 @@ class Recomputation:
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
-        result = checkpoint(run, *run.leaves.pop(), use_reentrant=False, early_stop=True, preserve_rng_state=self.random, context_fn=_Contexts(_AsItWas(held)))
+        contexts = _Contexts(_AsItWas(held), self.keeps)
+        result = checkpoint(run, *run.leaves.pop(), use_reentrant=False, early_stop=True, preserve_rng_state=self.random, context_fn=contexts)
         if audit is not None:
             self.audited = audit.passed()
         return result
@@ -122,13 +127,17 @@ def _rebuilt(shape: Any, leaves: Sequence[Any]) -> Any:
 
 
 class _Contexts:
-    """`context_fn` of `torch.utils.checkpoint`: nothing around the first run."""
+    """`context_fn` of `torch.utils.checkpoint`: around the first run what keeps results, if any are to be kept."""
 
-    def __init__(self, again: contextlib.AbstractContextManager[None]) -> None:
+    def __init__(self, again: _AsItWas, keeps: tuple[int, ...]) -> None:
         self._again = again
+        self._keeps = keeps
 
-    def __call__(self) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-        return contextlib.nullcontext(), self._again
+    def __call__(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        if not self._keeps:
+            return contextlib.nullcontext(), self._again
+        keeping, self._again.reusing = keep(*self._keeps)()
+        return keeping, self._again
 
 
 class _AsItWas:
@@ -140,9 +149,12 @@ class _AsItWas:
     def __init__(self, modules: list[nn.Module]) -> None:
         self._training = [(module, module.training) for module in modules]
         self._entered: list[contextlib.ExitStack] = []
+        self.reusing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """What hands the results out that the first run kept."""
 
     def __enter__(self) -> None:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.reusing)
             for module, training in self._training:
                 if module.training != training:
                     stack.callback(setattr, module, "training", module.training)

@@ -176,7 +176,7 @@ class _Cutter:
         results = self._results(cut.first, cut.last)
         modules = tuple(dict.fromkeys(str(node.target) for node in self._nodes[cut.first : cut.last] if node.op == "call_module"))
         where = f"region {cut.region.nodes[0]} to {cut.region.nodes[-1]}"
-        region = _region(self.function(cut.first, cut.last, cut.cuts, results), modules, Recomputation(where, cut.region.random))
+        region = _region(self.function(cut.first, cut.last, cut.cuts, results), modules, Recomputation(where, cut.region.random, cut.region.keeps))
         call = graph.call_function(region, (model, *(known[node] for node in self._arguments(cut.first, cut.last))))
         if len(results) == 1:
             known[results[0]] = call

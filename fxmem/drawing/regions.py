@@ -33,9 +33,14 @@ class Checkpoint:
         return None if self.region is None else self.region.freed_bytes
 
     @property
+    def keeps(self) -> int:
+        """How many of its products keep their results."""
+        return 0 if self.region is None else len(self.region.keeps)
+
+    @property
     def likeness(self) -> Hashable:
         """Equal for those that free and cost the same."""
-        return (self.region is None, self.freed_bytes, self.extra_flops)
+        return (self.region is None, self.freed_bytes, self.extra_flops, self.keeps)
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
@@ -66,6 +71,9 @@ def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
         freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in planned if checkpoint.level == outermost)
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
+        results = sum(checkpoint.keeps * times for checkpoint, times in planned)
+        if results:
+            parts.append(f"keeps {results} result{'s' if results > 1 else ''} of products{of_each}")
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)

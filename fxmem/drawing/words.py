@@ -330,6 +330,8 @@ def _checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) 
     else:
         yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
         yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
+        if checkpoint.keeps:
+            yield f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from 0), which do not run again"
         yield "keeps the state of the random number generator" if checkpoint.region.random else "draws no random numbers"
         if checkpoint.region.source is not None:
             yield _place_in(checkpoint.region.source)

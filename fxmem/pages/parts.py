@@ -135,19 +135,23 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _regions(plan: Plan) -> str:
+    selective = any(region.keeps for region in plan.regions)
     rows = "".join(
         f'<tr><th scope="row">{safe(_region_name(region))}</th><td class="r">{region.last_node - region.first_node:,}</td>{_figure(region.freed_bytes)}'
-        f'<td class="r">{format_flops(region.extra_flops)}</td><td class="s">{safe(place(region.source))}</td></tr>'
+        f'<td class="r">{format_flops(region.extra_flops)}</td>{_keeps(region) if selective else ""}<td class="s">{safe(place(region.source))}</td></tr>'
         for region in plan.all_regions()
     )
     if not rows:
         return ""
-    heads = "".join(
-        f'<th scope="col"{kind}>{word}</th>'
-        for word, kind in (("Region", ""), ("Nodes", ' class="r"'), ("Frees", ' class="r"'), ("FLOPs again", ' class="r"'), ("Source", ""))
-    )
+    right = ' class="r"'
+    words = [("Region", ""), ("Nodes", right), ("Frees", right), ("FLOPs again", right), *([("Keeps results", right)] if selective else []), ("Source", "")]
+    heads = "".join(f'<th scope="col"{kind}>{word}</th>' for word, kind in words)
     table = f'<table class="data" aria-label="Checkpointed regions"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<h3 id="regions">Checkpointed regions</h3><div class="scroll nodes" tabindex="0" role="region" aria-labelledby="regions">{table}</div>'
+
+
+def _keeps(region: Region) -> str:
+    return f'<td class="r">{len(region.keeps) or ""}</td>'
 
 
 def _region_name(region: Region) -> str:

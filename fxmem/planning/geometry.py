@@ -23,7 +23,7 @@ from fxmem import liveness
 from fxmem.planning.sweeping import most_beyond, running
 from fxmem.records import Kind, Node, Phase, Profile
 
-__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
+__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints", "writes_in_place"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -270,21 +270,40 @@ class Geometry:
     def _node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
         """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a FLOP count is missing."""
         profile = self.profile
-        written = np.zeros(len(profile.ops))
-        for storage in profile.storages:
-            if storage.op is not None:
-                written[storage.op] += storage.nbytes
         whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
         packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
         for index, node in enumerate(profile.nodes):
             ops = self._forward_ops.get(index, [])
-            costs = [(profile.ops[op].flops or 0) + _TRAFFIC * written[op] for op in ops]
+            costs = [self.cost_of(op) for op in ops]
             unknown[index] = any(profile.ops[op].flops is None for op in ops)
             whole[index] = sum(costs)
             packs[index] = bool(node.saved)
-            own = [made for storage in node.saved if (made := profile.storages[storage].op) is not None and made in ops]
-            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if own and op <= max(own))
+            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= self._last_saved(index))
         return whole, until, packs, unknown
+
+    def _last_saved(self, node: int) -> int:
+        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its own."""
+        profile, ops = self.profile, self._forward_ops.get(node, [])
+        own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
+        last = max((op for op in own if op is not None), default=-1)
+        # On the CPU the mask of a dropout is allocated empty and then filled in place.
+        empty = last >= 0 and "empty" in profile.ops[last].name
+        while empty and last + 1 in ops and writes_in_place(profile.ops[last + 1].name):
+            last += 1
+        return last
+
+    @cached_property
+    def _written(self) -> Floats:
+        """By op: bytes it allocates."""
+        written = np.zeros(len(self.profile.ops))
+        for storage in self.profile.storages:
+            if storage.op is not None:
+                written[storage.op] += storage.nbytes
+        return written
+
+    def cost_of(self, op: int) -> float:
+        """What running an op once more costs: its FLOPs, and a little for what it writes."""
+        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
 
     @cached_property
     def cost(self) -> Floats:
@@ -311,9 +330,8 @@ class Geometry:
         stop = saving[-1]
         if any(unknown[first:stop]):
             return None
-        own = [made for storage in profile.nodes[stop].saved if (made := profile.storages[storage].op) is not None and profile.ops[made].node == stop]
         ran = [op for node in range(first, stop) for op in self._forward_ops.get(node, ())]
-        ran += [op for op in self._forward_ops.get(stop, ()) if own and op <= max(own)]
+        ran += [op for op in self._forward_ops.get(stop, ()) if op <= self._last_saved(stop)]
         flops = [profile.ops[op].flops for op in ran]
         return None if None in flops else sum(each or 0 for each in flops)
 
@@ -342,7 +360,7 @@ class Geometry:
             own = names.get(index, [])
             if any(name.startswith(("c10d", "_c10d")) or name.split(".")[1] in _NEVER_AGAIN for name in own if "." in name):
                 low[index] = -1
-            in_place = node.view_of is not None and any(name.count(".") and name.split(".")[1].endswith("_") for name in own)
+            in_place = node.view_of is not None and any(map(writes_in_place, own))
             if in_place and node.view_of is not None and not _is_statistic(profile.nodes[node.view_of]):
                 owner = node.view_of
                 low[index] = -1 if profile.nodes[owner].op in ("placeholder", "get_attr") else min(low[index], owner)
@@ -373,6 +391,11 @@ class Geometry:
             if op.phase is Phase.FORWARD and any(word in op.name for word in _RANDOM):
                 may[op.node] = True
         return np.concatenate([[0], np.cumsum(may)])
+
+
+def writes_in_place(name: str) -> bool:
+    """Whether an operator, by its qualified overload, writes to its first argument."""
+    return name.count(".") > 0 and name.split(".")[1].endswith("_")
 
 
 def _is_statistic(node: Node) -> bool:

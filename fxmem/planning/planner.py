@@ -216,7 +216,7 @@ class Planner:
         self, strategy: Strategy, chosen: Strategy, stretches: Sequence[Stretch], tables: Tables, budget_bytes: int | None, most: int | None = None
     ) -> Plan:
         """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its regions."""
-        profile, regions = self.profile, described(tables.geometry, stretches, self.spans)
+        profile, regions = self.profile, described(tables.selection, stretches, self.spans)
         before = self.before
         estimated = self.estimate(stretches, tables) if most is None else most
         extra = _run_again(regions)
@@ -248,8 +248,9 @@ class Planner:
                 most = max(most, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
                 kept += geometry.keeps[unit]
             if stretch.first < stretch.last:
-                most = max(most, kept + tables.peak[stretch.first, stretch.last], kept + tables.forward_peak[stretch.first, stretch.last])
-                kept += tables.kept[stretch.first, stretch.last]
+                offer = tables.offers[stretch.level]
+                most = max(most, kept + offer.need[stretch.first, stretch.last])
+                kept += offer.kept[stretch.first, stretch.last]
             cut = stretch.last
         return round(most)
 

@@ -1,11 +1,13 @@
 """A 0-1 program that every checkpoint plan within a budget satisfies, and that costs no more than the plan: what its least cost bounds.
 
-For each node of the model: is it in an (outermost) region, and does that region go on to the next node. From these follow
+For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each product, is its result
+kept from the region's first run. From these follow
 
-- *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early stop). What
-  regions within regions cost beyond that is left out;
+- *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early stop), without
+  products whose results are kept. What regions within regions cost beyond that is left out;
 - *bytes held through forward*: a storage that a node outside all regions keeps for backward, and one that a region reads and another
-  part of the step has made, from the node that needs it until that node's backward;
+  part of the step has made, from the node that needs it until that node's backward; a product's result that is kept, from there on until
+  forward ends (in backward it may be gone: its region hands it out once);
 - *bytes at a moment*: at one tick of each node's forward and one of its backward, what is held, what the unplanned step has there that no
   plan can take away (parameters, gradients, workspaces, outputs, what the node itself is working on), and nothing else.
 
@@ -33,6 +35,7 @@ from fxmem import liveness
 from fxmem.plan_records import Application
 from fxmem.planning.geometry import OUTSIDE, Geometry, Ints
 from fxmem.planning.spans import module_spans
+from fxmem.products import is_product
 from fxmem.records import Kind, Phase, Profile
 
 __all__ = ["Load", "Relaxation", "relaxed"]
@@ -115,6 +118,7 @@ class _Builder:
         self.joined = {node: program.variable() for node in self.nodes}  # to the node before it, in one region
         self.whole = {node: program.variable() for node in self.nodes}  # run again as a whole, not up to its last saved tensor only
         self._regions()
+        self.kept: dict[int, int] = {}  # by storage, whether it is a product's result that is kept
         self._costs()
         held = dict(self._held())
         moments = sorted(self._moments(), key=lambda moment: -moment.unplanned)
@@ -150,6 +154,16 @@ class _Builder:
         self._droppable = np.asarray(made, dtype=np.int64)
         small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // _SMALL
         return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
+
+    @cached_property
+    def _results(self) -> dict[int, list[int]]:
+        """By op, the counted storages it makes."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for index in self._counted:
+            maker = self.profile.storages[index].op
+            assert maker is not None
+            found[maker].append(index)
+        return found
 
     def _column(self, name: str, storages: Iterable[int]) -> Ints:
         return np.asarray([getattr(self.profile.storages[index], name) for index in storages], dtype=np.int64)
@@ -210,17 +224,27 @@ class _Builder:
             forward = self._ops[Phase.FORWARD].get(node, [])
             own = [storages[storage].op for storage in self.profile.nodes[node].saved] if self._keeps(node) else []
             last = max((op for op in own if op is not None and op in forward), default=-1)
-            until = sum(ops[op].flops or 0 for op in forward if op <= last)
-            rest = sum(ops[op].flops or 0 for op in forward if op > last)
-            program.costs += [(flops, variable) for flops, variable in ((until, self.inside[node]), (rest, self.whole[node])) if flops]
+            for op in forward:
+                flops, run_again = ops[op].flops or 0, self.inside[node] if op <= last else self.whole[node]
+                if flops and is_product(ops[op].name):
+                    run_again = self._unless_kept(op, run_again)
+                if flops:
+                    program.costs.append((flops, run_again))
         for before, node in pairwise(self.nodes):
             reached = (self.whole[before], -self.joined[node])
             program.clauses.append(reached if self._keeps(node) else (*reached, -self.whole[node]))
 
+    def _unless_kept(self, product: int, run_again: int) -> int:
+        """Whether a product runs again: if its node does, and its result is not kept."""
+        runs, keeps = self.program.variable(), self.program.variable()
+        self.program.clauses.append((-run_again, keeps, runs))
+        self.kept.update(dict.fromkeys(self._results.get(product, ()), keeps))
+        return runs
+
     # --- bytes -------------------------------------------------------------------------------------------------------------
 
-    def _held(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """By storage: nodes, ascending, with variables; each says whether that node or one before it has the storage held through forward."""
+    def _held(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """By storage: nodes, ascending, with two variables: whether that node or one before it has the storage held through backward; through forward."""
         program = self.program
         for storage in self._counted:
             maker = self.profile.storages[storage].node
@@ -234,24 +258,33 @@ class _Builder:
                     # Its region holds what it reads for as long as one of its nodes has a backward to come.
                     same = (-self.inside[node], *(-self.joined[between] for between in range(node + 1, holder + 1)))
                     reasons[holder] += [(*same, self.joined[border]) for border in range(maker + 1, node + 1)]
-            held: list[tuple[int, int]] = []
+            held: list[tuple[int, int, int]] = []
+            kept = self.kept.get(storage)
+            if kept is not None and min(reasons, default=self.nodes.stop) > maker:
+                never = program.variable()
+                program.clauses.append((-never,))
+                held.append((maker, never, kept))
             for node in sorted(reasons):
                 variable = program.variable()
                 program.clauses += [(*reason, variable) for reason in reasons[node]]
                 if held:
                     program.clauses.append((-held[-1][1], variable))
-                held.append((node, variable))
+                through = variable
+                if kept is not None:
+                    through = program.variable()
+                    program.clauses += [(-variable, through), (-kept, through)]
+                held.append((node, variable, through))
             if held:
                 yield storage, held
 
-    def _load(self, moment: _Moment, held: dict[int, list[tuple[int, int]]]) -> Load:
+    def _load(self, moment: _Moment, held: dict[int, list[tuple[int, int, int]]]) -> Load:
         terms = []
         for storage, there in zip(self._counted, moment.there, strict=True):
             if there:
                 continue
-            for node, variable in reversed(held.get(storage, ())):
+            for node, variable, through in reversed(held.get(storage, ())):
                 if node < moment.node or (moment.backward and node == moment.node):
-                    terms.append((self.profile.storages[storage].nbytes, variable))
+                    terms.append((self.profile.storages[storage].nbytes, variable if moment.backward else through))
                     break
         return Load(tuple(terms), self.budget - moment.nbytes)
 

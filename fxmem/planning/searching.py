@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxmem.planning.geometry import Floats, Geometry
+from fxmem.planning.selecting import Selection
 
-__all__ = ["FRONT", "SLOTS", "Stretch", "Tables"]
+__all__ = ["FRONT", "SLOTS", "Offer", "Stretch", "Tables"]
 
 FRONT = 64
 SLOTS = 200
@@ -32,6 +33,21 @@ class Stretch:
     first: int
     last: int
     inner: tuple[Stretch, ...] = ()
+    level: int = 0
+    """Which of its products' results it keeps; see `fxmem.planning.selecting`."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Tables `[i, j]` of one way to checkpoint units `i` to `j - 1`."""
+
+    regions: NDArray[np.bool_]
+    """Whether they may be one region, and this way differs from a cheaper one."""
+    kept: Floats
+    """Bytes that stay."""
+    need: Floats
+    """Bytes that running them, forward and again, needs beyond what older units keep."""
+    cost: Floats
 
 
 class Tables:
@@ -74,6 +90,22 @@ class Tables:
         total = np.concatenate([[0.0], np.cumsum(geometry._node_costs[0])])
         return np.asarray([total[cut] - total[geometry.first] for cut in geometry.cuts])
 
+    @cached_property
+    def selection(self) -> Selection:
+        """The products whose results regions may keep."""
+        return Selection(self.geometry)
+
+    @cached_property
+    def offers(self) -> tuple[Offer, ...]:
+        """By level, what checkpointing a stretch takes when it keeps the results of that level's products."""
+        need, cost = np.maximum(self.peak, self.forward_peak), self.geometry.cost
+        found = [Offer(self.regions, self.kept, need, cost)]
+        for spared, held, extra in self.selection.offers:
+            left = np.maximum(cost - spared, 0.0)
+            less = left < found[-1].cost - 0.5  # else it keeps what the level before keeps
+            found.append(Offer(self.regions & less, self.kept + held, np.maximum(self.peak + extra, self.forward_peak + held), left))
+        return tuple(found)
+
     # --- one level ---------------------------------------------------------------------------------------------------------
 
     def flat(self, budget: float) -> tuple[Stretch, ...] | None:
@@ -81,17 +113,18 @@ class Tables:
         geometry, n = self.geometry, self.geometry.count
         kept, cost = np.full((n + 1, FRONT), np.inf), np.full((n + 1, FRONT), np.inf)
         origin = np.full((n + 1, FRONT), -1, dtype=np.int64)  # which point of which cut it comes from: cut * FRONT + point
-        region = np.zeros((n + 1, FRONT), dtype=bool)
+        region = np.zeros((n + 1, FRONT), dtype=np.int64)  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
         kept[0, 0] = cost[0, 0] = 0.0
-        need = np.maximum(self.peak, self.forward_peak)
+        offers = self.offers
         unit_need = np.maximum(np.diagonal(geometry.storing), np.diagonal(geometry.running))
         for cut in range(1, n + 1):
-            starts = np.flatnonzero(self.regions[:cut, cut])
-            sources = np.concatenate([[cut - 1], starts])
+            starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in offers]
+            sources = np.concatenate([[cut - 1], *starts])
+            ways = np.repeat(np.arange(len(offers) + 1), [1, *map(len, starts)])
             base = kept[sources]
-            needs = np.concatenate([[unit_need[cut - 1]], need[starts, cut]])
-            adds = np.concatenate([[geometry.keeps[cut - 1]], self.kept[starts, cut]])
-            costs = np.concatenate([[0.0], geometry.cost[starts, cut]])
+            needs = np.concatenate([[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            adds = np.concatenate([[geometry.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            costs = np.concatenate([[0.0], *(offer.cost[at, cut] for offer, at in zip(offers, starts, strict=True))])
             fits = base + needs[:, None] <= budget
             rows, columns = np.nonzero(fits & np.isfinite(base))
             if not len(rows):
@@ -102,7 +135,7 @@ class Tables:
             size = len(chosen)
             kept[cut, :size], cost[cut, :size] = total_kept[chosen], total_cost[chosen]
             origin[cut, :size] = sources[rows[chosen]] * FRONT + columns[chosen]
-            region[cut, :size] = rows[chosen] > 0
+            region[cut, :size] = ways[rows[chosen]]
         if not np.isfinite(cost[n]).any():
             return None
         found: list[Stretch] = []
@@ -110,7 +143,7 @@ class Tables:
         while cut > 0:
             before, at = divmod(int(origin[cut, point]), FRONT)
             if region[cut, point]:
-                found.append(Stretch(before, cut))
+                found.append(Stretch(before, cut, level=int(region[cut, point]) - 1))
             cut, point = before, at
         return tuple(reversed(found))
 

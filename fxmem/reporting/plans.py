@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rich.console import RenderableType
@@ -33,6 +33,8 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
         parts.append(facts([("", "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")]))
     if plan.regions:
         parts.append(under("Regions", _regions(plan.regions, width)))
+        if any(region.keeps for region in plan.regions):
+            parts.append(facts([("", "Keeps: results of so many products (matrix products, convolutions, attention), which then do not run again.")]))
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
         parts.append(listed("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
@@ -155,16 +157,20 @@ class _Line:
     flops: int | None
     source: SourceLine | None
     level: int
+    keeps: int = 0
     count: int = 1
 
 
 def _regions(regions: Sequence[Region], width: int) -> Table:
     rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    room = width - 12 - 2 * 11 - 6
+    selective = any(region.keeps for region in regions)
+    room = width - 12 - 2 * 11 - 6 - (7 if selective else 0)
     places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
     rows.add_column("Region", width=places, no_wrap=True)
     rows.add_column("Frees", width=9, justify="right", no_wrap=True)
     rows.add_column("Runs again", width=10, justify="right", no_wrap=True)
+    if selective:
+        rows.add_column("Keeps", width=5, justify="right", no_wrap=True)
     beside = room - places - 2 if places < room else 0
     if beside:
         rows.add_column("From", width=beside, no_wrap=True)
@@ -172,14 +178,14 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
         name = f"{'  ' * line.level}{printable(line.name)}"
         times = f"  x{line.count}" if line.count > 1 else ""
         place = "" if line.source is None else printable(f"{line.source.file}:{line.source.line}")
-        cells = [fit(name, places - len(times)) + times, format_bytes(line.freed), format_flops(line.flops)]
+        cells = [fit(name, places - len(times)) + times, format_bytes(line.freed), format_flops(line.flops), *([str(line.keeps or "")] if selective else [])]
         rows.add_row(*map(Text, cells), *([Text(fit_left(place, beside), style="dim")] if beside else []))
     return rows
 
 
 def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
     for region in regions:
-        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level)
+        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, len(region.keeps))
         yield from _lines(region.regions, level + 1)
 
 
@@ -187,11 +193,11 @@ def _folded(lines: Iterable[_Line]) -> Iterator[_Line]:
     """Runs of lines that differ in the numbers of their names alone, as one: its numbers become those of the first and the last."""
 
     def alike(line: _Line) -> tuple[object, ...]:
-        return re.sub(r"\d+", "#", line.name), line.freed, line.flops, line.source, line.level
+        return re.sub(r"\d+", "#", line.name), line.freed, line.flops, line.source, line.level, line.keeps
 
     for _, run in groupby(lines, alike):
         same = list(run)
-        yield same[0] if len(same) == 1 else _Line(_span(same[0].name, same[-1].name), same[0].freed, same[0].flops, same[0].source, same[0].level, len(same))
+        yield same[0] if len(same) == 1 else replace(same[0], name=_span(same[0].name, same[-1].name), count=len(same))
 
 
 def _span(first: str, last: str) -> str:

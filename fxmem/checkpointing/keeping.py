@@ -1,0 +1,120 @@
+"""Results of a region's products, kept from its first run for its second: selective checkpointing.
+
+It is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does (torch/utils/checkpoint.py, since 2.4), with three differences.
+There, a kept result leaves the random generators where they were before it, so that what draws after it in the second run (the
+dropout after an attention that drops out itself) draws other numbers than in the first, and gradients are silently wrong; here the
+generators go on from where they were in the first run. There, a second backward through the region raises, and so does a result that
+somebody has written to since; here the product is run again then. And which results are kept is said by their number, not by their operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from fxmem import _torch
+from fxmem.products import is_product
+
+__all__ = ["Keeping", "Results", "Reusing", "keep"]
+
+
+def keep(*numbers: int) -> Callable[[], tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]]:
+    """A `context_fn` for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`: the region keeps the results of some of its products.
+
+    Args:
+        numbers: of the products (matrix products, convolutions, attention: `fxmem.products`), counted from 0 in the order the region runs them.
+    """
+    return functools.partial(_contexts, numbers)
+
+
+def _contexts(numbers: tuple[int, ...]) -> tuple[Keeping, Reusing]:
+    results: Results = {}
+    return Keeping(numbers, results), Reusing(results)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a product gave."""
+
+    value: Any
+    versions: tuple[int, ...]
+    """Of its tensors, which count how often they were written to."""
+    generators: tuple[torch.Tensor, list[int], list[torch.Tensor]] | None
+    """States of the CPU's and the devices' generators after it, if it drew."""
+
+    def untouched(self) -> bool:
+        """Whether nobody has written to it."""
+        return self.versions == _versions(self.value)
+
+
+Results = dict[int, _Result]
+"""By number of the product."""
+
+
+class Keeping(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around a region's first run.
+
+    Args:
+        keeps: numbers of the products whose results are kept.
+        results: where to.
+    """
+
+    def __init__(self, keeps: Collection[int], results: Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._keeps, self._results, self._number = frozenset(keeps), results, -1
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `recording.Recorder`
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_product(str(func)):
+            self._number += 1
+            if self._number in self._keeps:
+                value = _torch.detached_sharing_version(result)  # autograd makes the result itself hold the graph, which holds what is kept
+                states = (torch.get_rng_state(), *get_device_states(*_torch.tensors_in((args, kwargs)))) if _draws(func) else None
+                self._results[self._number] = _Result(value, _versions(value), states)
+        return result
+
+
+class Reusing(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around a region's second run: hands each kept result out, once. A third run (`retain_graph`) runs everything."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._results, self._number = results, -1
+
+    def __enter__(self) -> Any:
+        self._number = -1
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if is_product(str(func)):
+            self._number += 1
+            kept = self._results.pop(self._number, None)
+            if kept is not None and kept.untouched():
+                if kept.generators is not None:
+                    cpu, devices, states = kept.generators
+                    torch.set_rng_state(cpu)
+                    set_device_states(devices, states)
+                return kept.value
+        return func(*args, **(kwargs or {}))
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _versions(value: Any) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in _torch.tensors_in(value))
