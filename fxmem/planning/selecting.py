@@ -21,6 +21,8 @@ __all__ = ["Product", "Selection"]
 
 _LEVELS = 6
 """Levels above 0, at most."""
+_MANY, _FEW = 500, 2
+"""Units from which on there are fewer levels: each has tables that grow with the square of the units."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ class Selection:
     def thresholds(self) -> tuple[float, ...]:
         """By level, the FLOPs per byte from which a product's result is kept; the densest first."""
         densities = sorted({product.density for product in self.products}, reverse=True)
-        if len(densities) > _LEVELS:
-            densities = [densities[round((index + 1) * len(densities) / _LEVELS) - 1] for index in range(_LEVELS)]
+        most = _LEVELS if self.geometry.count < _MANY else _FEW
+        if len(densities) > most:
+            densities = [densities[round((index + 1) * len(densities) / most) - 1] for index in range(most)]
         return (np.inf, *densities)
 
     def _table(self, level: int, value: str) -> Floats:
