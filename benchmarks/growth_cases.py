@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 EVENTS = (10_000, 50_000, 200_000)
-FORMS = ("blocks", "mirror", "loop")
+FORMS = ("mirror", "loop")
 ANALYSES = {
     "mlp-layers": ("MLP (Linear and ReLU, width 1024, batch 64), by layers", (4, 16, 64, 250, 1000)),
     "mlp-width": ("MLP of 16 layers, batch 64, by width", (256, 1024, 4096, 16384)),

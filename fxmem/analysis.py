@@ -9,12 +9,12 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
-from fxmem import allocator, drawing, exporting, pages, profiling, reporting, targets
+from fxmem import allocator, profiling, targets
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.files import write_text
 from fxmem.records import Assumption, Peak, Profile, Report, Target, Timeline
@@ -23,6 +23,9 @@ from fxmem.step import Loss, Mode, OptimizerSpec, Precision, set_training
 from fxmem.turns import one_at_a_time
 from fxmem.unwrapping import EXPORTED, check_gradients, plain_model
 from fxmem.usercode import failure
+
+if TYPE_CHECKING:
+    from fxmem import exporting
 
 __all__ = ["Analysis", "Call", "analyze", "analyze_call"]
 
@@ -50,6 +53,7 @@ class Analysis:
     """What one step of a model takes, and why.
 
     Everything but `graph_module` is plain data. Shows itself as a table in a terminal and in a notebook.
+    What it shows itself with is imported when it does.
     """
 
     def __init__(self, profile: Profile, model: torch.nn.Module, traced: profiling.Traced, call: Call) -> None:
@@ -111,18 +115,26 @@ class Analysis:
 
     def save_svg(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the annotated graph as SVG (whole or not at all); options as for `fxmem.drawing.svg`."""
+        from fxmem import drawing
+
         write_text(Path(path), drawing.svg(self.profile, self.timeline, **options))
 
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the report as one self-contained page (whole or not at all); options as for `fxmem.pages.html`."""
+        from fxmem import pages
+
         write_text(Path(path), pages.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
 
     def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
         """Write the step for another tool (whole or not at all); formats as in `fxmem.exporting.FORMATS`."""
+        from fxmem import exporting
+
         exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.settings_of(os.environ))
 
     def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
         """The report as a table for people, no line wider than `width` characters."""
+        from fxmem import reporting
+
         return reporting.table(self.profile, self.timeline, width=width, depth=depth, color=color)
 
     def __str__(self) -> str:
@@ -133,6 +145,8 @@ class Analysis:
         return f"<fxmem.Analysis of {self.profile.model} for {self.profile.target.name}: peak {peak.requested_bytes:,} bytes in {peak.phase.value}>"
 
     def _repr_html_(self) -> str:
+        from fxmem import reporting
+
         return reporting.html(self.profile, self.timeline)
 
 

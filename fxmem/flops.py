@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import zip_longest
 from math import inf, prod
 from types import SimpleNamespace as Call
@@ -28,11 +29,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from fxmem._torch import OpOverload, OpOverloadPacket, op_arguments
 
-__all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops"]
+__all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops", "torch_formulas"]
 
 Formula: TypeAlias = Callable[..., int | None]
 """Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for unknown."""
@@ -53,10 +53,10 @@ def op_flops(
     packet = _packet(func)
     if extra is not None and packet in extra:
         return extra[packet](*args, **kwargs, out_val=out)
-    if packet in flop_registry:
+    if packet in (registered := torch_formulas()):
         # torch's formulas refuse some calls they are registered for: grouped-query heads, `bmm.dtype`.
         with suppress(AssertionError, TypeError):
-            return int(flop_registry[packet](*args, **kwargs, out_val=out))
+            return int(registered[packet](*args, **kwargs, out_val=out))
     name = _base_name(func)
     if name in _NO_ARITHMETIC:
         return 0
@@ -73,7 +73,15 @@ def op_flops(
 
 def is_counted_by_torch(func: OpOverload) -> bool:
     """Whether `FlopCounterMode` counts this op; the sum over such ops is the figure it reports."""
-    return _packet(func) in flop_registry
+    return _packet(func) in torch_formulas()
+
+
+@cache
+def torch_formulas() -> Mapping[Any, Callable[..., Any]]:
+    """The live table of `register_flop_formula`. Its module imports Triton where that is installed, which takes longer than all of fxmem."""
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry
 
 
 def _packet(func: Any) -> Any:

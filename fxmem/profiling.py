@@ -180,6 +180,7 @@ class _Run:
                 stack.enter_context(self.engine.routed(self.tracer.call_function))
                 stack.enter_context(self.tracer.listening())
                 stack.enter_context(_torch_wrappers.compiled_as_eager(self._saw_compiled))
+                flops.torch_formulas()  # brings Triton along before its launches are looked for
                 stack.enter_context(_triton.launches_told(self._saw_launch))
                 stack.enter_context(deep_recursion())
                 stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))

@@ -46,6 +46,10 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert modules_after("import fxmem") == {"fxmem"}
 
 
+def test_importing_the_analysis_imports_nothing_that_only_shows_or_compiles() -> None:
+    assert (modules_after("import fxmem.analysis") - modules_after("import torch")).isdisjoint({"rich", "triton", "networkx", "graphviz"})
+
+
 def contract(kind: str, key: str, value: str) -> dict[str, list[str]]:
     """The one import contract of `kind` whose list `key` holds `value`."""
     (found,) = (entry for entry in PYPROJECT["tool"]["importlinter"]["contracts"] if entry["type"] == kind and value in entry[key])
