@@ -98,7 +98,7 @@ def profile(
 
 
 def _replacement(function: Any) -> Callable[..., Any] | None:
-    return kernels.replacement(function) or values.asks_whether_finite(function)
+    return kernels.replacement(function) or values.presumed(function)
 
 
 def _require_device(target: Target) -> None:

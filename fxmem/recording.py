@@ -348,7 +348,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = None if needs_no_run else func(*args, **kwargs)
             values.follow(func, args, kwargs, result)
         except _torch.DATA_DEPENDENT:
-            known, result = values.recover(func, args, kwargs, self._fakes, self._device)
+            known, result = values.recover(func, args, kwargs, self._fakes, self._device, self._note_tensors)
             if not known:
                 if not self._is_scalar_of_optimizer(func):
                     raise

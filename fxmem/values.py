@@ -1,15 +1,18 @@
-"""Values of the integer tensors a program makes out of nothing, so that its decisions about them come out as in a real run.
+"""Values of the tensors a program makes out of nothing, so that its decisions about them come out as in a real run.
 
 A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
 look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
 dearer way. Such values do not depend on data, so they can simply be computed: each integer or boolean tensor that comes
-from constants, or from inputs whose values were given, carries its real value along.
+from constants, or from inputs whose values were given, carries its real value along. So does a small floating-point tensor
+made from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
 
-Values are kept for up to `LIMIT` elements, on the CPU; whatever is made from floating-point or unknown tensors is unknown.
+Values are kept for up to `LIMIT` elements, `FLOAT_LIMIT` in floating point, on the CPU; whatever is made from unknown tensors is
+unknown, and so is every parameter, buffer and input in floating point.
 
-Two things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
-program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; and that a single random number drawn on the
-CPU is 0.5, so that layer drop (p < 0.5) keeps the layer.
+Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
+program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors with
+torch's own means (`torch._check_tensor_all`, arguments of distributions) holds; and that a single random number drawn on the
+CPU is the middle of its range, so that layer drop (p < 0.5) keeps the layer.
 """
 
 from __future__ import annotations
@@ -23,10 +26,14 @@ import torch
 
 from fxmem import _torch
 
-__all__ = ["LIMIT", "VALUE", "asks_whether_finite", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "recover"]
+__all__ = ["FLOAT_LIMIT", "LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "presumed", "recover"]
+
+aten = torch.ops.aten
 
 LIMIT = 1 << 20
-"""Elements."""
+"""Elements of an integer or boolean tensor."""
+FLOAT_LIMIT = 1 << 14
+"""Elements of a floating-point tensor: a mask over tokens, not over pairs of them."""
 
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
@@ -46,6 +53,10 @@ _FACTORIES = (
     "new_ones",
     "new_full",
 )
+_FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor")
+"""In floating point. What is made like another tensor is mostly state, which something writes to."""
+_UNIFORM_: Final[Any] = aten.uniform_.default
+_DRAWS: Final = (aten.rand.default, _UNIFORM_)
 _UNIFORM = "_fxmem_uniform"
 _WHETHER_FINITE: Final[dict[Any, bool]] = {
     **dict.fromkeys((torch.isfinite, torch.Tensor.isfinite), True),
@@ -53,12 +64,15 @@ _WHETHER_FINITE: Final[dict[Any, bool]] = {
 }
 """What each of these answers everywhere if all numbers are finite."""
 _REDUCTIONS: Final = frozenset(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any"))
+_SUMS: Final = frozenset((torch.sum, torch.Tensor.sum))
+_HOLD: Final = frozenset((torch._is_all_true, torch.Tensor._is_all_true))
+"""What `torch._check_tensor_all` and the distributions' checks of their arguments ask (since 1.13)."""
 _factory_calls: dict[Any, bool] = {}
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
-    if _is_trackable(value) and value.device.type == "cpu" and not isinstance(value, _torch.FakeTensor):
+    if _is_integer(value) and value.device.type == "cpu" and not isinstance(value, _torch.FakeTensor):
         with _torch.no_modes():
             setattr(fake, VALUE, value.detach().clone())
 
@@ -74,10 +88,10 @@ def known(tensor: Any) -> torch.Tensor | None:
     return None if value is None or (value.numel() and not value.untyped_storage().nbytes()) else value
 
 
-def asks_whether_finite(function: Any) -> Callable[..., Any] | None:
-    """What to run instead of a torch function that has to do with whether numbers are finite; None for every other."""
+def presumed(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function that asks whether all is well: numbers finite, checked conditions true. None for every other."""
     try:
-        everywhere, reduces = _WHETHER_FINITE.get(function), function in _REDUCTIONS
+        everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in _HOLD
     except TypeError:  # not hashable
         return None
     if everywhere is not None:
@@ -88,14 +102,14 @@ def asks_whether_finite(function: Any) -> Callable[..., Any] | None:
             return result
 
         return marked
-    if reduces:
+    if reduces or sums or holds:
 
         def reduced(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            uniform = getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
-            if uniform is not None and isinstance(result, _torch.FakeTensor):
+            uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
+            if uniform is not None and not (sums and uniform) and isinstance(result, _torch.FakeTensor) and not is_known(result):
                 with _torch.no_modes():
-                    setattr(result, VALUE, torch.full(result.shape, uniform))
+                    setattr(result, VALUE, torch.full(result.shape, uniform, dtype=result.dtype))
             return result
 
         return reduced
@@ -105,17 +119,21 @@ def asks_whether_finite(function: Any) -> Callable[..., Any] | None:
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
     if not isinstance(result, torch.Tensor):
+        if result is None and _torch.is_mutable(func):
+            for tensor in _torch.tensors_in(args):
+                forget(tensor)
         if isinstance(result, (tuple, list)) and any(_is_trackable(t) for t in result if isinstance(t, torch.Tensor)):
             value = _compute(func, args, kwargs)
             for fake, real in zip(result, value if isinstance(value, (tuple, list)) else (), strict=False):
                 if isinstance(real, torch.Tensor) and _is_trackable(real):
                     setattr(fake, VALUE, real)
         return
-    if func is torch.ops.aten.rand.default and result.numel() == 1 and _torch.device_type(result) == "cpu":
+    if func in _DRAWS and result.numel() == 1 and _torch.device_type(result) == "cpu":
+        low, high = (args[1:3] + (0.0, 1.0)[len(args) - 1 :]) if func is _UNIFORM_ else (0.0, 1.0)
         with _torch.no_modes():
-            setattr(result, VALUE, torch.full(result.shape, 0.5))
+            setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
         return
-    if not _is_trackable(result):
+    if not _is_trackable(result) or (result.dtype.is_floating_point and _is_factory(func) and func._opname not in _FLOAT_FACTORIES):
         return
     value = _compute(func, args, kwargs)
     if value is None:
@@ -125,17 +143,49 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         setattr(result, VALUE, value)
 
 
-def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, device: torch.device) -> tuple[bool, Any]:
-    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape."""
+def recover(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, device: torch.device, note: Callable[[Any], None]
+) -> tuple[bool, Any]:
+    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape.
+
+    Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel finds first.
+    """
     value = _compute(func, args, kwargs)
     if value is None:
-        return False, None
+        return _picked(func, args, mode, device, note)
     if not isinstance(value, torch.Tensor):
         return True, value
+    return True, _fake(value, mode, device)
+
+
+def _fake(value: torch.Tensor, mode: _torch.FakeTensorMode, device: torch.device) -> torch.Tensor:
     with mode:
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     setattr(fake, VALUE, value)
-    return True, fake
+    return fake
+
+
+def _picked(func: Any, args: tuple[Any, ...], mode: _torch.FakeTensorMode, device: torch.device, note: Callable[[Any], None]) -> tuple[bool, Any]:
+    """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
+    if func not in (aten.index.Tensor, aten.masked_select.default):
+        return False, None
+    source, indices = args[0], args[1] if func is aten.index.Tensor else [args[1]]
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        mask = known(index) if index is not None and index.dtype is torch.bool else None
+        if mask is None:
+            places.append(index)
+            continue
+        with _torch.no_modes():
+            found = (mask.expand(source.shape) if func is not aten.index.Tensor else mask).nonzero()
+        fake = _fake(found, mode, device)
+        note(fake)
+        with mode:
+            places += fake.unbind(1)
+    if any(index is not None and index.dtype is torch.bool for index in places):
+        return False, None
+    with mode:
+        return True, aten.index.Tensor(source, places)
 
 
 @contextlib.contextmanager
@@ -152,15 +202,19 @@ def libraries_ask_for_values() -> Iterator[None]:
         yield
 
 
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return _is_trackable(tensor) and not tensor.dtype.is_floating_point
+
+
 def _is_trackable(tensor: torch.Tensor) -> bool:
     dtype = tensor.dtype
-    return not dtype.is_floating_point and not dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= LIMIT
+    return not dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= (FLOAT_LIMIT if dtype.is_floating_point else LIMIT)
 
 
 def _value(tensor: Any) -> torch.Tensor | None:
     if not isinstance(tensor, _torch.FakeTensor):
         # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
-        return tensor if isinstance(tensor, torch.Tensor) and _torch.device_type(tensor) == "cpu" and _is_trackable(tensor) else None
+        return tensor if isinstance(tensor, torch.Tensor) and _torch.device_type(tensor) == "cpu" and _is_integer(tensor) else None
     value: torch.Tensor | None = getattr(tensor, VALUE, None)
     return value if value is not None else tensor.constant
 
@@ -172,7 +226,7 @@ def forget(tensor: torch.Tensor) -> None:
 
 
 def _forget(tensor: torch.Tensor) -> None:
-    value = _value(tensor)
+    value: torch.Tensor | None = getattr(tensor, VALUE, None)
     if value is not None:
         # Views of it share the value's storage and must not be believed either; an empty storage says so.
         value.untyped_storage().resize_(0)

@@ -35,6 +35,12 @@ def _rows(question, x=None):
         (lambda x: len(torch.nonzero(torch.arange(6, device=x.device) % 2)), 3),
         (lambda x: torch.full((2, 2), 3, device=x.device).view(-1).max(), 3),
         (lambda x: torch.tensor([1, 2, 3], device=x.device).sum(), 6),
+        (lambda x: ((1.0 - torch.ones(2, 8, device=x.device)) * -1e9 < 0).any(), 0),
+        (lambda x: (torch.arange(4, device=x.device).to(x.dtype) / 2).sum(), 3),
+        (lambda x: len(x[torch.arange(3, device=x.device) > 0]), 2),
+        (lambda x: x.masked_select(torch.arange(4, device=x.device) > 0).shape[0], 9),
+        (lambda x: torch.empty(1).uniform_(2.0, 8.0), 5),
+        (lambda x: torch.rand(1) * 8, 4),
     ],
 )
 def test_what_comes_from_constants_is_known(question, answer):
@@ -52,6 +58,12 @@ def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
         lambda x: torch.randint(0, 3, (2,), device=x.device).sum(),
         lambda x: torch.zeros(3, dtype=torch.long, device=x.device).index_add_(0, torch.arange(3, device=x.device), x[:, 0].long()).sum(),
         lambda x: torch.zeros(3, dtype=torch.long, device=x.device)[:2].copy_(x[:2, 0].long()).sum(),
+        lambda x: torch.ones(3, device=x.device).add_(x[:, 0]).sum(),
+        lambda x: torch.ones(4, device=x.device).mul(x).sum(),
+        lambda x: torch.zeros_like(x).sum(),  # made like data, it may be state that something writes to
+        lambda x: len(x[x > 0]),
+        lambda x: torch.rand(2).sum(),
+        lambda x: torch.ones(1 << 15, device=x.device).sum(),
     ],
 )
 def test_what_data_or_chance_went_into_is_not(question):
@@ -123,6 +135,49 @@ def test_numbers_are_taken_to_be_finite_and_that_is_said(healthy):
     assert [assumption.text for assumption in profile.assumptions if assumption.topic == "values"] == [
         "all numbers are finite, where the program asks (isfinite, isnan, isinf)"
     ]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda x: torch._check_tensor_all(x >= 0),
+        lambda x: torch.distributions.Normal(x, x.exp()).rsample(),
+    ],
+)
+def test_what_the_program_checks_is_taken_to_hold_and_that_is_said(check):
+    class Checked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.linear(x)
+            check(x)
+            return x
+
+    profile = analyze(Checked(), torch.zeros(2, 8), target="h100").profile
+    assert any("checks of its tensors holds" in assumption.text for assumption in profile.assumptions)
+
+
+def test_the_gradient_of_what_a_known_mask_picks():
+    """SpecAugment writes one vector to places it draws in NumPy; their rows are picked from the gradient. The places a kernel looks up count."""
+
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.fill = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.zeros(8))
+
+        def forward(self, x):
+            x = self.linear(x)
+            x[torch.arange(4, device=x.device) % 2 == 0] = self.fill
+            return x
+
+    profile = analyze(Masked(), torch.zeros(4, 8), target="cpu").profile
+    assert {node.phase for node in profile.ops if node.name.startswith("aten.index.")} == {"backward"}
+    rows = [storage for storage in profile.storages if storage.nbytes == 2 * 8 * 4 and storage.dtype == "float32"]
+    places = [storage for storage in profile.storages if storage.nbytes == 2 * 8 and storage.dtype == "int64"]
+    assert rows
+    assert places
 
 
 def test_a_layer_that_may_be_dropped_is_kept():
