@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import multimodal
 import torch
+from parts import BATCH, FRAMES, TOKENS, field, ids, image_size, numbers
 
 from fxmem.errors import FxmemError
 from fxmem.inputs import TensorSpec, default_inputs, make_inputs
 from fxmem.sources import BuiltModel
 
-__all__ = ["BATCH", "make_calls"]
+__all__ = ["Way", "make_calls"]
 
-BATCH = 2
-"""Images, clips, pairs of frames or sequences in a step."""
-TOKENS = 512
-IMAGE = 224
-FRAMES = 200
-"""Of a spectrogram."""
 SAMPLES = 16_000 * 2
 """Of sound, at 16 kHz."""
 
@@ -40,20 +36,62 @@ _LENGTHS: Mapping[str, int] = {
 }
 
 
-def make_calls(built: BuiltModel) -> Iterator[tuple[str, Call]]:
-    """Ways to call a model, on meta, the fullest first, each with what is left out; the next is for when one is refused as data-dependent."""
+@dataclass(frozen=True)
+class Way:
+    """A way to call a model, on meta."""
+
+    call: Call
+    left_out: str = ""
+    """Of the step."""
+    when_refused: bool = False
+    """Whether it is for a model that raises in eager on what came before, not only for one whose step depends on data."""
+
+
+def make_calls(built: BuiltModel) -> Iterator[Way]:
+    """The fullest first, each for when the one before it does not work."""
     if ".detection." in type(built.module).__module__ and built.spec.startswith("torchvision:"):
-        yield "", _torchvision_detection(built)
+        yield Way(_torchvision_detection(built))
         return
     if not built.spec.startswith("hf:"):
-        yield "", make_inputs(default_inputs(built, BATCH), weights_dtype=built.weights_dtype)
+        yield Way(make_inputs(default_inputs(built, BATCH), weights_dtype=built.weights_dtype))
         return
-    full = _transformers(built)
-    yield "", full
-    args, kwargs = full
+    args, kwargs = _transformers(built)
+    yield Way((args, kwargs))
+    known = _with_ids(built, kwargs)
+    yield Way((args, known))
     targets = {name for name in kwargs if name.endswith("labels")}
     if targets:
-        yield "its own loss", (args, {name: value for name, value in kwargs.items() if name not in targets})
+        yield Way((args, {name: value for name, value in known.items() if name not in targets}), "its own loss")
+    text = {name for name in kwargs if name in _TEXT or name in targets}
+    if {"input_ids"} < set(kwargs) and text < set(kwargs):
+        words = ids(BATCH, TOKENS)
+        yield Way((args, {name: ids(BATCH, 32) if name.startswith("decoder") else words for name in sorted(text & _WORDS)}), "its images or sound", True)
+
+
+_WORDS = frozenset(("input_ids", "labels", "decoder_input_ids"))
+_TEXT = _WORDS | {"attention_mask", "token_type_ids"}
+
+
+def _with_ids(built: BuiltModel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """With values in the place of token ids on meta: one that stands for nothing else, and at the end of a text that which ends it."""
+    config: Any = built.module.config
+    end = field(config, "eos_token_id")
+
+    def filled(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_meta or value.is_floating_point():
+            return value
+        if not name.endswith("input_ids"):
+            return torch.ones(value.shape, dtype=value.dtype)
+        text = torch.full(value.shape, _WORD, dtype=value.dtype)
+        if isinstance(end, int):
+            text[..., -1] = end
+        return text
+
+    return {name: filled(name, value) for name, value in kwargs.items()}
+
+
+_WORD = 7
+"""A token id that no configuration keeps for padding, or the beginning or end of a text."""
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------------
@@ -61,7 +99,7 @@ def make_calls(built: BuiltModel) -> Iterator[tuple[str, Call]]:
 
 def _transformers(built: BuiltModel) -> Call:
     takes = inspect.signature(built.module.forward).parameters
-    makers: tuple[Callable[[BuiltModel], dict[str, Any] | None], ...] = (_by_class, _detection, _segmentation, _image_and_text, _usual, _by_argument)
+    makers: tuple[Callable[[BuiltModel], dict[str, Any] | None], ...] = (_by_class, _detection, _segmentation, multimodal.call, _usual, _by_argument)
     found = next(call for maker in makers if (call := maker(built)) is not None)
     return (), {name: value for name, value in found.items() if name in takes}
 
@@ -81,47 +119,18 @@ def _shortened(spec: TensorSpec, tokens: int) -> TensorSpec:
     return TensorSpec((spec.shape[0], min(spec.shape[1], tokens)), spec.dtype, spec.name) if is_text else spec
 
 
-def _numbers(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, device="meta")
-
-
-def _ids(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.int64, device="meta")
-
-
-def _field(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of some fields that a config, or a part of it, has."""
-    parts = [config, *(getattr(config, part, None) for part in ("vision_config", "audio_config", "encoder_config", "encoder", "backbone_config"))]
-    for part, name in itertools.product(parts, names):
-        value = getattr(part, name, None)
-        if value is not None:
-            return value
-    return default
-
-
-def _image_size(config: Any) -> tuple[int, int]:
-    match _field(config, "image_size", default=IMAGE):
-        case int() as size:
-            return size, size
-        case [int() as height, int() as width]:
-            return height, width
-        case {"height": int() as height, "width": int() as width}:
-            return height, width
-    return IMAGE, IMAGE
-
-
 def _detection(built: BuiltModel) -> dict[str, Any] | None:
     kind = type(built.module).__name__
     if not kind.endswith("ForObjectDetection") and kind not in ("RfDetrForInstanceSegmentation", "DetrForSegmentation"):
         return None
     config: Any = built.module.config
-    size = _image_size(config) if kind.startswith(("Yolos", "RfDetr")) else (640, 640)
-    call: dict[str, Any] = {"pixel_values": _numbers(BATCH, 3, *size)}
+    size = image_size(config) if kind.startswith(("Yolos", "RfDetr")) else (640, 640)
+    call: dict[str, Any] = {"pixel_values": numbers(BATCH, 3, *size)}
     if built.mode == "train":
         labels = [_boxes(number, classes=max(2, config.num_labels), corners=False) for number in range(1, BATCH + 1)]
         if kind.endswith("Segmentation"):
             for number, one in enumerate(labels, 1):
-                one["masks"] = _numbers(number, *size)
+                one["masks"] = numbers(number, *size)
         call["labels"] = labels
     return call
 
@@ -130,61 +139,18 @@ def _segmentation(built: BuiltModel) -> dict[str, Any] | None:
     kind = type(built.module).__name__
     if not kind.endswith(("ForUniversalSegmentation", "ForInstanceSegmentation", "ForSemanticSegmentation")):
         return None
-    size = _image_size(built.module.config)
-    frames = _field(built.module.config, "num_frames") if kind.startswith("Videomt") else None
-    call: dict[str, Any] = {"pixel_values": _numbers(BATCH, *((frames,) if frames else ()), 3, *size)}
+    size = image_size(built.module.config)
+    frames = field(built.module.config, "num_frames") if kind.startswith("Videomt") else None
+    call: dict[str, Any] = {"pixel_values": numbers(BATCH, *((frames,) if frames else ()), 3, *size)}
     if kind.startswith("OneFormer"):
-        call["task_inputs"] = _ids(BATCH, 77)
+        call["task_inputs"] = ids(BATCH, 77)
     if built.mode == "train":
         if kind.endswith("ForSemanticSegmentation"):
-            call["labels"] = _ids(BATCH, *size)
+            call["labels"] = ids(BATCH, *size)
         else:
-            call["mask_labels"] = [_numbers(number, *size) for number in range(1, BATCH + 1)]
+            call["mask_labels"] = [numbers(number, *size) for number in range(1, BATCH + 1)]
             call["class_labels"] = [torch.arange(number) for number in range(1, BATCH + 1)]
     return call
-
-
-def _image_and_text(built: BuiltModel) -> dict[str, Any] | None:
-    """An image's placeholders in the text, as many as it has features; None for a model that has another way to see."""
-    module: Any = built.module
-    config, takes = module.config, inspect.signature(module.forward).parameters
-    image = next((number for name in ("image_token_id", "image_token_index") if isinstance(number := getattr(config, name, None), int)), None)
-    if image is None or not {"input_ids", "pixel_values"} <= takes.keys() or not hasattr(module, "get_image_features"):
-        return None
-    seen = (
-        _as_patches(config) if "image_grid_thw" in takes else {"pixel_values": _numbers(BATCH, _field(config, "num_channels", default=3), *_image_size(config))}
-    )
-    try:
-        with torch.no_grad():
-            features = module.get_image_features(**seen)
-    except Exception:
-        return None
-    places = _rows(getattr(features, "pooler_output", features)) // BATCH
-    text = torch.ones(BATCH, places + 32, dtype=torch.int64)
-    text[:, 1 : 1 + places] = image
-    call = {**seen, "input_ids": text, "attention_mask": torch.ones_like(text)}
-    for name in ("token_type_ids", "mm_token_type_ids"):
-        if name in takes:
-            call[name] = (text == image).to(torch.int64)
-    if built.mode == "train":
-        call["labels"] = torch.ones_like(text)
-    return call
-
-
-def _rows(features: Any) -> int:
-    if isinstance(features, torch.Tensor):
-        return features.shape[:-1].numel()
-    return sum(map(_rows, features))
-
-
-def _as_patches(config: Any) -> dict[str, Any]:
-    """An image as the Qwen-VL family sees it: its patches in one row, and how many of them stand in time, height and width."""
-    high = wide = 16
-    patch, frames, channels = (_field(config, name, default=value) for name, value in (("patch_size", 14), ("temporal_patch_size", 1), ("in_channels", 3)))
-    return {
-        "pixel_values": _numbers(BATCH * high * wide, channels * frames * patch * patch),
-        "image_grid_thw": torch.tensor([[1, high, wide]] * BATCH),
-    }
 
 
 def _by_argument(built: BuiltModel) -> dict[str, Any]:
@@ -194,28 +160,28 @@ def _by_argument(built: BuiltModel) -> dict[str, Any]:
     takes = inspect.signature(module.forward).parameters
     call: dict[str, Any] = {}
     if "pixel_values" in takes:
-        frames = _field(config, "num_frames") if "Video" in kind else None
-        call["pixel_values"] = _numbers(BATCH, *((frames,) if frames else ()), _field(config, "num_channels", default=3), *_image_size(config))
+        frames = field(config, "num_frames") if "Video" in kind else None
+        call["pixel_values"] = numbers(BATCH, *((frames,) if frames else ()), field(config, "num_channels", default=3), *image_size(config))
     elif "pixel_values_videos" in takes and "input_ids" not in takes:
-        call["pixel_values_videos"] = _numbers(BATCH, _field(config, "num_frames", "frames_per_clip", default=16), 3, *_image_size(config))
+        call["pixel_values_videos"] = numbers(BATCH, field(config, "num_frames", "frames_per_clip", default=16), 3, *image_size(config))
     elif "input_values" in takes:
-        call["input_values"] = _numbers(BATCH, SAMPLES)
+        call["input_values"] = numbers(BATCH, SAMPLES)
     elif "input_features" in takes:
-        mel = _field(config, "feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "input_dim", "num_features", default=80)
-        call["input_features"] = _numbers(BATCH, FRAMES, mel)
+        mel = field(config, "feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "input_dim", "num_features", default=80)
+        call["input_features"] = numbers(BATCH, FRAMES, mel)
     if "input_ids" in takes:
-        call["input_ids"] = _ids(BATCH, TOKENS)
+        call["input_ids"] = ids(BATCH, TOKENS)
     if "decoder_input_ids" in takes:
-        call["decoder_input_ids"] = _ids(BATCH, 32)
+        call["decoder_input_ids"] = ids(BATCH, 32)
     if built.mode == "train" and "labels" in takes:
         if kind.endswith(("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")):
-            call["labels"] = _ids(BATCH)
+            call["labels"] = ids(BATCH)
         elif kind.endswith("ForCTC"):
             call["labels"] = torch.ones(BATCH, 12, dtype=torch.int64)
         elif "decoder_input_ids" in takes:
-            call["labels"] = _ids(BATCH, 32)
+            call["labels"] = ids(BATCH, 32)
         elif "input_ids" in call:
-            call["labels"] = _ids(BATCH, TOKENS)
+            call["labels"] = ids(BATCH, TOKENS)
     return call
 
 

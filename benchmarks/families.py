@@ -91,6 +91,12 @@ def settings(name: str) -> list[dict[str, Any]]:
 def _needed(name: str, config: Any) -> Iterator[tuple[str, Any]]:
     """What a configuration's defaults leave out and a step needs."""
     yield from _NEEDED.get(name, {}).items()
+    seeing, reading = getattr(config, "vision_config", None), getattr(config, "text_config", None)
+    if (width := getattr(reading, "hidden_size", None)) is not None:
+        if hasattr(seeing, "out_hidden_size"):
+            yield "vision_config.out_hidden_size", width
+        elif hasattr(seeing, "embed_dim") and hasattr(seeing, "spatial_merge_size"):  # Qwen2-VL's name for the width of what comes out is hidden_size
+            yield "vision_config.hidden_size", width
     if name.endswith("ForSequenceClassification"):
         for prefix, part in (("", config), ("text_config.", getattr(config, "text_config", None))):
             if part is not None and "pad_token_id" in part.to_dict() and part.pad_token_id is None:

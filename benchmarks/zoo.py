@@ -132,13 +132,17 @@ def _examine(spec: str, mode: str) -> Row:
         return dataclasses.replace(row, why=Why.EAGER_TOO if why is Why.FXMEM else why, reason=reason)
     row = dataclasses.replace(row, settings=dict(built.settings))
     first: Row | None = None
-    for left_out, call in make_calls(built):
-        found = dataclasses.replace(_analyse(row, built, call), left_out=left_out)
+    refused = False
+    for way in make_calls(built):
+        if refused and not way.when_refused:
+            continue
+        found = dataclasses.replace(_analyse(row, built, way.call), left_out=way.left_out)
         first = first or found
         if found.why is None:
-            return dataclasses.replace(found, reason=first.reason)
-        if found.why != Why.DATA_DEPENDENT:
+            return dataclasses.replace(found, reason=first.reason if way.left_out else "")
+        if found.why not in (Why.DATA_DEPENDENT, Why.EAGER_TOO):
             break
+        refused = found.why == Why.EAGER_TOO
     assert first is not None
     return first
 
@@ -208,7 +212,7 @@ def _explain(error: BaseException) -> tuple[Why, str]:
     said = _shortened(f"{type(cause).__name__}: {text}", 300) + where
     if isinstance(error, EnvironmentLacksError):
         return Why.PACKAGE, _portable(said)
-    if isinstance(cause, _torch.DATA_DEPENDENT):
+    if isinstance(cause, _torch.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
         return Why.DATA_DEPENDENT, _portable(f"{text}{where}")
     if isinstance(cause, _torch.UnsupportedOperatorException):
         return Why.NO_FAKE_KERNEL, _portable(said)
@@ -260,7 +264,7 @@ def _counts(rows: Sequence[Row]) -> list[str]:
     lines = [
         "Of those that run in eager:",
         "",
-        "| collection | train | infer | train, without its own loss | do not run in eager |",
+        "| collection | train | infer | without a part that depends on data or needs more inputs | do not run in eager |",
         "|---|---:|---:|---:|---:|",
     ]
     collections = list(dict.fromkeys(row.architecture.partition(":")[0] for row in rows))

@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_modes  # r
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only  # torch's own nested-structure walk (since 1.8)
 
 __all__ = [
+    "CHECKS",
     "DATA_DEPENDENT",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -82,6 +83,9 @@ __all__ = [
 
 NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
 InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm  # (since 0.4)
+
+CHECKS = frozenset((torch._is_all_true, torch.Tensor._is_all_true))
+"""What `torch._check_tensor_all` and the checks of distributions' arguments ask, and nothing else in torch (since 1.13)."""
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""

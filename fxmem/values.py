@@ -3,11 +3,11 @@
 A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
 look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
 dearer way. Such values do not depend on data, so they can simply be computed: each integer or boolean tensor that comes
-from constants, or from inputs whose values were given, carries its real value along. So does a small floating-point tensor
-made from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
+from constants, or from inputs whose values were given, carries its real value along. So does a floating-point tensor made
+from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
 
-Values are kept for up to `LIMIT` elements, `FLOAT_LIMIT` in floating point, on the CPU; whatever is made from unknown tensors is
-unknown, and so is every parameter, buffer and input in floating point.
+Values are kept for up to `LIMIT` elements, on the CPU; whatever is made from unknown tensors is unknown, and so
+is every parameter, buffer and input in floating point.
 
 Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
 program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors with
@@ -26,14 +26,12 @@ import torch
 
 from fxmem import _torch
 
-__all__ = ["FLOAT_LIMIT", "LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "presumed", "recover"]
+__all__ = ["LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "presumed", "recover"]
 
 aten = torch.ops.aten
 
 LIMIT = 1 << 20
-"""Elements of an integer or boolean tensor."""
-FLOAT_LIMIT = 1 << 14
-"""Elements of a floating-point tensor: a mask over tokens, not over pairs of them."""
+"""Elements."""
 
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
@@ -65,8 +63,6 @@ _WHETHER_FINITE: Final[dict[Any, bool]] = {
 """What each of these answers everywhere if all numbers are finite."""
 _REDUCTIONS: Final = frozenset(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any"))
 _SUMS: Final = frozenset((torch.sum, torch.Tensor.sum))
-_HOLD: Final = frozenset((torch._is_all_true, torch.Tensor._is_all_true))
-"""What `torch._check_tensor_all` and the distributions' checks of their arguments ask (since 1.13)."""
 _factory_calls: dict[Any, bool] = {}
 
 
@@ -89,11 +85,13 @@ def known(tensor: Any) -> torch.Tensor | None:
 
 
 def presumed(function: Any) -> Callable[..., Any] | None:
-    """What to run instead of a torch function that asks whether all is well: numbers finite, checked conditions true. None for every other."""
+    """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every other."""
     try:
-        everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in _HOLD
+        everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in _torch.CHECKS
     except TypeError:  # not hashable
         return None
+    if function is torch.tensor:
+        return _of_numbers
     if everywhere is not None:
 
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -114,6 +112,13 @@ def presumed(function: Any) -> Callable[..., Any] | None:
 
         return reduced
     return None
+
+
+def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be known, in their place."""
+    if isinstance(data, (list, tuple)):
+        data = _torch.tree_map_only(_torch.FakeTensor, lambda each: each if each.dim() else each.item(), data)
+    return torch.tensor(data, **kwargs)
 
 
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -207,8 +212,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _is_trackable(tensor: torch.Tensor) -> bool:
-    dtype = tensor.dtype
-    return not dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= (FLOAT_LIMIT if dtype.is_floating_point else LIMIT)
+    return not tensor.dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= LIMIT
 
 
 def _value(tensor: Any) -> torch.Tensor | None:

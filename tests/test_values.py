@@ -47,6 +47,18 @@ def test_what_comes_from_constants_is_known(question, answer):
     assert _rows(question) == answer
 
 
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_a_tensor_of_numbers_that_are_in_tensors(target):
+    """`torch.tensor` of a list of them reads their memory; multimodal rotary positions are made so."""
+
+    def question(x):
+        ends = [torch.arange(5, device=x.device).max(), torch.ones(3, dtype=torch.long, device=x.device).sum()]
+        return torch.tensor(ends, device=x.device).sum()
+
+    analysis = analyze(Asks(question), torch.randn(3, 4), mode="infer", target=target)
+    assert analysis.profile.nodes[-4].outputs[0].shape[0] - 1 == 7
+
+
 def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
     assert _rows(lambda x: x.sum(), torch.tensor([[1, 2, 3, 4]])) == 10
 
@@ -63,7 +75,7 @@ def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
         lambda x: torch.zeros_like(x).sum(),  # made like data, it may be state that something writes to
         lambda x: len(x[x > 0]),
         lambda x: torch.rand(2).sum(),
-        lambda x: torch.ones(1 << 15, device=x.device).sum(),
+        lambda x: torch.ones(1 << 21, device=x.device).sum(),
     ],
 )
 def test_what_data_or_chance_went_into_is_not(question):
@@ -141,7 +153,7 @@ def test_numbers_are_taken_to_be_finite_and_that_is_said(healthy):
     "check",
     [
         lambda x: torch._check_tensor_all(x >= 0),
-        lambda x: torch.distributions.Normal(x, x.exp()).rsample(),
+        lambda x: torch.distributions.Normal(x, x.exp(), validate_args=True).rsample(),
     ],
 )
 def test_what_the_program_checks_is_taken_to_hold_and_that_is_said(check):
