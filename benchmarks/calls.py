@@ -64,8 +64,12 @@ def make_calls(built: BuiltModel) -> Iterator[Way]:
         yield Way((args, {name: value for name, value in known.items() if name not in targets}), "its own loss")
     text = {name for name in kwargs if name in _TEXT or name in targets}
     if {"input_ids"} < set(kwargs) and text < set(kwargs):
-        words = ids(BATCH, TOKENS)
-        yield Way((args, {name: ids(BATCH, 32) if name.startswith("decoder") else words for name in sorted(text & _WORDS)}), "its images or sound", True)
+        texts = {"input_ids": ids(BATCH, TOKENS), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, TOKENS)}
+        if "decoder_input_ids" in kwargs:
+            texts["labels"] = texts["decoder_input_ids"]
+        if isinstance(labels := kwargs.get("labels"), torch.Tensor) and labels.dim() == 1:
+            texts["labels"] = labels
+        yield Way((args, {name: texts[name] for name in sorted(text & _WORDS)}), "its images or sound", True)
 
 
 _WORDS = frozenset(("input_ids", "labels", "decoder_input_ids"))
@@ -187,8 +191,46 @@ def _by_argument(built: BuiltModel) -> dict[str, Any]:
 
 def _by_class(built: BuiltModel) -> dict[str, Any] | None:
     """What nothing but the class gives away."""
-    del built
-    return None
+    module: Any = built.module
+    config, kind = module.config, type(module).__name__
+    call: dict[str, Any] | None = None
+    match kind:
+        case "MusicgenForCausalLM" | "MusicgenMelodyForCausalLM":
+            call = {"input_ids": ids(BATCH * config.num_codebooks, TOKENS)}
+        case "PerceiverForMaskedLM":
+            call = {"inputs": ids(BATCH, 2048), "labels": ids(BATCH, 2048)}
+        case "ProphetNetForCausalLM":
+            call = {"input_ids": ids(BATCH, 256), "labels": ids(BATCH, 256)}
+        case "ProphetNetForConditionalGeneration":
+            call = {"input_ids": ids(BATCH, 256), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+        case "Pix2StructForConditionalGeneration":
+            call = {"flattened_patches": numbers(BATCH, 1024, 770), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+        case "UdopForConditionalGeneration":
+            text = {"input_ids": ids(BATCH, TOKENS), "bbox": numbers(BATCH, TOKENS, 4)}
+            call = {**text, "pixel_values": numbers(BATCH, 3, *image_size(config)), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+        case "DiaForConditionalGeneration":
+            call = {"input_ids": ids(BATCH, TOKENS), "decoder_input_ids": ids(BATCH, 64, config.decoder_config.num_channels)}
+        case "KyutaiSpeechToTextForConditionalGeneration":
+            call = {"input_ids": ids(BATCH, TOKENS, config.num_codebooks + 1), "labels": ids(BATCH, TOKENS)}
+        case "Pop2PianoForConditionalGeneration":
+            call = {"input_features": numbers(BATCH, FRAMES, config.d_model), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+        case "DepthProForDepthEstimation":
+            call = {"pixel_values": numbers(BATCH, 3, 1536, 1536)}
+        case "LasrForCTC" | "ParakeetForCTC":
+            mask = torch.ones(BATCH, FRAMES, dtype=torch.int64)
+            call = {
+                "input_features": numbers(BATCH, FRAMES, field(config, "num_mel_bins", default=80)),
+                "attention_mask": mask,
+                "labels": torch.ones(BATCH, 4).long(),
+            }
+        case "GraniteSpeech5ForCTC":
+            call = {"input_features": numbers(BATCH, FRAMES, 320), "labels": torch.ones(BATCH, 4, dtype=torch.int64)}
+        case "InstructBlipForConditionalGeneration" | "InstructBlipVideoForConditionalGeneration":
+            found = multimodal.call(built)
+            call = None if found is None else {**found, "qformer_input_ids": ids(BATCH, 32)}
+    if call is not None and built.mode == "infer":
+        call.pop("labels", None)
+    return call
 
 
 # --- boxes ------------------------------------------------------------------------------------------------------------------

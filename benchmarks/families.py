@@ -42,21 +42,41 @@ _KINDS = frozenset(("layer_types", "layers_block_type", "mlp_layer_types"))
 LAYERS = 2
 
 
+_ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+_GLM_ROPE: Mapping[str, Any] = {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+_HEADS_OF_128: Mapping[str, Any] = {"head_dim": 128}
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
-    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
-    "DeepseekV2ForSequenceClassification": {"num_experts_per_tok": 2},
-    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
-    "HunYuanMoEV1ForCausalLM": {"head_dim": 128},
-    "HunYuanMoEV1ForSequenceClassification": {"head_dim": 128},
-    "HunYuanDenseV1ForCausalLM": {"head_dim": 128},
-    "HunYuanDenseV1ForSequenceClassification": {"head_dim": 128},
-    "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-    "GPTNeoForSequenceClassification": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "conv", "full_attention"], "num_hidden_layers": 3},
-    "Gemma3ForConditionalGeneration": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
-    "Gemma3ForSequenceClassification": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
+    "Aria": {"vision_config.image_size": 490, "vision_config.patch_size": 14},
+    "Bamba": {"attn_layer_indices": [1]},
+    "Blt": {"use_cache": False},
+    "Chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "CohereCompassForConditionalGeneration": {"text_config.rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "CohereCompassTextForSequenceClassification": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "DeepseekV2": {"num_experts_per_tok": 2},
+    "Dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
+    "Emu3": {"vocabulary_map": {"<image>": 8711, "<|extra_200|>": 8712}},
+    "Esm": {"vocab_size": 33, "pad_token_id": 1},
+    "GPTNeo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "Gemma3": {"vision_config.image_size": 896, "vision_config.patch_size": 14},
+    **{family: {"text_config.rope_parameters": _GLM_ROPE} for family in ("Glm4v", "Glm4vMoe", "Glm46V", "GlmOcr")},
+    "GraniteMoeHybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "HunYuanDenseV1": _HEADS_OF_128,
+    "HunYuanMoEV1": _HEADS_OF_128,
+    "HunYuanVL": {"text_config.head_dim": 128},
+    "Jamba": {"num_hidden_layers": 5},
+    "Lfm2Moe": {"layer_types": ["conv", "conv", "full_attention"], "num_hidden_layers": 3},
+    "Ministral": _HEADS_OF_128,
+    "Nemotron": {"num_key_value_heads": 8},
+    "RecurrentGemma": {"num_hidden_layers": 3},
+    "ReformerForMaskedLM": {"axial_pos_shape": [16, 32]},
+    "ReformerForSequenceClassification": {"axial_pos_shape": [16, 32]},
+    "VipLlava": {"vision_feature_layers": [-1, -2]},
+    "Wav2Vec2BertForCTC": {"vocab_size": 32},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
+    "Xmod": {"default_language": "en_XX"},
 }
-"""Fields without a default that works."""
+"""Fields without a default that works, or that a shallow model needs to have a layer of each kind; of a class, or of a family."""
 
 
 def every_class() -> list[str]:
@@ -90,7 +110,7 @@ def settings(name: str) -> list[dict[str, Any]]:
 
 def _needed(name: str, config: Any) -> Iterator[tuple[str, Any]]:
     """What a configuration's defaults leave out and a step needs."""
-    yield from _NEEDED.get(name, {}).items()
+    yield from {**_NEEDED.get(name.partition("For")[0], {}), **_NEEDED.get(name, {})}.items()
     seeing, reading = getattr(config, "vision_config", None), getattr(config, "text_config", None)
     if (width := getattr(reading, "hidden_size", None)) is not None:
         if hasattr(seeing, "out_hidden_size"):
