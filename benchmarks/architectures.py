@@ -1,6 +1,7 @@
 """What the zoo consists of: each architecture by its model spec, made small where depth only repeats a layer.
 
-torchvision: all of `list_models()`. timm: all of `list_models()`. transformers: every class of `families`.
+torchvision: all of `list_models()`. timm: all of `list_models()`. transformers: every class of `families`. Of some further
+packages, where they are installed: the models of `packages`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Collection
 from typing import Literal
 
 import families
+import packages
 
 from fxmem.errors import FxmemError
 from fxmem.sources import BuiltModel, build_model
 
 __all__ = ["COLLECTIONS", "SAMPLE", "build", "every_architecture"]
 
-COLLECTIONS = ("torchvision", "timm", "hf")
+COLLECTIONS = ("torchvision", "timm", "hf", *packages.PACKAGES)
 SAMPLE = tuple(
     f"{collection}:{name}"
     for collection, names in {
@@ -54,13 +56,13 @@ def every_architecture(collections: Collection[str] = COLLECTIONS) -> list[str]:
         found += [f"timm:{name}" for name in timm.list_models()]
     if "hf" in collections:
         found += [f"hf:{name}" for name in families.every_class()]
-    return found
+    return found + packages.every_model(collections)
 
 
 def build(spec: str, mode: Literal["train", "infer"]) -> BuiltModel:
     """An architecture, as shallow as its configuration allows."""
     collection, _, name = spec.partition(":")
-    choices = families.settings(name) if collection == "hf" else [{}]
+    choices = families.settings(name) if collection == "hf" else [packages.settings(spec) if collection in packages.PACKAGES else {}]
     for settings in choices[:-1]:
         with contextlib.suppress(FxmemError):
             return build_model(spec, settings, mode=mode)

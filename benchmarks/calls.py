@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import multimodal
+import packages
 import torch
 from parts import BATCH, FRAMES, TOKENS, field, ids, image_size, numbers
 
@@ -51,6 +52,9 @@ def make_calls(built: BuiltModel) -> Iterator[Way]:
     """The fullest first, each for when the one before it does not work."""
     if ".detection." in type(built.module).__module__ and built.spec.startswith("torchvision:"):
         yield Way(_torchvision_detection(built))
+        return
+    if built.spec.partition(":")[0] in packages.PACKAGES:
+        yield Way(packages.call(built))
         return
     if not built.spec.startswith("hf:"):
         yield Way(make_inputs(default_inputs(built, BATCH), weights_dtype=built.weights_dtype))

@@ -55,3 +55,27 @@ def test_a_model_that_refuses_in_eager_too_is_no_failure_of_ours() -> None:
     (row,) = zoo.examine(zoo.Job("hf:ReformerModelWithLMHead", ("infer",)))
     assert row.why == zoo.Why.EAGER_TOO
     assert "is_decoder" in row.reason
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        ("hf:BartForSequenceClassification", "infer"),  # looks for the token that ends each text
+        ("hf:LongformerForMaskedLM", "infer"),  # looks whether its mask has anything above 0
+        ("hf:Wav2Vec2ForCTC", "train"),  # masks frames, and gathers their gradients
+    ],
+)
+def test_what_depends_on_values_that_can_be_known(spec: str, mode: str) -> None:
+    (row,) = zoo.examine(zoo.Job(spec, (mode,)))
+    assert (row.why, row.left_out) == (None, ""), row.reason
+
+
+def test_a_model_that_sees_is_asked_for_its_text_alone_at_the_last() -> None:
+    built = architectures.build("hf:LlavaForConditionalGeneration", "train")
+    first, *_, last = _of_benchmarks("calls").make_calls(built)
+    assert "pixel_values" in first.call[1]
+    assert not first.left_out
+    assert sorted(last.call[1]) == ["input_ids", "labels"]
+    assert last.left_out == "its images or sound"
+    assert last.when_refused
