@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fxmem.advising import advise
     from fxmem.analysis import Analysis, analyze
     from fxmem.card_fitting import cards
-    from fxmem.checkpointing import checkpoint, uncheckpoint
+    from fxmem.checkpointing import checkpoint, keep, uncheckpoint
     from fxmem.comparing import compare
     from fxmem.layers import by_layer
     from fxmem.lines import by_line
@@ -34,6 +34,7 @@ __all__ = [
     "cards",
     "checkpoint",
     "compare",
+    "keep",
     "max_batch",
     "plan",
     "uncheckpoint",
@@ -53,6 +54,7 @@ _HOMES = {
     "cards": "fxmem.card_fitting",
     "checkpoint": "fxmem.checkpointing",
     "compare": "fxmem.comparing",
+    "keep": "fxmem.checkpointing",
     "max_batch": "fxmem.sizing",
     "plan": "fxmem.promising",
     "uncheckpoint": "fxmem.checkpointing",

@@ -2,8 +2,9 @@
 
 A *region* is a run of consecutive nodes of the unplanned profile that is checkpointed: of what its nodes save for
 backward only the region's inputs stay, and the region is run again when backward reaches it
-(`torch.utils.checkpoint`, non-reentrant, early stop on). Regions of a plan do not overlap; a region may hold
-regions of its own, which are checkpointed again while the outer one is being recomputed.
+(`torch.utils.checkpoint`, non-reentrant, early stop on). A selective region also keeps the results of some of its
+products, which then do not run again. Regions of a plan do not overlap; a region may hold regions of its own, which are
+checkpointed again while the outer one is being recomputed.
 
 *Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
 """
@@ -27,7 +28,7 @@ Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen", "norms"]
 """How regions are chosen.
 
 `auto`: the cheapest of the others that keeps the budget. `flat`: optimal under one level of regions with any borders.
-`nested`: regions within regions. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
+`nested`: regions within regions, none of them selective. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
 `sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
 (both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
 only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et al. 2017, arXiv:1707.06990; of in-place activated batch
@@ -113,7 +114,7 @@ class Certificate(Record):
     """Peak of requested bytes that every plan spoken of keeps."""
     application: Application
     """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth, that begin and end at any node
-    (GRAPH), or that are calls of modules or of consecutive children of an `nn.Sequential` (MODULES)."""
+    (GRAPH), or that are calls of modules or of consecutive children of an `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
     lower_bound_flops: int | None
     """Extra FLOPs that any of them needs; operators without a formula count as 0. None: no plan keeps the budget."""
     gap_flops: int | None
@@ -208,7 +209,7 @@ class Plan(Record):
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
         lines = ["from torch.utils.checkpoint import checkpoint"] if edits else []
         if any(region.keeps for _, regions in edits.values() for region in regions):
-            lines.append("from fxmem.checkpointing import keep")
+            lines.append("import fxmem")
         lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
             lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {', '.join(region.title for region in regions)}"]

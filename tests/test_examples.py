@@ -249,3 +249,17 @@ def test_checkpoint_resnet50(run: Run) -> None:
     assert bytes_of["with plan"] == bytes_of["promised"] <= 0.6 * bytes_of["without plan"]
     assert "gradients equal: True, batch norm's statistics equal: True\n" in text
     assert "a ResNet again, of 25,557,032 parameters\n" in text
+
+
+def test_selective_checkpoints(run: Run) -> None:
+    text = run("selective_checkpoints.py")
+    found = rows(text)
+    tokens = 8 * 256
+    unit = tokens * 256 * 4
+    # Of the 16 tensors a block keeps 10, and the means and deviations of two norms go as well; the last block has them again when the peak is reached.
+    assert found["plain"][0] - found["selective"][0] == 7 * (6 * unit + 4 * tokens * 4)
+    # qkv, project and up are 3 + 1 + 4 products of 256 x 256 for each token, attention two of 256 x 256 tokens' worth; they run again if the whole block does.
+    products = 8 * (8 * 2 * tokens * 256 * 256 + 2 * 2 * tokens * 256 * 256)
+    assert found["whole"][1] - found["selective"][1] == products
+    assert found["fxmem"][0] == found["selective"][0]
+    assert "gradients equal: True" in text

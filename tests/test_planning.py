@@ -218,7 +218,7 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
     assert layers
     for region in layers:
         assert region.edit is not None
-        keeps = f", context_fn=keep({', '.join(map(str, region.keeps))})" if region.keeps else ""
+        keeps = f", context_fn=fxmem.keep({', '.join(map(str, region.keeps))})" if region.keeps else ""
         assert f"checkpoint(self.{region.modules[0].rpartition('.')[2]}, x, use_reentrant=False{keeps})" in region.edit.after
     for region in plan.regions:
         assert region.freed_bytes > 0

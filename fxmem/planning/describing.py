@@ -64,5 +64,9 @@ def edit_of(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edi
     call.func = ast.Name("checkpoint", ast.Load())
     call.keywords.append(ast.keyword("use_reentrant", ast.Constant(False)))
     if keeps:
-        call.keywords.append(ast.keyword("context_fn", ast.Call(ast.Name("keep", ast.Load()), [ast.Constant(number) for number in keeps], [])))
+        call.keywords.append(
+            ast.keyword(
+                "context_fn", ast.Call(ast.Attribute(ast.Name("fxmem", ast.Load()), "keep", ast.Load()), [ast.Constant(number) for number in keeps], [])
+            )
+        )
     return Edit(source=source, after=ast.unparse(tree))

@@ -1,8 +1,9 @@
 """The planners proper: dynamic programs over the tables of `fxmem.planning.geometry`.
 
 `flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit is
-stored, or a stretch of units that ends here is checkpointed. It is exact for the tables, but for fronts longer than
-`FRONT` points, which are thinned to the cheapest of each of `FRONT` equal steps of bytes kept.
+stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results (`selecting`). It is
+exact for the tables, but for fronts longer than `FRONT` points, which are thinned to the cheapest of each of `FRONT` equal
+steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
 recomputed under a plan of its own, in the memory that is left. Memory is in `SLOTS` equal steps, rounded up.
