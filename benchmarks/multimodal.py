@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ __all__ = ["call"]
 
 SIDE = 16
 """Patches in the height and width of an image that comes as a row of patches."""
+
+_TILES = 3
+"""Of LLaVA-NeXT: an image as large as the vision model takes lies in two tiles of the smallest grid, after the image itself."""
 
 
 def call(built: BuiltModel) -> dict[str, Any] | None:
@@ -44,6 +48,8 @@ def _seen(module: Any, takes: Any) -> tuple[dict[str, Any], int | None]:
     config = module.config
     if "image_grid_thw" in takes:
         seen, merged = _as_patches(config)
+        if "image_merge_sizes" in takes:
+            seen["image_merge_sizes"] = torch.tensor([math.isqrt(merged)] * BATCH)
         return seen, SIDE * SIDE // merged
     height, width = image_size(config)
     channels = field(config, "num_channels", default=3)
@@ -53,7 +59,8 @@ def _seen(module: Any, takes: Any) -> tuple[dict[str, Any], int | None]:
             "pixel_attention_mask": torch.ones(BATCH, 1, height, width, dtype=torch.bool),
         }
     else:
-        seen = {"pixel_values": numbers(BATCH, channels, height, width)}
+        tiles = (_TILES,) if type(module).__name__.startswith("LlavaNext") else ()
+        seen = {"pixel_values": numbers(BATCH, *tiles, channels, height, width)}
         if "image_sizes" in takes:
             seen["image_sizes"] = torch.tensor([[height, width]] * BATCH)
     return seen, _features(module, seen)
@@ -81,7 +88,10 @@ def _rows(features: Any) -> int:
 
 def _as_patches(config: Any) -> tuple[dict[str, Any], int]:
     """An image as the Qwen-VL family sees it: its patches in one row, and how many of them stand in time, height and width; how many become one feature."""
-    patch, frames, channels = (field(config, name, default=value) for name, value in (("patch_size", 14), ("temporal_patch_size", 1), ("in_channels", 3)))
+    patch, frames, channels = (
+        field(config, name, default=value)
+        for name, value in (("patch_size", 14), ("temporal_patch_size", 2 if type(config).__name__.startswith("Muse") else 1), ("in_channels", 3))
+    )
     merge = field(config, "spatial_merge_size", "merge_size", default=1)
     seen = {
         "pixel_values": numbers(BATCH * SIDE * SIDE, channels * frames * patch * patch),
