@@ -31,6 +31,8 @@ MODELS: tuple[tuple[str, str, dict[str, object], tuple[str, ...]], ...] = (
     ("Llama-8B, 1 x 2048", "hf:LlamaForCausalLM", {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
      "num_key_value_heads": 8, "vocab_size": 128256}, ("input_ids:1x2048", "labels:1x2048")),
 )  # fmt: skip
+GENERAL = {"release": "let go of outputs after their last use", "freeze": "the last part trained alone, or the largest frozen; the better of both"}
+"""Titles of changes that have another in each model."""
 
 
 class UNet(nn.Module):
@@ -80,6 +82,7 @@ def main() -> None:
     """Try everything and write the page."""
     columns: dict[str, dict[str, str]] = {}
     titles: dict[str, str] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
     peaks = {}
     for name, spec, settings, inputs in MODELS:
         print(name, flush=True)
@@ -88,11 +91,14 @@ def main() -> None:
         peaks[name] = before
         for each in advice.suggestions:
             key = each.key.partition(":")[0]
-            titles.setdefault(key, f"{each.title if key != 'release' else 'let go of outputs after their last use'} ({each.effect})")
+            titles.setdefault(key, f"{GENERAL.get(key, each.title)} ({each.effect})")
             best = columns.setdefault(name, {}).get(key)
             share = 100 * each.saved_bytes / before
             columns[name][key] = f"{max(share, float(best[:-2]) if best else share):.1f} %"
+        for other in advice.refused:
+            refused.setdefault((other.key.partition(":")[0], other.reason), []).append(name)
     names = list(peaks)
+    reasons = [f"- `{key}`: {why} ({'; '.join(dict.fromkeys(where))})" for (key, why), where in sorted(refused.items())]
     rows = [f"| {title} | " + " | ".join(columns.get(name, {}).get(key, "") for name in names) + " |" for key, title in titles.items()]
     page = [
         "# What each change is worth", "",
@@ -100,6 +106,7 @@ def main() -> None:
         "less than a thousandth, or not to be had. In brackets what it does to the numbers. Made by `python benchmarks/advice.py`.", "",
         "| change | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names),
         "| peak, unchanged | " + " | ".join(f"{peaks[name] / 2**30:.2f} GiB" for name in names) + " |", *rows, "",
+        "## What frees nothing, and why", "", *reasons, "",
     ]  # fmt: skip
     path = RESULTS / f"advice-{datetime.date.today()}.md"
     path.write_text("\n".join(page), encoding="utf-8")
