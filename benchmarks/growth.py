@@ -8,8 +8,9 @@ pages, exports, comparison and files. *analysis*: `fxmem.analyze` of MLPs and of
 sequence. *llama*: Llama-3 of 8, 70 and 405 billion parameters, training, as their published configurations say. *imports*: what importing fxmem
 takes beyond torch.
 
-Each figure is from a process of its own: CPU seconds (`time.process_time`; one thread) and the peak resident memory beyond what the process had
-before (`VmHWM`; for `llama`, of the whole process). The exponent is that of a power of the size, fitted by least squares over the logarithms.
+CPU seconds (`time.process_time`; one thread) and the peak resident memory beyond what the process had before (`VmHWM`; for `llama`, of the whole
+process); each table, and each size of *records*, is from a process of its own. The exponent is that of a power of the size, fitted by least squares
+over the logarithms.
 Writes `benchmarks/results/growth-DATE.md`, where parts that are not run stay as they are.
 """
 
@@ -76,7 +77,7 @@ def records() -> Iterator[str]:
 def analysis() -> Iterator[str]:
     """The analysis, by each measure of size."""
     for name, (what, sizes) in growth_cases.ANALYSES.items():
-        rows = [row for size in sizes for row in measured("analysis", name, size)]
+        rows = measured("analysis", name)
         yield f"{what}:"
         yield ""
         yield "| size | nodes | events | CPU seconds | memory MiB | peak predicted |"
@@ -129,13 +130,17 @@ def main() -> None:
     path = options.out / f"growth-{datetime.date.today()}.md"
     done = _sections(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part, (title, run) in PARTS.items():
-        if options.only and part not in options.only:
-            continue
-        lines = []
-        for line in run():
-            print(line, flush=True)
-            lines.append(line)
-        done[title] = "\n".join(lines).rstrip()
+        if not options.only or part in options.only:
+            lines = []
+            for line in run():
+                print(line, flush=True)
+                lines.append(line)
+            done[title] = "\n".join(lines).rstrip()
+            _write(path, done)
+
+
+def _write(path: Path, done: Mapping[str, str]) -> None:
+    """The page of the parts that are there."""
     said = f"`make growth`; {growth_cases.versions()}, Python {platform.python_version()}; {platform.machine()}."
     page = [f"# Growth, {datetime.date.today()}", "", f"{said} How each figure is taken is said in `benchmarks/growth.py`.", ""]
     for title, _ in PARTS.values():

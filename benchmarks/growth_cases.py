@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.metadata
@@ -20,8 +21,8 @@ ANALYSES = {
     "mlp-layers": ("MLP (Linear and ReLU, width 1024, batch 64), by layers", (4, 16, 64, 250, 1000)),
     "mlp-width": ("MLP of 16 layers, batch 64, by width", (256, 1024, 4096, 16384)),
     "llama-layers": ("Llama blocks (Llama-2-7B's widths, bfloat16, 1 x 2048 tokens), by layers", (4, 16, 64, 250, 1000)),
-    "llama-width": ("Llama, 8 layers, 1 x 2048 tokens, by width", (512, 1024, 2048, 4096, 8192)),
-    "llama-sequence": ("Llama-2-7B's widths, 8 layers, by tokens", (512, 2048, 8192, 32768)),
+    "llama-width": ("Llama, 8 layers, 1 x 2048 tokens, by width", (512, 2048, 8192)),
+    "llama-sequence": ("Llama-2-7B's widths, 8 layers, by tokens", (512, 4096, 32768)),
     "gpt2-layers": ("GPT-2 blocks (GPT-2's widths, 4 x 1024 tokens), by layers", (4, 16, 64, 250, 1000)),
 }
 LLAMAS = {
@@ -121,24 +122,25 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
 # --- analyses ---------------------------------------------------------------------------------------------------------------
 
 
-def analysis(name: str, size: str) -> Iterator[dict[str, Any]]:
-    """Seconds and memory of one analysis, after a smaller one that fills what is filled once."""
+def analysis(name: str) -> Iterator[dict[str, Any]]:
+    """Seconds and memory of analyses, from the smallest on, after one that fills what is filled once."""
     import torch
 
     from fxmem.analysis import analyze_call
 
     torch.set_num_threads(1)
-
-    def run(number: int) -> Any:
-        module, args, kwargs = _model(name, number)
+    sizes = ANALYSES[name][1]
+    for number, size in enumerate((sizes[0], *sizes)):
+        module, args, kwargs = _model(name, size)
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier ones freed is not to be had again
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         before = _status("VmRSS")
-        seconds, done = timed(lambda: analyze_call(module, args, kwargs, name=name, target="h100"))
-        return seconds, _status("VmHWM") - before, done.profile, done.peak
-
-    run(ANALYSES[name][1][0])
-    seconds, memory, profile, peak = run(int(size))
-    yield {"size": int(size), "nodes": len(profile.nodes), "events": profile.ticks, "seconds": seconds, "memory": memory, "peak": peak.requested_bytes}
+        seconds, done = timed(lambda m=module, a=args, k=kwargs: analyze_call(m, a, k, name=name, target="h100"))
+        if number:
+            figures = {"seconds": seconds, "memory": _status("VmHWM") - before, "peak": done.peak.requested_bytes}
+            yield {"size": size, "nodes": len(done.profile.nodes), "events": done.profile.ticks, **figures}
+        del done
 
 
 def _model(name: str, size: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -20,6 +20,7 @@ from fxmem.records import (
     Node,
     Op,
     Phase,
+    PhaseBytes,
     Profile,
     RecomputedRegion,
     SourceLine,
@@ -166,6 +167,10 @@ def _first_readers(run: Run) -> dict[int, int]:
 # --- nodes ------------------------------------------------------------------------------------------------------------------
 
 
+_NOT_YET = PhaseBytes(forward=0, backward=None)
+"""Said of a node before the profile is there to tell; pydantic would copy the default for each."""
+
+
 def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
     recorder, rows = run.recorder, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
@@ -206,6 +211,8 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
                 output_bytes=sum(recorder.nbytes[s] for s in fresh),
                 saved_bytes=saved[i],
                 saved=kept.get(i, ()),
+                scratch_bytes=_NOT_YET,
+                live_bytes=_NOT_YET,
             )
         )
     loss, step = run.row(LOSS), run.row(OPTIMIZER)
