@@ -28,7 +28,7 @@ Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen", "norms"]
 """How regions are chosen.
 
 `auto`: the cheapest of the others that keeps the budget. `flat`: optimal under one level of regions with any borders.
-`nested`: regions within regions, none of them selective. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
+`nested`: regions within regions; selective are those that stand alone. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
 `sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
 (both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
 only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et al. 2017, arXiv:1707.06990; of in-place activated batch

@@ -129,6 +129,9 @@ def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
             rest = exhaustive(tables, k, j, memory - tables.kept[i, k])
             if rest < math.inf:
                 best = min(best, whole[k] - whole[i] + rest + exhaustive(tables, i, k, memory))
+        for offer in tables.offers[1:] if j == n else ():
+            if offer.regions[i, k] and memory >= offer.need[i, k]:
+                best = min(best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k]))
     if j > i + 1 and memory >= max(geometry.storing[i, i], geometry.running[i, i]):
         best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - geometry.keeps[i]))
     if i == 0 and j == n and tables.regions[i, j] and memory >= tables.forward_peak[i, j]:

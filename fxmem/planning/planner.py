@@ -132,7 +132,7 @@ class Planner:
         best = self._made("flat", "flat", self.tables.flat(high) or (), self.tables, None)
         for _ in range(5):
             middle = (low + high) / 2
-            found = self.coarse.nested(middle)
+            found = self.coarse.nested(middle, selective=False)  # what is kept only takes room
             if found is None:
                 low = middle
             else:

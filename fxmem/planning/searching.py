@@ -6,7 +6,8 @@ exact for the tables, but for fronts longer than `FRONT` points, which are thinn
 steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
-recomputed under a plan of its own, in the memory that is left. Memory is in `SLOTS` equal steps, rounded up.
+recomputed under a plan of its own, in the memory that is left; a selective region holds no others and is in none. Memory is in `SLOTS` equal
+steps, rounded up.
 """
 
 from __future__ import annotations
@@ -163,23 +164,26 @@ class Tables:
 
     # --- several levels ----------------------------------------------------------------------------------------------------
 
-    def nested(self, budget: float) -> tuple[Stretch, ...] | None:
-        """The cheapest regions within regions that keep the budget; None if there are none."""
-        solved = _Nested(self, budget)
+    def nested(self, budget: float, *, selective: bool = True) -> tuple[Stretch, ...] | None:
+        """The cheapest regions within regions that keep the budget, some of them selective if they may be; None if there are none."""
+        solved = _Nested(self, budget, selective=selective)
         return solved.regions() if solved.feasible else None
 
 
 class _Nested:
     """`best[i][j][m]`: the least cost of a pass over units `i` to `j - 1` and of their backward, with `m` slots left above what older units keep."""
 
-    def __init__(self, tables: Tables, budget: float) -> None:
+    def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
+        self.selective = tables.offers[1:] if selective else ()
         self.tables, self.n = tables, tables.geometry.count
         floor = float(tables.geometry._floor)
         self.unit = max((budget - floor) / SLOTS, 1.0)
         self.floor = floor
         n = self.n
         self.best = np.full((n + 1, n + 1, SLOTS + 1), np.inf)
-        self.how = np.full((n + 1, n + 1, SLOTS + 1), -2, dtype=np.int64)  # -2: none; -1: stored as a whole; 2 k: split at k, stored; 2 k + 1: checkpointed
+        self.ways = 2 + len(self.selective)
+        # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored; 1 checkpointed; 1 + level selective.
+        self.how = np.full((n + 1, n + 1, SLOTS + 1), -2, dtype=np.int64)
         self._solve()
 
     @property
@@ -209,15 +213,19 @@ class _Nested:
                     run = whole[k] - whole[i]
                     if tables.regions[i, k]:
                         shift, needed = self._slots(float(tables.kept[i, k])), self._needed(float(tables.forward_peak[i, k]))
-                        self._offer(best, how, 2 * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
+                        self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
+                    for level, offer in enumerate(self.selective if j == n else (), 1):  # in the step's own forward alone, and nothing within it
+                        if offer.regions[i, k]:
+                            shift, needed = self._slots(float(offer.kept[i, k])), self._needed(float(offer.need[i, k]))
+                            self._offer(best, how, self.ways * k + 1 + level, shift, needed, run + self.best[k, j] + offer.cost[i, k], None)
                 if length > 1:
                     k = i + 1
                     shift = self._slots(float(geometry.keeps[i]))
                     needed = self._needed(float(max(geometry.storing[i, i], geometry.running[i, i])))
-                    self._offer(best, how, 2 * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
+                    self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
                 if top and tables.regions[i, j]:
                     needed = self._needed(float(tables.forward_peak[i, j]))
-                    self._offer(best, how, 2 * j + 1, 0, needed, np.full(size, whole[j] - whole[i]), self.best[i, j].copy())
+                    self._offer(best, how, self.ways * j + 1, 0, needed, np.full(size, whole[j] - whole[i]), self.best[i, j].copy())
 
     @staticmethod
     def _offer(best: Floats, how: NDArray[np.int64], code: int, shift: int, needed: int, rest: Floats, first: Floats | None) -> None:
@@ -240,8 +248,11 @@ class _Nested:
             code = int(self.how[i, j, slots])
             if code < 0:
                 return
-            k, checkpointed = code // 2, code % 2
-            if checkpointed:
+            k, way = divmod(code, self.ways)
+            if way > 1:
+                yield Stretch(i, k, level=way - 1)
+                slots -= self._slots(float(self.tables.offers[way - 1].kept[i, k]))
+            elif way == 1:
                 yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
                 slots -= self._slots(float(self.tables.kept[i, k]))
             else:
