@@ -39,12 +39,10 @@ from plan_table import OURS, PUBLISHED, Published, Row, answer_to, challenged, m
 
 import fxmem
 from fxmem.errors import ExceededError
-from fxmem.measuring import WORKSPACE_KERNELS, measure_cpu
+from fxmem.measuring import measure_cpu
 from fxmem.plan_records import Plan, Strategy
 from fxmem.sources import build_model
 
-SET_ASIDE = (*WORKSPACE_KERNELS, "aten.native_batch_norm_backward.default")
-"""Kernels whose scratch is left out, everybody's: beside those of the house the CPU's batch norm backward, which allocates the input's gradient twice."""
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
 OWN: tuple[tuple[Strategy, str | None, float], ...] = (
@@ -80,7 +78,7 @@ class _Examination:
 
     def peak(self, model: torch.nn.Module) -> int:
         torch.manual_seed(0)
-        measured = measure_cpu(model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2, set_aside=SET_ASIDE)
+        measured = measure_cpu(model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2)
         return measured.peak_without_kernel_scratch_bytes
 
     def rows(self) -> Iterator[Row]:

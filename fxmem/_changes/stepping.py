@@ -64,7 +64,7 @@ def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Vari
             raise NotToBeHadError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
         try:
             cls = getattr(importlib.import_module(f"{package}.optim"), name)
-        except (ImportError, AttributeError, RuntimeError, OSError) as error:
+        except Exception as error:  # what another's package raises while it is imported may be anything
             raise NotToBeHadError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
         return dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=cls))
 
