@@ -66,7 +66,7 @@ Many = Annotated[tuple[_Item, ...], FailFast()]
 class Record(BaseModel):
     """Base of all records: frozen, and refusing fields it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Kind(StrEnum):

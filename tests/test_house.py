@@ -47,7 +47,28 @@ def test_importing_the_package_imports_nothing_else() -> None:
 
 
 def test_importing_the_analysis_imports_nothing_that_only_shows_or_compiles() -> None:
-    assert (modules_after("import fxmem.analysis") - modules_after("import torch")).isdisjoint({"rich", "triton", "networkx", "graphviz"})
+    beyond = modules_after("import fxmem.analysis") - modules_after("import torch")
+    assert {"fxmem", "pydantic"} <= beyond
+    assert beyond.isdisjoint({"rich", "triton", "networkx", "graphviz", "sympy", "scipy", "torchvision", "timm", "transformers"})
+
+
+def test_importing_the_analysis_leaves_torch_s_compiler_alone() -> None:
+    done = python("-c", "import sys, fxmem.analysis; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
+    assert done.stdout == "True False\n", done.stderr
+
+
+def test_importing_the_records_reads_no_source() -> None:
+    """pydantic's `use_attribute_docstrings` would: it took longer than everything else in `fxmem.records`."""
+    done = python("-c", "import linecache, fxmem.reports, fxmem.allocator; print(*linecache.cache)")
+    assert done.stdout == "\n", done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--help", "analyze --help", "plan --help", "show --help"])
+def test_help_imports_neither_torch_nor_pydantic(arguments: str) -> None:
+    code = f"import sys; from fxmem.__main__ import main; main({arguments.split()!r}); print(*sys.modules, file=sys.stderr)"
+    done = python("-c", code)
+    assert done.stdout.startswith("usage: fxmem")
+    assert {"torch", "pydantic", "rich", "numpy"}.isdisjoint(done.stderr.split())
 
 
 def contract(kind: str, key: str, value: str) -> dict[str, list[str]]:
