@@ -135,8 +135,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"# Checkpoint plans, {found['date']}",
         "",
         f"`make plans`; {versions}, Python {found['python']}, {found['machine']}. Training steps without an optimizer, run for real on the CPU; inputs small "
-        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the scratch of convolution, attention "
-        "and batch norm kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the forward's, counted in a "
+        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the scratch of convolution and "
+        "attention kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the forward's, counted in a "
         "separate run with fxmem's formulas (every op); in brackets products, convolutions and attention alone, by torch's. A peak or a cost "
         "within a thousandth counts as the same.",
         "",

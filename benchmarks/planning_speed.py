@@ -25,7 +25,7 @@ from fxmem.planning import Planner
 from fxmem.sources import build_model
 
 RESULTS = Path(__file__).parent / "results"
-SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.25)
+SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.28, 0.26, 0.25)
 
 
 def resnet(depth: int, batch: int) -> Analysis:

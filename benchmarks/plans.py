@@ -6,7 +6,7 @@
     python benchmarks/plans.py --published       only the analyses at the papers' batch sizes
 
 For each model and each contender: the peak of a real training step on the CPU without an optimizer (the profiler's memory events, the scratch of
-convolution, attention and batch norm kernels set aside), and the FLOPs that run again, as a share of the forward's, counted in a separate run. Then
+convolution and attention kernels set aside), and the FLOPs that run again, as a share of the forward's, counted in a separate run. Then
 fxmem is asked for a plan within each rival's measured peak, and its plan is measured and counted the same way. Of one contender's settings only those that
 no other of its settings beats in both are answered.
 
