@@ -18,9 +18,10 @@ from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
 from fxmem.plan_records import Application
 from fxmem.planning import STRATEGIES, Planner
-from fxmem.planning.describing import edit_of
+from fxmem.planning.describing import described, edit_of
 from fxmem.planning.geometry import Geometry
 from fxmem.planning.searching import Stretch, Tables
+from fxmem.planning.selecting import Selection
 from fxmem.promising import applied
 from fxmem.records import Profile, SourceLine
 from tests.random_models import BATCH, WIDTH, RandomModel
@@ -242,6 +243,23 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
 def test_the_edit_of_a_line(code: str, module: str, expected: str | None) -> None:
     edit = edit_of(SourceLine(file="net.py", line=3, function="forward", code=code), module)
     assert (edit.after if edit else None) == expected
+
+
+def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
+    class Narrowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.last = nn.Linear(16, 256), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh((self.wide(x) * 2)[:, :16].contiguous()))
+
+    geometry = Geometry(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
+    names = [node.name for node in geometry.profile.nodes]
+    selection = Selection(Geometry(geometry.profile, [names.index("wide"), names.index("last")]))
+    keeping = len(selection.thresholds) - 1
+    assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
+    assert described(selection, [Stretch(0, 1, level=keeping)], {}) == ()
 
 
 def test_what_is_random_is_known_of_a_region() -> None:

@@ -16,7 +16,7 @@ __all__ = ["described", "edit_of"]
 
 
 def described(selection: Selection, stretches: Iterable[Stretch], spans: dict[tuple[int, int], Span]) -> tuple[Region, ...]:
-    """The regions of a plan; one that frees nothing is none."""
+    """The regions of a plan; one that frees nothing, or keeps results of more bytes than it frees, is none."""
     regions = (_region(selection, stretch, spans) for stretch in stretches)
     return tuple(region for region in regions if region.freed_bytes)
 
@@ -40,7 +40,7 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
         nodes=tuple(node.name for node in profile.nodes[first:last]),
         modules=() if span is None else span.modules,
         source=source,
-        freed_bytes=freed,
+        freed_bytes=max(freed, 0),
         extra_flops=None if whole is None else whole - sum(product.flops for _, product in kept),
         keeps=keeps,
         random=geometry.draws(first, last),
