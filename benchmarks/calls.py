@@ -210,7 +210,7 @@ def _by_class(built: BuiltModel) -> dict[str, Any] | None:
         case "Pix2StructForConditionalGeneration":
             call = {"flattened_patches": numbers(BATCH, 1024, 770), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
         case "UdopForConditionalGeneration":
-            text = {"input_ids": ids(BATCH, TOKENS), "bbox": numbers(BATCH, TOKENS, 4)}
+            text = {"input_ids": ids(BATCH, TOKENS), "bbox": torch.arange(BATCH * TOKENS).view(BATCH, TOKENS, 1).repeat(1, 1, 4) % 1000}
             call = {**text, "pixel_values": numbers(BATCH, 3, *image_size(config)), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
         case "DiaForConditionalGeneration":
             call = {"input_ids": ids(BATCH, TOKENS), "decoder_input_ids": ids(BATCH, 64, config.decoder_config.num_channels)}

@@ -32,6 +32,9 @@ def call(built: BuiltModel) -> dict[str, Any] | None:
         return None
     text = torch.full((BATCH, places + 32), 7, dtype=torch.int64)
     text[:, 1 : 1 + places] = image
+    if type(config).__name__.endswith("OmniThinkerConfig") or type(config).__name__.endswith("OmniMoeThinkerConfig"):
+        config.vision_start_token_id = 151652  # in every checkpoint's config.json, though not in the class
+        text[:, 0] = config.vision_start_token_id
     made = {**seen, "input_ids": text, "attention_mask": torch.ones_like(text)}
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in takes:
@@ -50,6 +53,9 @@ def _seen(module: Any, takes: Any) -> tuple[dict[str, Any], int | None]:
         seen, merged = _as_patches(config)
         if "image_merge_sizes" in takes:
             seen["image_merge_sizes"] = torch.tensor([math.isqrt(merged)] * BATCH)
+        if type(module).__name__.startswith("HunYuanVL"):  # a separator ends each row, and one token each begins and ends the image
+            side = SIDE // math.isqrt(merged)
+            return seen, side * (side + 1) + 2
         return seen, SIDE * SIDE // merged
     height, width = image_size(config)
     channels = field(config, "num_channels", default=3)
@@ -93,6 +99,11 @@ def _as_patches(config: Any) -> tuple[dict[str, Any], int]:
         for name, value in (("patch_size", 14), ("temporal_patch_size", 2 if type(config).__name__.startswith("Muse") else 1), ("in_channels", 3))
     )
     merge = field(config, "spatial_merge_size", "merge_size", default=1)
+    if type(config).__name__ == "Inkling2Config":  # counts, and has in a row, what becomes one feature
+        return {
+            "pixel_values": numbers(BATCH * SIDE * SIDE, merge * patch, merge * patch, channels),
+            "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * BATCH),
+        }, 1
     seen = {
         "pixel_values": numbers(BATCH * SIDE * SIDE, channels * frames * patch * patch),
         "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * BATCH),

@@ -2,21 +2,34 @@
 
 A FakeTensor is a tensor on meta in a Python subclass that knows which device it stands for. Private names used here: `Tensor._make_subclass`
 (since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`, `_set_warn_deprecated_on_mutable_data_ptr` (since 2.4), as `FakeTensor.__new__` uses
-them; `torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since 1.13).
+them; `torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since 1.13);
+`torch._C._swap_tensor_impl` and `Tensor._use_count` (since 2.2), as `torch.utils.swap_tensors` uses them.
 
 Checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
 
 import torch
 
 from fxmem._torch import FakeTensor, FakeTensorMode, OpOverload
 
-__all__ = ["DEVICE_OF", "NUMBER_OF", "Maker", "as_parameter", "constant_number", "describe", "forget", "is_function_of_metadata", "is_same", "remembered"]
+__all__ = [
+    "DEVICE_OF",
+    "NUMBER_OF",
+    "Maker",
+    "as_parameter",
+    "constant_number",
+    "describe",
+    "forget",
+    "is_function_of_metadata",
+    "is_same",
+    "remembered",
+    "swapping",
+]
 
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
@@ -148,3 +161,22 @@ def constant_number(tensor: Any) -> Any:
         return None
     with _no_dispatch():
         return constant.item()
+
+
+def swapping(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """`torch.utils.swap_tensors`, by which `Module.to` moves fake parameters, where it refuses fakes only because their mode refers to them weakly.
+
+    A module that a program moves to where it is stays untouched, as real parameters do.
+    """
+
+    def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        fakes = type(t1) is FakeTensor and type(t2) is FakeTensor
+        if fakes and t1.untyped_storage()._cdata == t2.untyped_storage()._cdata:
+            return
+        if not fakes or t1._use_count() > 1:  # type: ignore[attr-defined]  # the graph holds it as well: its gradient would go to the other
+            original(t1, t2)
+            return
+        t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+        torch._C._swap_tensor_impl(t1, t2)
+
+    return swap

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from fxmem import _torch, _torch_wrappers, _triton, flops, kernels, values
+from fxmem import _torch, _torch_fakes, _torch_wrappers, _triton, flops, kernels, values
 from fxmem.accounting import Run, account
 from fxmem.backward import Engine
 from fxmem.errors import EnvironmentLacksError, FxmemError
@@ -184,6 +184,7 @@ class _Run:
                 stack.enter_context(_triton.launches_told(self._saw_launch))
                 stack.enter_context(deep_recursion())
                 stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))
+                stack.enter_context(_torch.patched(torch.utils, "swap_tensors", _torch_fakes.swapping))
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real

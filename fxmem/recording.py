@@ -105,7 +105,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         replayer: Replayer,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device
         self._device_type = device.type
         self._fakes = fakes
         self._look = look
@@ -348,7 +347,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = None if needs_no_run else func(*args, **kwargs)
             values.follow(func, args, kwargs, result)
         except _torch.DATA_DEPENDENT:
-            known, result = values.recover(func, args, kwargs, self._fakes, self._device, self._note_tensors)
+            known, result = values.recover(func, args, kwargs, self._fakes, self._note_tensors)
             if not known:
                 if not self._is_scalar_of_optimizer(func):
                     raise

@@ -6,7 +6,7 @@ dearer way. Such values do not depend on data, so they can simply be computed: e
 from constants, or from inputs whose values were given, carries its real value along. So does a floating-point tensor made
 from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
 
-Values are kept for up to `LIMIT` elements, on the CPU; whatever is made from unknown tensors is unknown, and so
+Values are kept for up to `LIMIT` elements in memory, on the CPU; whatever is made from unknown tensors is unknown, and so
 is every parameter, buffer and input in floating point.
 
 Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
@@ -31,7 +31,7 @@ __all__ = ["LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "l
 aten = torch.ops.aten
 
 LIMIT = 1 << 20
-"""Elements."""
+"""Elements in memory: what is expanded counts once."""
 
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
@@ -51,8 +51,8 @@ _FACTORIES = (
     "new_ones",
     "new_full",
 )
-_FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor")
-"""In floating point. What is made like another tensor is mostly state, which something writes to."""
+_FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "full_like", "new_full")
+"""In floating point. Zeros and ones like another tensor are mostly state, which something writes to."""
 _UNIFORM_: Final[Any] = aten.uniform_.default
 _DRAWS: Final = (aten.rand.default, _UNIFORM_)
 _UNIFORM = "_fxmem_uniform"
@@ -90,8 +90,8 @@ def presumed(function: Any) -> Callable[..., Any] | None:
         everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in _torch.CHECKS
     except TypeError:  # not hashable
         return None
-    if function is torch.tensor:
-        return _of_numbers
+    if function in _READ_NUMBERS:
+        return _READ_NUMBERS[function]
     if everywhere is not None:
 
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -121,6 +121,32 @@ def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
     return torch.tensor(data, **kwargs)
 
 
+def _picking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`x[rows, columns]`, where sequences of scalar tensors become the tensors that indexing makes of them; it would read their memory."""
+
+    def pick(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        if isinstance(index, tuple):
+            index = tuple(_row(each, tensor.device) if isinstance(each, (list, tuple)) else each for each in index)
+        return function(tensor, index, *value)
+
+    return pick
+
+
+def _row(numbers: Any, device: torch.device) -> Any:
+    fakes = [each for each in numbers if isinstance(each, _torch.FakeTensor)]
+    if not fakes or any(each.dim() for each in fakes):
+        return numbers
+    if all(map(is_known, fakes)) or any(each.dtype is torch.bool for each in fakes):
+        return _of_numbers(numbers, device=device)
+    return torch.empty(len(numbers), dtype=torch.int64, device=device)
+
+
+_READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.tensor: _of_numbers,
+    **{function: _picking(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
+}
+
+
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
     if not isinstance(result, torch.Tensor):
@@ -148,19 +174,19 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         setattr(result, VALUE, value)
 
 
-def recover(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, device: torch.device, note: Callable[[Any], None]
-) -> tuple[bool, Any]:
-    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape.
+def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: _torch.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
+    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape where the op's tensors are.
 
     Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel finds first.
     """
+    if func is aten.nonzero.default and (mask := known(args[0])) is not None:
+        return True, _places(mask, mask.shape, mode, args[0].device)
     value = _compute(func, args, kwargs)
     if value is None:
-        return _picked(func, args, mode, device, note)
+        return _picked(func, args, mode, note)
     if not isinstance(value, torch.Tensor):
         return True, value
-    return True, _fake(value, mode, device)
+    return True, _fake(value, mode, next(iter(_torch.tensors_in(args))).device)
 
 
 def _fake(value: torch.Tensor, mode: _torch.FakeTensorMode, device: torch.device) -> torch.Tensor:
@@ -170,7 +196,19 @@ def _fake(value: torch.Tensor, mode: _torch.FakeTensorMode, device: torch.device
     return fake
 
 
-def _picked(func: Any, args: tuple[Any, ...], mode: _torch.FakeTensorMode, device: torch.device, note: Callable[[Any], None]) -> tuple[bool, Any]:
+def _places(mask: torch.Tensor, shape: torch.Size, mode: _torch.FakeTensorMode, device: torch.device) -> torch.Tensor:
+    """`mask.expand(shape).nonzero()` of known numbers; of more than `LIMIT`, as in a mask expanded to features, only their count is found."""
+    with _torch.no_modes():
+        mask = mask.expand(shape)
+        if mask.numel() <= LIMIT:
+            return _fake(mask.nonzero(), mode, device)
+        once = mask[tuple(slice(1) if stride == 0 else slice(None) for stride in mask.stride())]
+        count = int(once.count_nonzero()) * (mask.numel() // once.numel())
+    with mode:
+        return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
+
+
+def _picked(func: Any, args: tuple[Any, ...], mode: _torch.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
     if func not in (aten.index.Tensor, aten.masked_select.default):
         return False, None
@@ -181,9 +219,7 @@ def _picked(func: Any, args: tuple[Any, ...], mode: _torch.FakeTensorMode, devic
         if mask is None:
             places.append(index)
             continue
-        with _torch.no_modes():
-            found = (mask.expand(source.shape) if func is not aten.index.Tensor else mask).nonzero()
-        fake = _fake(found, mode, device)
+        fake = _places(mask, mask.shape if func is aten.index.Tensor else source.shape, mode, source.device)
         note(fake)
         with mode:
             places += fake.unbind(1)
@@ -212,7 +248,9 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _is_trackable(tensor: torch.Tensor) -> bool:
-    return not tensor.dtype.is_complex and tensor.layout is torch.strided and tensor.numel() <= LIMIT
+    if tensor.dtype.is_complex or tensor.layout is not torch.strided:
+        return False
+    return tensor.numel() <= LIMIT or tensor.untyped_storage().nbytes() <= LIMIT * tensor.element_size()
 
 
 def _value(tensor: Any) -> torch.Tensor | None:

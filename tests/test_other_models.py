@@ -411,6 +411,20 @@ def test_other_kinds_of_layer(make):
     assert_as_measured(*make())
 
 
+def test_a_module_made_and_moved_within_the_step():
+    """Losses of some detectors are; a program may also move what it has used already to where it is."""
+
+    def moving(model, x):
+        part = nn.Sequential(nn.Linear(WIDTH, 1 << 10), nn.BatchNorm1d(1 << 10))
+        part[0].scale = nn.Parameter(torch.tensor([0.5]), requires_grad=False)
+        hidden = part.to(x.device).double()(model.first(x).double()) * part[0].scale
+        return model.second.to(x.device)(hidden[:, :WIDTH].float() + part.double()[1].weight[:WIDTH].float())
+
+    assert_as_measured(Doing(moving), batch())
+    parameters = {(s.shape, s.dtype) for s in analyze(Doing(moving), batch(), target="h100").profile.storages}
+    assert ((1 << 10, WIDTH), "float64") in parameters
+
+
 def test_operators_under_inference_mode_are_taken_apart():
     profile = analyze(PLAIN["inference_mode part"]()[0], batch(), mode="infer").profile
     names = {op.name for op in profile.ops}

@@ -41,6 +41,9 @@ def _rows(question, x=None):
         (lambda x: x.masked_select(torch.arange(4, device=x.device) > 0).shape[0], 9),
         (lambda x: torch.empty(1).uniform_(2.0, 8.0), 5),
         (lambda x: torch.rand(1) * 8, 4),
+        (lambda x: torch.full_like(x, 2.0).sum(), 24),
+        (lambda x: len(x[tuple(torch.arange(3, device=x.device)), tuple(torch.arange(1, 4, device=x.device))]), 3),
+        (lambda x: torch.arange(9, device=x.device).view(3, 3)[tuple(torch.arange(2, device=x.device)), [1, 2]].sum(), 6),
     ],
 )
 def test_what_comes_from_constants_is_known(question, answer):
@@ -57,6 +60,35 @@ def test_a_tensor_of_numbers_that_are_in_tensors(target):
 
     analysis = analyze(Asks(question), torch.randn(3, 4), mode="infer", target=target)
     assert analysis.profile.nodes[-4].outputs[0].shape[0] - 1 == 7
+
+
+def test_rows_and_columns_in_tuples_of_numbers_that_only_data_has():
+    """Indexing makes them a tensor, by reading their memory; how many there are is known."""
+
+    def write(x):
+        columns = tuple(x[:, 0].long())
+        x = x.clone()
+        x[tuple(torch.arange(3, device=x.device)), columns] = 0
+        return len(x[columns, columns])
+
+    assert _rows(write) == 3
+
+
+def test_what_is_known_on_the_cpu_stays_there():
+    def question(x):
+        return (torch.arange(5) + torch.repeat_interleave(torch.arange(2), torch.tensor([2, 3]))).sum() + torch.ones(3).nonzero().cpu().sum()
+
+    assert analyze(Asks(question), torch.randn(3, 4), mode="infer", target="h100").profile.nodes[-4].outputs[0].shape[0] == 1 + 13 + 3
+
+
+def test_a_mask_over_tokens_expanded_to_their_features():
+    """As models that see pick the places of image features in the text; expanded, it has too many elements to be kept."""
+
+    def question(x):
+        mask = (torch.arange(64, device=x.device) < 5)[:, None].expand(64, 1 << 15)
+        return x.new_zeros(64, 1 << 15)[mask].numel() // (1 << 15) + len(mask.nonzero()) // (1 << 15)
+
+    assert _rows(question) == 10
 
 
 def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
