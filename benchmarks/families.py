@@ -54,6 +54,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassForConditionalGeneration": {"text_config.rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "CohereCompassTextForSequenceClassification": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "DeepseekV2": {"num_experts_per_tok": 2},
+    "DepthPro": {"intermediate_hook_ids": [1, 0]},
     "Dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
     "Emu3": {"vocabulary_map": {"<image>": 8711, "<|extra_200|>": 8712}},
     "Esm": {"vocab_size": 33, "pad_token_id": 1},

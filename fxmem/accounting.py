@@ -270,8 +270,9 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
         yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
-    if any(op.name == "aten._is_all_true.default" for op in recorder.ops):
-        yield Assumption(topic="values", text="what the program checks of its tensors holds (torch._check_tensor_all, arguments of distributions)")
+    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in recorder.ops):
+        means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
+        yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
     if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in recorder.ops):
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")

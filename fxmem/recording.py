@@ -23,10 +23,12 @@ import torch
 
 from fxmem import _torch, _torch_fakes, _torch_wrappers, values
 from fxmem.backward import NODE_CALL
+from fxmem.checks import passing
 from fxmem.errors import AnalysisError
 from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
 from fxmem.records import Kind, Phase, PhaseSpan
 from fxmem.replaying import Fresh, Replay, Replayer, different
+from fxmem.tracing import user_frame
 
 __all__ = ["LOSS", "OPTIMIZER", "LoggedOp", "Looked", "Recorder"]
 
@@ -131,6 +133,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """By node, shape, dtype and storage of the tensors it returned."""
         self.made_up_scalars = 0
         """Numbers the optimizer read from tensors without values, each answered with 1."""
+        self.passed_checks = 0
+        """Conditions without values that the program asked for only to raise an error."""
         self.begin()
 
     @classmethod
@@ -348,6 +352,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             values.follow(func, args, kwargs, result)
         except _torch.DATA_DEPENDENT:
             known, result = values.recover(func, args, kwargs, self._fakes, self._note_tensors)
+            if not known and func is _torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
+                result = self._passing()
+                known = result is not None
             if not known:
                 if not self._is_scalar_of_optimizer(func):
                     raise
@@ -355,6 +362,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.made_up_scalars += 1
                 result = 1.0 if args[0].dtype.is_floating_point else 1
         return result
+
+    def _passing(self) -> bool | None:
+        """What the program expects of a condition that it checks, or raises; None where it does something else with it."""
+        frame = user_frame(sys._getframe(1))
+        passed = None if frame is None else passing(frame)
+        self.passed_checks += passed is not None
+        return passed
 
     def _is_in_place_foreach(self, func: Any) -> bool:
         """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run it.

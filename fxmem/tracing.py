@@ -36,7 +36,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fxmem import _torch
 from fxmem.records import ModuleCall, RecomputedRegion, SourceLine
 
-__all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "named_arguments", "user_line"]
+__all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "named_arguments", "user_frame", "user_line"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
@@ -497,14 +497,17 @@ def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
 
 
 def _source_line() -> SourceLine | None:
-    frame = sys._getframe(2)
+    frame = user_frame(sys._getframe(2))
+    return None if frame is None else user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost of a frame and its callers that is the user's own code; None where none is."""
     while frame is not None:
         if frame.f_code.co_filename == _STEP:
             return None  # beyond it is whoever asked for the analysis
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        if frame.f_back is None:
-            break
+            return frame
         frame = frame.f_back
     return None
 

@@ -10,8 +10,8 @@ Values are kept for up to `LIMIT` elements in memory, on the CPU; whatever is ma
 is every parameter, buffer and input in floating point.
 
 Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
-program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors with
-torch's own means (`torch._check_tensor_all`, arguments of distributions) holds; and that a single random number drawn on the
+program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors
+(`assert`, `if ...: raise`, `torch._check_tensor_all`, arguments of distributions) holds; and that a single random number drawn on the
 CPU is the middle of its range, so that layer drop (p < 0.5) keeps the layer.
 """
 

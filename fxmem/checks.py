@@ -1,0 +1,81 @@
+"""Which way a program's own check goes when all is well: away from the line that raises.
+
+`if (labels < 0).any(): raise ValueError(...)` and `assert mask.all()` ask for a value that no run without data has, and do nothing with it but
+end the program. What is asked is found by its place: the instruction that a frame is at has the columns of the expression it belongs to (PEP 657).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import types
+from collections.abc import Iterator, Sequence
+
+__all__ = ["passing"]
+
+Place = tuple[int | None, int | None, int | None, int | None]
+"""First and last line, first and last column."""
+
+
+def passing(frame: types.FrameType) -> bool | None:
+    """The truth with which the check that `frame` is at is passed; None where it is at no check, or its source cannot be read."""
+    code = frame.f_code
+    place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), None)
+    return None if place is None else _places(code.co_filename).get(place)
+
+
+@functools.lru_cache(maxsize=32)
+def _places(file: str) -> dict[Place, bool]:
+    """By the place of each condition in a file's checks, the truth with which it is passed."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return {}
+    found: dict[Place, bool] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assert(test=test):
+                wanted = True
+            case ast.If(test=test) if _raises(node.body):
+                wanted = False
+            case ast.If(test=test) if _raises(node.orelse):
+                wanted = True
+            case ast.Call(func=ast.Attribute(attr="_assert"), args=[test, *_]):
+                wanted = True
+            case _:
+                continue
+        conditions = list(_conditions(test, wanted))
+        found.update(conditions)
+        if len({truth for _, truth in conditions}) == 1:  # Python 3.11 gives a jump the place of the whole statement
+            found[_place(node)] = conditions[0][1]
+    return found
+
+
+def _conditions(test: ast.expr, wanted: bool) -> Iterator[tuple[Place, bool]]:
+    """What a condition consists of. One operand of `and` or `or` that is as the whole should be never keeps the whole from it."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _conditions(operand, not wanted)
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from _conditions(value, wanted)
+        case ast.Call(func=ast.Name(id="bool"), args=[operand]):
+            yield _place(test), wanted
+            yield from _conditions(operand, wanted)
+        case _:
+            yield _place(test), wanted
+
+
+def _place(node: ast.expr | ast.stmt) -> Place:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _raises(body: Sequence[ast.stmt]) -> bool:
+    match body[-1] if body else None:
+        case ast.Raise() | ast.Assert(test=ast.Constant(value=False)):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="_assert"), args=[ast.Constant(value=False), *_])):
+            return True
+    return False
