@@ -57,6 +57,7 @@ _WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__:
 _METADATA_METHODS = frozenset(
     {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
 )
+_METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_quantized", "is_sparse", "is_cuda", "is_meta"})
 _WATCHED = ("tracing", "recomputing", "repeating")
 """States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second run."""
 _CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), enum.Enum)
@@ -132,6 +133,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._stack: list[tuple[str, type]] = []
         self._applied: dict[type, Callable[..., Any]] = {}
         self._ordinary: dict[Any, bool] = {}
+        self._tells: dict[Any, bool] = {}
         self._tensor_metas: dict[tuple[Any, ...], Any] = {}
         self._inside = 0
         self._state = "before"
@@ -217,6 +219,8 @@ class ProgramTracer(torch.fx.Tracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method the program calls."""
+        if self._is_metadata(function):
+            return function(*args, **kwargs)
         idle = self._inside or self._state not in _WATCHED
         if idle and self._is_ordinary(function):
             return function(*args, **kwargs)
@@ -226,12 +230,27 @@ class ProgramTracer(torch.fx.Tracer):
             result = run(*args, **kwargs)
             self._on_tensor_method(name, args[0])
             return result
-        if idle or name in _METADATA_METHODS:
+        if idle or name in _METADATA_METHODS:  # these, too, if they are replaced
             return run(*args, **kwargs)
         op, target, shown = _as_node(function, name, args)
         if op is None:
             return run(*args, **kwargs)
         return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
+
+    def _is_metadata(self, function: Any) -> bool:
+        """Whether a torch function only tells what a tensor is like: two of three calls of a program do."""
+        try:
+            known = self._tells.get(function)
+        except TypeError:  # not hashable
+            return False
+        if known is None:
+            name, attribute = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+            if name == "__get__" and type(attribute) is types.GetSetDescriptorType:
+                tells = attribute.__name__ in _METADATA_ATTRIBUTES
+            else:
+                tells = name in _METADATA_METHODS
+            known = self._tells[function] = tells and self._replacement(function) is None
+        return known
 
     def _is_ordinary(self, function: Any) -> bool:
         """Whether a torch function is run as it is where no calls are written down."""
@@ -347,11 +366,13 @@ class ProgramTracer(torch.fx.Tracer):
     def _tensor_meta(self, tensor: torch.Tensor) -> Any:
         """torch.fx's record of a tensor's metadata; most tensors are like one before."""
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            return _torch.tensor_metadata(tensor)
+            with self._own_work():
+                return _torch.tensor_metadata(tensor)
         key = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
         known = self._tensor_metas.get(key)
         if known is None:
-            known = self._tensor_metas[key] = _torch.tensor_metadata(tensor)
+            with self._own_work():
+                known = self._tensor_metas[key] = _torch.tensor_metadata(tensor)
         return known
 
     def _bind(self, node: torch.fx.Node | _Element, result: Any) -> None:

@@ -270,3 +270,24 @@ def test_a_step_that_is_run_twice_says_what_its_nodes_return(reentrant: bool | N
     told = [[(node.name, node.output_bytes, [(t.shape, t.dtype) for t in node.outputs], node.view_of) for node in nodes] for nodes in (once, twice)]
     assert told[0] == told[1]
     assert sum(node.output_bytes for node in twice)
+
+
+class HalfKept(nn.Module):
+    """The first to read an element of a tuple is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, changed = x.chunk(2, dim=1)
+        return torch.cat((kept, self.linear(changed)), 1)
+
+
+def test_the_gradient_of_a_node_that_reads_an_element_is_its_own() -> None:
+    profile = analyze(HalfKept(), torch.zeros(4, 16), target="cpu").profile
+    of = {node.name: node for node in profile.nodes}
+    assert of["linear"].inputs == (profile.nodes.index(of["getitem"]),)
+    # The weight's gradient is a product of 4 x 5 and 4 x 8, the bias's the sums of 5 columns of 4.
+    assert (of["linear"].backward_flops, of["getitem"].backward_flops) == (2 * 4 * 5 * 8 + 4 * 5, 0)
+    assert {profile.nodes[op.node].name for op in profile.ops if op.name == "aten.mm.default"} == {"linear"}
