@@ -80,7 +80,7 @@ def account(run: Run) -> Profile:
         ticks=recorder.tick,
         phases=tuple(recorder.phases),
         nodes=_nodes(run, storages, renumbered),
-        ops=tuple(Op.model_construct(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in recorder.ops),
+        ops=tuple(Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in recorder.ops),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=run.calls,
@@ -130,7 +130,7 @@ def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], d
         node = recorder.node_of[index] if birth else readers.get(index)
         renumbered[index] = len(storages)
         storages.append(
-            Storage.model_construct(
+            Storage(
                 nbytes=nbytes,
                 kind=recorder.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
                 birth=birth,
@@ -195,17 +195,15 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
             first.setdefault(index, i)
         module, module_type = _module_of(node, run.model)
         nodes.append(
-            Node.model_construct(
+            Node(
                 name=node.name,
-                op=node.op,
+                op=node.op,  # type: ignore[arg-type]  # torch.fx says str; pydantic looks
                 target=_target_name(node.target),
                 module=module,
                 module_type=module_type,
                 source=run.sources[i],
                 inputs=tuple(position[n] for n in node.all_input_nodes),
-                outputs=tuple(
-                    TensorInfo.model_construct(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s)) for shape, dtype, s in outputs
-                ),
+                outputs=tuple(TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s)) for shape, dtype, s in outputs),
                 view_of=view_of,
                 params_bytes=parameters[i],
                 output_bytes=sum(recorder.nbytes[s] for s in fresh),

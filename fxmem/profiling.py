@@ -24,6 +24,7 @@ import torch
 import torch.fx
 
 from fxmem import _torch, _torch_fakes, _torch_wrappers, _triton, flops, kernels, values
+from fxmem._garbage import uncollected
 from fxmem.accounting import Run, account
 from fxmem.backward import Engine
 from fxmem.errors import EnvironmentLacksError, FxmemError
@@ -88,13 +89,14 @@ def profile(
     _require_device(target)
     run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, accumulate=accumulate, prefetch=prefetch, target=target)
     progress("running one step on fake tensors")
-    with run.environment():
-        run.step()
-        if run.left_over():
-            progress("running it again: the first step left tensors behind")
+    with uncollected():
+        with run.environment():
             run.step()
-    progress("accounting")
-    return run.traced(name)
+            if run.left_over():
+                progress("running it again: the first step left tensors behind")
+                run.step()
+        progress("accounting")
+        return run.traced(name)
 
 
 def _replacement(function: Any) -> Callable[..., Any] | None:
@@ -168,8 +170,7 @@ class _Run:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Everything the step runs inside; nothing global is left changed."""
-        collecting = gc.isenabled()
+        """Everything the step runs inside; nothing global is left changed. A collection in mid-step would free at a moment no real run can be held to."""
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(process_unchanged())
@@ -189,7 +190,7 @@ class _Run:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
                 stack.enter_context(_little_garbage())
-                gc.disable()  # a collection in mid-step would free at a moment no real run can be held to
+                stack.enter_context(uncollected())
                 yield
         except FxmemError:
             raise
@@ -197,8 +198,6 @@ class _Run:
             raise explained(error, self.model) from error
         finally:
             self.recorder.close()
-            if collecting:
-                gc.enable()
 
     def step(self) -> None:
         recorder = self.recorder

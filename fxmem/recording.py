@@ -114,7 +114,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._looked: dict[Replay, Looked] = {}
         self._replayer = replayer
         self._watched: dict[int, _Watch] = {}
-        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
         self._keys: dict[Any, tuple[str, bool]] = {}
         self._in_place_foreach: dict[Any, bool] = {}
         self._setup = True
@@ -155,7 +154,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sequence_node: list[int] = [LOSS]
         self.saved_by_node: dict[int, dict[int, None]] = {}
         self.saved_at_end: dict[int, int] = {}
-        self._live_saved = []
+        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._announced, self._announced_at = LOSS, 0
+        """The node announced last, and how many of these there were then."""
         # What the program read before it began again, its inputs for one, is not read anew.
         self.results = {node: results for node, results in self.results.items() if all(index is None or self.death[index] is None for _, _, index in results)}
         self.first_read: dict[int, int] = {}
@@ -344,6 +345,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call itself, on fakes."""
+        number = self._replayer.number(func, args)
+        if number is not None:
+            return number
         if func in ONE_DTYPE:
             check_one_dtype(func, args)
         try:
@@ -398,7 +402,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if type(output) is Fresh:
                 if output.nbytes and output.device.type == self._device_type:
                     self._enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)
-            elif output is not None:
+            elif isinstance(tensor, torch.Tensor):
                 self.index_of(tensor)
 
     def set_phase(self, phase: Phase) -> None:
@@ -428,6 +432,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def on_call(self, node: int) -> None:
         """Everything from here on is for this node."""
         self._node = node
+        if node != self._announced:
+            self._announced, self._announced_at = node, len(self._live_saved)
         number = _torch.next_sequence_number()
         if self._sequence[-1] == number:
             self._sequence_node[-1] = node
@@ -448,7 +454,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved = self.saved_by_node.pop(announced, None)
             if moved is not None:
                 self.saved_by_node[node] = moved
-                self._live_saved = [(r, node if n == announced else n, s) for r, n, s in self._live_saved]
+                since = self._announced_at
+                self._live_saved[since:] = [(r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]]
             self._sequence_node[-1] = node
             self._node = node
         self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in _torch.tensors_in(result)])

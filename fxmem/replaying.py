@@ -3,7 +3,7 @@
 A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if the operator,
 the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments and the default dtype are the same, and
 no tensor's values are known. What comes out of the second is then what came out of the first: new tensors of the same metadata, or the very
-arguments, or views of their storages.
+arguments, or views of their storages, or the same numbers.
 
 That it is so is not taken on trust. After the first call the result is made a second time from its description and must be
 indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls are never replayed. With
@@ -23,6 +23,8 @@ from fxmem.errors import AnalysisError
 from fxmem.values import VALUE
 
 __all__ = ["CHECK", "Call", "Fresh", "Replay", "Replayer", "different"]
+
+_PLAIN = frozenset({int, float, bool})
 
 CHECK = "FXMEM_CHECK"
 """The environment variable."""
@@ -59,7 +61,14 @@ class _Same:
     argument: int
 
 
-_Output = Fresh | _View | _Same | None
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plain:
+    """A number among the outputs, such as the lengths of sequences that attention kernels return."""
+
+    value: int | float
+
+
+_Output = Fresh | _View | _Same | _Plain | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -120,19 +129,29 @@ class Replayer:
         looks = tuple(key)
         return Call(table, looks, tensors, table.get(looks))
 
+    def number(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """The result of a call that makes a tensor of one float32; None of any other.
+
+        Raises AnalysisError if both ways are run and differ.
+        """
+        made = self._maker.number(args[0]) if func is _torch_fakes.NEW_NUMBER and self._on else None
+        if made is not None and self.compares and not _torch_fakes.is_same(func(args[0]), made):
+            raise AnalysisError(different(func))
+        return made
+
     def make(self, replay: Replay, tensors: list[torch.Tensor]) -> Any:
         """The result of a call on these tensors."""
         made = [self._output(output, tensors) for output in replay.outputs]
         return made[0] if replay.container is None else replay.container(made)
 
-    def _output(self, output: _Output, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    def _output(self, output: _Output, tensors: list[torch.Tensor]) -> torch.Tensor | int | float | None:
         if isinstance(output, Fresh):
             return self._maker.empty(output.shape, output.stride, output.dtype, output.device)
         if isinstance(output, _Same):
             return tensors[output.argument]
         if isinstance(output, _View):
             return self._maker.view(tensors[output.argument], output.shape, output.stride, output.offset, output.dtype, output.device)
-        return None
+        return None if output is None else output.value
 
     def learned(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Replay | None:
         """What to remember of a call that was run; None if its kind cannot be replayed, or if this one does not tell how.
@@ -169,6 +188,9 @@ def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output]
         if output is None:
             described.append(None)
             continue
+        if type(output) in _PLAIN:
+            described.append(_Plain(output))
+            continue
         if not isinstance(output, _torch.FakeTensor) or output.constant is not None or hasattr(output, VALUE) or output.layout is not torch.strided:
             break
         storage = _torch.storage_key(output)
@@ -200,4 +222,4 @@ def _is_alike(a: Any, b: Any) -> bool:
         return a is b or _torch_fakes.is_same(a, b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(_is_alike, a, b))
-    return a is None and b is None
+    return type(a) is type(b) and (a is None or (type(a) in _PLAIN and a == b))

@@ -217,3 +217,59 @@ def test_few_contexts_are_remembered(fakes: _torch.FakeTensorMode) -> None:
     for other in range(4):
         _torch_fakes.remembered(other)
     assert _torch_fakes.remembered("first") is not first
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------------
+
+
+def lifted(mode: _torch.FakeTensorMode, real: Tensor) -> Tensor:
+    """What the mode itself makes of a number, then what is made of it here: the same, however it is asked."""
+    with _torch.no_modes():
+        real = real.clone()
+    theirs, ours = aten.lift_fresh.default(real), Replayer(mode).number(aten.lift_fresh.default, (real,))
+    assert ours is not None
+    assert _torch_fakes.is_same(theirs, ours)
+    return ours
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, float("nan")])
+def test_a_number_is_made_as_fake_tensor_mode_makes_it(fakes: _torch.FakeTensorMode, value: float) -> None:
+    with _torch.no_modes():
+        real = torch.tensor(value)
+    assert repr(lifted(fakes, real).item()) == repr(value)
+
+
+def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(fakes: _torch.FakeTensorMode) -> None:
+    with _torch.no_modes():
+        real = torch.tensor(3.0)
+    number = lifted(fakes, real)
+    more = number + 1
+    number.add_(2)
+    assert (number.item(), more.item(), (number * more).item()) == (5.0, 4.0, 20.0)
+    assert _torch.storage_key(number.view(1)) == _torch.storage_key(number)
+    with _torch.no_modes():
+        assert real.item() == 3.0
+    number.add_(torch.empty(()))
+    assert number.constant is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "real", [torch.zeros(2), torch.tensor(1), torch.tensor(1.0).double(), torch.zeros((), requires_grad=True), torch.zeros((), device="meta")]
+)
+def test_what_is_not_one_plain_number_is_left_to_fake_tensor_mode(fakes: _torch.FakeTensorMode, real: Tensor) -> None:
+    assert Replayer(fakes).number(aten.lift_fresh.default, (real,)) is None
+
+
+def test_only_new_numbers_are(fakes: _torch.FakeTensorMode) -> None:
+    assert Replayer(fakes).number(aten.neg.default, (torch.tensor(1.0),)) is None
+    assert Replayer(fakes, "0").number(aten.lift_fresh.default, (torch.tensor(1.0),)) is None
+
+
+def test_a_number_that_comes_out_otherwise_is_an_error(fakes: _torch.FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _torch.no_modes():
+        one, two = torch.tensor(1.0), torch.tensor(2.0)
+    replayer, make = Replayer(fakes, "1"), _torch_fakes.Maker.number
+    assert replayer.number(aten.lift_fresh.default, (one,)) is not None
+    monkeypatch.setattr(_torch_fakes.Maker, "number", lambda maker, _: make(maker, two))
+    with pytest.raises(AnalysisError, match="another result than a call before it"):
+        replayer.number(aten.lift_fresh.default, (one,))

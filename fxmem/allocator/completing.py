@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fxmem import liveness, targets
+from fxmem._garbage import uncollected
 from fxmem.allocator.recording import Levels, levels
 from fxmem.allocator.replaying import replay
 from fxmem.allocator.settings import Settings
@@ -18,6 +19,7 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
     return Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
 
 
+@uncollected()
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step fits, and, where it has
     been measured what a process takes of that card beside these (`targets.context_size`), the process's bytes.
@@ -47,6 +49,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     return timeline.model_copy(update={"peak": peak})
 
 
+@uncollected()
 def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Levels | None:
     """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes in the timeline's peak, and
     where these settings do not lead to them, as for a report that was written under others.
