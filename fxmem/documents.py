@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fxmem._garbage import uncollected
 from fxmem.errors import UsageError
 
 __all__ = ["max_bytes", "parsed", "read", "record"]
@@ -70,6 +71,7 @@ def read(path: Path, expected: str) -> bytes:
         raise UsageError(f"{expected}, got {_named(path)}: {error}") from error
 
 
+@uncollected()
 def parsed(text: bytes, path: Path, expected: str) -> Any:
     """What the JSON in a file says; `path` and `expected` as for `read`.
 
@@ -98,6 +100,7 @@ def parsed(text: bytes, path: Path, expected: str) -> Any:
         raise UsageError(f"{expected}, got {_named(path)}, which is no JSON of ours: {str(error).partition(';')[0]}") from error
 
 
+@uncollected()
 def record(kind: type[_Record], content: Any, path: Path, expected: str) -> _Record:
     """The record that JSON already parsed describes; `path` and `expected` as for `read`.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fxmem import documents, liveness
+from fxmem._garbage import uncollected
 from fxmem.errors import UsageError
 from fxmem.plan_records import Plan
 from fxmem.records import SCHEMA_VERSION, Report, Timeline
@@ -18,6 +19,7 @@ _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
 """What of a peak follows from the storages alone; the rest is the allocator's."""
 
 
+@uncollected()
 def load_report(path: Path) -> Report:
     """The report in a file that `fxmem analyze --json` wrote; `-` is standard input. What is refused: `documents`, and `liveness.check`.
 
