@@ -282,7 +282,7 @@ class ProgramTracer(torch.fx.Tracer):
         index = self._append(node, _source_line())
         if target is not operator.setitem:
             self._bind(node, result)
-        node.meta["tensor_meta"] = _torch.tree_map_only(torch.Tensor, self._tensor_meta, result) if _has_tensor(result) else None
+        node.meta["tensor_meta"] = self._tensor_metas_of(result)
         self._observer.on_result(index, first_op, result)
         return result
 
@@ -362,6 +362,12 @@ class ProgramTracer(torch.fx.Tracer):
         if isinstance(value, torch.Tensor):
             node.meta["tensor_meta"] = self._tensor_meta(value)
         self._observer.on_result(index, self._observer.op_count(), value)
+
+    def _tensor_metas_of(self, result: Any) -> Any:
+        """What a node returned with metadata in its tensors' places; None without any."""
+        if isinstance(result, torch.Tensor):
+            return self._tensor_meta(result)
+        return _torch.tree_map_only(torch.Tensor, self._tensor_meta, result) if _has_tensor(result) else None
 
     def _tensor_meta(self, tensor: torch.Tensor) -> Any:
         """torch.fx's record of a tensor's metadata; most tensors are like one before."""
