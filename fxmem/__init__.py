@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fxmem.lines import by_line
     from fxmem.plan_records import Plan
     from fxmem.promising import plan
+    from fxmem.reports import load_plan
     from fxmem.settings import KernelSettings
     from fxmem.sizing import max_batch
     from fxmem.validation import validate
@@ -35,6 +36,7 @@ __all__ = [
     "checkpoint",
     "compare",
     "keep",
+    "load_plan",
     "max_batch",
     "plan",
     "uncheckpoint",
@@ -55,6 +57,7 @@ _HOMES = {
     "checkpoint": "fxmem.checkpointing",
     "compare": "fxmem.comparing",
     "keep": "fxmem.checkpointing",
+    "load_plan": "fxmem.reports",
     "max_batch": "fxmem.sizing",
     "plan": "fxmem.promising",
     "uncheckpoint": "fxmem.checkpointing",

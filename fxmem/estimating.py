@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fxmem import budgets
 from fxmem.errors import ExceededError, UsageError
 from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Strategy
-from fxmem.planning import Planner
+from fxmem.planning import Planner, ways_of
 from fxmem.records import Assumption, Peak, Profile
 
 __all__ = ["estimate"]
@@ -37,7 +37,9 @@ def estimate(profile: Profile, peak: Peak, strategy: Strategy, budget: str | int
 
 
 def _plans(profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None) -> Iterator[Plan]:
-    wanted = [Application(application)] if application else [Application.MODULES] if strategy == "modules" else list(Application)
+    wanted = [way for way in ways_of(strategy, application) if way is not Application.OPERATORS]
+    if not wanted:
+        raise UsageError("expected a model to plan single operators of; a report does not say what each operator reads. Other strategies do with it")
     refused: list[ExceededError] = []
     for way in wanted:
         planner = Planner(profile, way)

@@ -6,6 +6,9 @@ backward only the region's inputs stay, and the region is run again when backwar
 products, which then do not run again. Regions of a plan do not overlap; a region may hold regions of its own, which are
 checkpointed again while the outer one is being recomputed.
 
+A plan for single results of operators (`Application.OPERATORS`) has a region for each part of the model in which anything is made again. Its nodes are not
+run a second time as a whole: each result that backward asks for is made again from what is held, by the operators that lead to it.
+
 *Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
 """
 
@@ -24,10 +27,11 @@ from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, Flops, InputTensor,
 
 __all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
 
-Strategy = Literal["auto", "flat", "nested", "modules", "sqrt", "chen", "norms"]
+Strategy = Literal["auto", "mincut", "flat", "nested", "modules", "sqrt", "chen", "norms"]
 """How regions are chosen.
 
-`auto`: the cheapest of the others that keeps the budget. `flat`: optimal under one level of regions with any borders.
+`auto`: the cheapest of the others that keeps the budget. `mincut`: single results of operators, by minimum cuts of the graph of operators (as torch.compile's
+partitioner finds them) with prices that follow the peak, improved from what `flat` finds. `flat`: optimal under one level of regions with any borders.
 `nested`: regions within regions; selective are those that stand alone. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
 `sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
 (both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
@@ -45,6 +49,8 @@ class Application(StrEnum):
     """Chosen modules checkpoint their own forward; the model stays the user's."""
     GRAPH = "graph"
     """The model is rewritten from `torch.fx.symbolic_trace`'s graph; regions may begin and end anywhere."""
+    OPERATORS = "operators"
+    """The model runs as it is, once; results of single operators are let go of and made again when backward asks for them."""
 
 
 class Edit(Record):
@@ -53,6 +59,17 @@ class Edit(Record):
     source: SourceLine
     after: str
     """The line with the region's call checkpointed."""
+
+
+class Result(Record):
+    """What one call of an operator makes in forward."""
+
+    operator: str
+    """Qualified overload, as a `TorchDispatchMode` around the model's forward sees it: `aten.addmm.default`."""
+    number: int
+    """How many calls of the same come before it."""
+    outputs: Many[int] = (0,)
+    """Which of the storages that it makes or writes to, in the order of its results."""
 
 
 class Region(Record):
@@ -75,6 +92,12 @@ class Region(Record):
     keeps: Many[int] = ()
     """Of its products (matrix products, convolutions, attention: `fxmem.products`), counted from 0 in the order it runs them, those whose results are kept
     from the first run, so that they are not run again."""
+    within: str = ""
+    """In an OPERATORS plan, the path of the module all this is in; empty for the model itself."""
+    remakes: Many[Result] = ()
+    """In an OPERATORS plan, what is saved for backward and made again instead of held."""
+    holds: Many[Result] = ()
+    """In an OPERATORS plan, what that is made from and is therefore held, beside parameters and inputs."""
     random: bool = True
     """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
     edit: Edit | None = None
@@ -85,6 +108,8 @@ class Region(Record):
     @property
     def title(self) -> str:
         """Its module, its first and last child, or its first and last node."""
+        if self.remakes:
+            return self.within or "the model"
         if len(self.modules) > 1:
             return f"{self.modules[0]} to {self.modules[-1].rpartition('.')[2]}"
         if self.modules:
@@ -92,6 +117,14 @@ class Region(Record):
         if not self.nodes:
             return f"nodes {self.first_node} to {self.last_node - 1}"
         return self.nodes[0] if len(self.nodes) == 1 else f"{self.nodes[0]} to {self.nodes[-1]}"
+
+
+_CODE: Final = """# This plan is about single results of operators, for which no line of your source stands.
+# Save it (fxmem plan ... --json plan.json); then, before training:
+import fxmem
+
+fxmem.checkpoint(model, fxmem.load_plan("plan.json"))
+"""
 
 
 class CurvePoint(Record):
@@ -199,6 +232,8 @@ class Plan(Record):
         """
         if not self.regions:
             return "# nothing to change\n"
+        if self.application is Application.OPERATORS:
+            return _CODE
         edits: dict[tuple[str, int, str], tuple[Edit, list[Region]]] = {}
         others: list[Region] = []
         for region in self.all_regions():

@@ -8,6 +8,7 @@ the cheapest proposal that kept the budget, with the analysis's numbers.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,8 @@ from fxmem.analysis import Analysis
 from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.faking import shadow_model
 from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Region, Strategy
-from fxmem.planning import STRATEGIES, Planner
+from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
+from fxmem.planning.cutting import Call, Value
 from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments
@@ -40,6 +42,7 @@ def plan(
     budget: str | int | float | None = None,
     *,
     application: Application | str | None = None,
+    regions_only: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Where to put activation checkpoints so that a training step stays within a budget, at the least recomputation.
@@ -52,8 +55,10 @@ def plan(
             allocator, too: a loop over the step has to run where the driver gives it no more than that.
             None: `sqrt`, `chen` and `norms` give their one plan; the others the whole curve of peak against extra FLOPs, and the plan on
             it with the smallest product of peak and FLOPs of the step.
-        application: "modules" (the model stays the user's), "graph" (regions may begin and end anywhere; needs a model that
-            `torch.fx.symbolic_trace` accepts), or None for whichever is cheaper.
+        application: "operators" (the program runs once, as it is; results of single operators are made again), "modules" (whole modules run
+            again), "graph" (regions may begin and end anywhere; needs a model that `torch.fx.symbolic_trace` accepts), or None for
+            whichever is cheapest.
+        regions_only: with None, leaves "operators" out: certificates, for one, speak of regions.
         progress: told in a few words what is being done.
 
     Raises:
@@ -63,7 +68,9 @@ def plan(
     check_training(analysis)
     if strategy not in STRATEGIES:
         raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-    search = _Search(analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application)), progress or (lambda _: None))
+    search = _Search(
+        analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application, regions_only)), progress or (lambda _: None)
+    )
     if budget is not None and search.kept(analysis):
         return search.finished(_Proposal(search.ways[0], strategy, (), analysis))
     if budget is None and strategy not in ONE_PLAN:
@@ -121,7 +128,7 @@ class _Way:
     """One way of applying plans, and the planner for it."""
 
     application: Application
-    planner: Planner
+    planner: Planner | OperatorPlanner
     names: tuple[str | None, ...] = ()
     """What the symbolic graph calls each node of the profile; of a GRAPH only."""
     note: str = ""
@@ -153,13 +160,11 @@ def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
     return _Limit(parsed.bytes_of(analysis.peak), parsed.nbytes is not None and analysis.profile.target.device == "cuda")
 
 
-def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None) -> Iterable[_Way]:
-    if application is not None and application not in list(Application):
-        raise UsageError(f"expected application to be {' or '.join(Application)}, got {application!r}")
-    wanted = [Application(application)] if application is not None else [Application.MODULES] if strategy == "modules" else list(Application)
-    if strategy == "modules" and Application.MODULES not in wanted:
-        raise UsageError("expected application 'modules' with strategy 'modules', got 'graph'; with strategy 'flat' regions may begin and end anywhere")
+def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False) -> Iterable[_Way]:
+    wanted = ways_of(strategy, application)
     note = ""
+    if Application.OPERATORS in wanted and not (regions_only and len(wanted) > 1):
+        yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(_surveyed, analysis)))
     if Application.GRAPH in wanted:
         try:
             names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
@@ -175,6 +180,14 @@ def _applications(analysis: Analysis, strategy: Strategy, application: Applicati
         yield _Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
 
+def _surveyed(analysis: Analysis) -> tuple[list[Call], list[Value]]:
+    """What the model's forward comes down to."""
+    model = shadow_model(analysis.model)
+    survey = checkpointing.surveyed(model)
+    analysis.again(model)
+    return survey.found()
+
+
 @dataclass
 class _Search:
     """The search for one plan."""
@@ -184,7 +197,7 @@ class _Search:
     limit: _Limit
     ways: tuple[_Way, ...]
     tell: Callable[[str], None]
-    seen: dict[tuple[Application, tuple[tuple[int, int, tuple[int, ...]], ...]], _Proposal] = field(default_factory=dict)
+    seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], _Proposal] = field(default_factory=dict)
 
     def kept(self, analysis: Analysis) -> bool:
         """Whether a step keeps the limit."""
@@ -197,7 +210,7 @@ class _Search:
     def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
         """What a planner proposes, applied and analysed."""
         regions = tuple(_named(region, way.names) for region in proposed.regions)
-        key = way.application, tuple((region.first_node, region.last_node, region.keeps) for region in _flattened(regions))
+        key = way.application, tuple((each.first_node, each.last_node, each.keeps, each.remakes, each.holds) for each in _flattened(regions))
         if key not in self.seen:
             self.tell(f"analysing a plan of {len(regions)} regions")
             self.seen[key] = _Proposal(way, proposed.chosen, regions, applied(self.analysis, regions, way.application))

@@ -36,12 +36,13 @@ def load_report(path: Path) -> Report:
     return report
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: str | Path) -> Plan:
     """The plan in a file that `fxmem plan --json` wrote; `-` is standard input.
 
     Raises:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or regions that are none.
     """
+    path = Path(path)
     content = documents.parsed(documents.read(path, _EXPECTED_PLAN), path, _EXPECTED_PLAN)
     _check_version(content, path, "a plan", "fxmem plan --json")
     plan = documents.record(Plan, content, path, _EXPECTED_PLAN)

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from fxmem import analyze
-from fxmem.checkpointing import apply, graph_names, uncheckpoint
+from fxmem.checkpointing import apply, graph_names, surveyed, uncheckpoint
 from fxmem.errors import UsageError
 from fxmem.measuring import measure_cpu
 from fxmem.plan_records import Application, Region
 from fxmem.sources import build_model
 from fxmem.step import default_loss
+from tests.remade import regions_of
 
 _TEXT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
 _KV = {**_TEXT, "num_key_value_heads": 1}
@@ -123,6 +124,15 @@ def halves(model):
     return found
 
 
+def remade(model, args, kwargs, share):
+    """All that is saved is made again, but for this share of values, which are held."""
+    copied = copy.deepcopy(model)
+    survey = surveyed(copied)
+    copied(*args, **kwargs)
+    chance = random.Random(0)
+    return regions_of(*survey.found(), holds=lambda value: chance.random() < share)
+
+
 def random_cuts(profile, names, seed):
     """Regions with random borders, each with a region of random borders in it; none begins between the making of a tensor and a write to it."""
     writing = {op.node for op in profile.ops if op.phase == "forward" and op.name.split(".")[1].endswith("_")}
@@ -152,6 +162,10 @@ def test_a_step_is_the_same_to_the_last_bit(spec, settings, side, traceable):
         assert apply(checkpointed, regions, Application.MODULES) is checkpointed
         assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [[], []]
     args, kwargs = ((batches[0]["x"],), {}) if side else ((), batches[0])
+    for regions in (remade(model, args, kwargs, 0.0), remade(model, args, kwargs, 0.3)):
+        checkpointed = copy.deepcopy(model)
+        apply(checkpointed, regions, Application.OPERATORS)
+        assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [[], []]
     profile = analyze(model, args or kwargs, target="cpu", optimizer=None).profile
     if not traceable:
         with pytest.raises(UsageError, match="cannot be rewritten as a graph"):

@@ -308,7 +308,7 @@ def test_every_strategy_says_what_it_reaches_where_it_cannot(resnet: Profile, st
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones(resnet: Profile) -> None:
-    with pytest.raises(UsageError, match="one of auto, flat"):
+    with pytest.raises(UsageError, match="one of auto, mincut, flat"):
         Planner(resnet, Application.GRAPH).plan("cube", None)  # type: ignore[arg-type]
 
 

@@ -164,7 +164,8 @@ def test_a_model_that_cannot_be_traced_symbolically_is_planned_by_modules_and_th
             return self.head(x)
 
     analysis = analyze(Branching(), torch.randn(1024, 64), target="cpu")
-    plan = fxmem.plan(analysis, budget=0.6)
+    assert fxmem.plan(analysis, budget=0.6).application is Application.OPERATORS  # which needs no symbolic trace
+    plan = fxmem.plan(analysis, budget=0.6, regions_only=True)
     assert plan.application is Application.MODULES
     assert any("regions are whole modules" in assumption.text for assumption in plan.assumptions)
     with pytest.raises(UsageError):
@@ -176,7 +177,7 @@ def test_a_model_that_cannot_be_traced_symbolically_is_planned_by_modules_and_th
     [
         ({"strategy": "cube"}, "expected strategy to be one of auto"),
         ({"budget": "much"}, "expected a budget as bytes"),
-        ({"budget": 0.5, "application": "magic"}, "expected application to be modules or graph"),
+        ({"budget": 0.5, "application": "magic"}, "expected application 'operators' or 'modules' or 'graph'"),
         ({"budget": 0.5, "strategy": "modules", "application": "graph"}, "with strategy 'modules'"),
     ],
 )

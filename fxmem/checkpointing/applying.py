@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fxmem.checkpointing import classes
+from fxmem.checkpointing.operators import ByOperator
 from fxmem.checkpointing.recomputing import Recomputation
 from fxmem.checkpointing.rewriting import Rewritten
 from fxmem.errors import UsageError
@@ -49,6 +50,10 @@ def apply(model: nn.Module, regions: Sequence[Region], application: Application)
         if classes.way_of(module) is not None:
             raise UsageError(f"expected a model without checkpoints, but {_named(path)} has been checkpointed before; fxmem.uncheckpoint(model) undoes that")
     if not regions:
+        return model
+    if application is Application.OPERATORS:
+        _check_forward(model, "")
+        classes.become(model, ByOperator.of(regions))
         return model
     if application is Application.GRAPH:
         _check_forward(model, "")

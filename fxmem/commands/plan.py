@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "where to put activation checkpoints"
-STRATEGIES = ("auto", "flat", "nested", "modules", "sqrt", "chen", "norms")
-APPLICATIONS = ("modules", "graph")
+STRATEGIES = ("auto", "mincut", "flat", "nested", "modules", "sqrt", "chen", "norms")
+APPLICATIONS = ("modules", "graph", "operators")
 EFFORT = 4.0
 """`fxmem.planning.certifying.EFFORT`, which is not imported for --help."""
 DESCRIPTION = (
@@ -35,7 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it"
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how regions are chosen (default auto: the cheapest)")
-    how = "modules: whole modules recompute, the model stays yours; graph: regions begin and end anywhere (default: whichever is cheaper)"
+    how = (
+        "modules: whole modules run again; graph: regions begin and end anywhere, the forward is rewritten; operators: single results are made "
+        "again, the program runs once (default: whichever is cheapest)"
+    )
     parser.add_argument("--application", choices=APPLICATIONS, help=how)
     parser.add_argument(
         "--certificate",
@@ -78,7 +81,8 @@ def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
         analysis = analyzed(options, progress)
         from fxmem import promising
 
-        plan = promising.plan(analysis, options.strategy, options.budget, application=options.application, progress=progress)
+        regions_only = options.certificate is not None and options.application is None  # what a certificate speaks of
+        plan = promising.plan(analysis, options.strategy, options.budget, application=options.application, progress=progress, regions_only=regions_only)
     return plan, analysis.profile, analysis.timeline
 
 

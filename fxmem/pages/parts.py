@@ -125,9 +125,12 @@ def _change(old: int | None, new: int | None) -> str:
 def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     regions = list(plan.all_regions())
     asked = "" if plan.strategy == plan.chosen else f" (asked for: {plan.strategy})"
-    yield "Strategy", f"{plan.chosen}{asked}, carried out on {'modules' if plan.application == 'modules' else 'the graph'}"
+    where = {"modules": "modules", "graph": "the graph", "operators": "single operators"}[plan.application]
+    yield "Strategy", f"{plan.chosen}{asked}, carried out on {where}"
     yield "Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes)
-    yield "Regions", f"{len(regions)} checkpointed" if regions else "none: the step stays as it is"
+    results = sum(len(region.remakes) for region in regions)
+    done = f"{results} results made again, in {len(regions)} parts of the model" if results else f"{len(regions)} checkpointed"
+    yield "Regions", done if regions else "none: the step stays as it is"
     fraction = plan.extra_fraction
     share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
     yield "Run again", f"{format_flops(plan.extra_flops)} FLOPs{share}"
@@ -135,28 +138,31 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _regions(plan: Plan) -> str:
-    selective = any(region.keeps for region in plan.regions)
+    remade = any(region.remakes for region in plan.regions)
+    selective = remade or any(region.keeps for region in plan.regions)
     rows = "".join(
-        f'<tr><th scope="row">{safe(_region_name(region))}</th><td class="r">{region.last_node - region.first_node:,}</td>{_figure(region.freed_bytes)}'
+        f'<tr><th scope="row">{safe(region.title)}</th><td class="r">{region.last_node - region.first_node:,}</td>{_figure(region.freed_bytes)}'
         f'<td class="r">{format_flops(region.extra_flops)}</td>{_keeps(region) if selective else ""}<td class="s">{safe(place(region.source))}</td></tr>'
         for region in plan.all_regions()
     )
     if not rows:
         return ""
     right = ' class="r"'
-    words = [("Region", ""), ("Nodes", right), ("Frees", right), ("FLOPs again", right), *([("Keeps results", right)] if selective else []), ("Source", "")]
+    words = [
+        ("Region", ""),
+        ("Nodes", right),
+        ("Frees", right),
+        ("FLOPs again", right),
+        *([("Results made again" if remade else "Keeps results", right)] if selective else []),
+        ("Source", ""),
+    ]
     heads = "".join(f'<th scope="col"{kind}>{word}</th>' for word, kind in words)
     table = f'<table class="data" aria-label="Checkpointed regions"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<h3 id="regions">Checkpointed regions</h3><div class="scroll nodes" tabindex="0" role="region" aria-labelledby="regions">{table}</div>'
 
 
 def _keeps(region: Region) -> str:
-    return f'<td class="r">{len(region.keeps) or ""}</td>'
-
-
-def _region_name(region: Region) -> str:
-    names = region.modules or region.nodes or (f"node {region.first_node}", f"node {region.last_node - 1}")
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return f'<td class="r">{len(region.remakes or region.keeps) or ""}</td>'
 
 
 def _curve(plan: Plan) -> str:

@@ -4,6 +4,7 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 """
 
 from fxmem.planning.certifying import certify
-from fxmem.planning.planner import STRATEGIES, Planner
+from fxmem.planning.operating import OperatorPlanner
+from fxmem.planning.planner import STRATEGIES, Planner, ways_of
 
-__all__ = ["STRATEGIES", "Planner", "certify"]
+__all__ = ["STRATEGIES", "OperatorPlanner", "Planner", "certify", "ways_of"]

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.plan_records import Certificate, Plan
+from fxmem.plan_records import Application, Certificate, Plan
 from fxmem.planning.relaxing import Relaxation, relaxed
 from fxmem.records import Profile
 
@@ -43,6 +43,8 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
         raise UsageError(f"expected a positive effort for a certificate, got {effort:g}")
     if (plan.model, plan.inputs, plan.step, plan.target) != (profile.model, profile.inputs, profile.step, profile.target):
         raise UsageError(f"expected the profile that the plan was made from; the plan is of {plan.model} for {plan.target.name}, or of another step of it")
+    if plan.application is Application.OPERATORS:
+        raise UsageError("expected a plan of regions, which certificates speak of; got one of single operators (--application graph, or modules, gives one)")
     cp_model, version = cp_sat()
     budget = plan.after.requested_bytes if plan.budget_bytes is None else plan.budget_bytes
     program = relaxed(profile, budget, plan.application)

@@ -20,7 +20,7 @@ from fxmem.planning.searching import Stretch, Tables
 from fxmem.planning.spans import Span, fewer, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings
 from fxmem.records import Peak, Profile
 
-__all__ = ["STRATEGIES", "Planner"]
+__all__ = ["STRATEGIES", "Planner", "ways_of"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _NESTED_UNITS = 128
@@ -259,3 +259,18 @@ def _run_again(regions: Sequence[Region]) -> int | None:
     """FLOPs of recomputing regions, those within them included; None where an op has no formula."""
     extra = [flops for region in regions for flops in (region.extra_flops, _run_again(region.regions))]
     return None if None in extra else sum(flops or 0 for flops in extra)
+
+
+def ways_of(strategy: Strategy, application: Application | str | None) -> list[Application]:
+    """How plans of a strategy may be applied, the cheapest way first; of them the one that is asked for, if any.
+
+    Raises UsageError where they go not together.
+    """
+    may: dict[Strategy, list[Application]] = {"auto": [Application.OPERATORS, Application.MODULES, Application.GRAPH]}
+    may |= {"mincut": [Application.OPERATORS], "modules": [Application.MODULES]}
+    found = may.get(strategy, [Application.MODULES, Application.GRAPH])
+    if application is None:
+        return found
+    if application not in found:
+        raise UsageError(f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got {str(application)!r}")
+    return [Application(application)]

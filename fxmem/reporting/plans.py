@@ -33,6 +33,8 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
         parts.append(facts([("", "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")]))
     if plan.regions:
         parts.append(under("Regions", _regions(plan.regions, width)))
+        if plan.application == "operators":
+            parts.append(facts([("", "Made: so many results, saved for backward, are made again when it asks for them. Nothing of the program runs twice.")]))
         if any(region.keeps for region in plan.regions):
             parts.append(facts([("", "Keeps: results of so many products (matrix products, convolutions, attention), which then do not run again.")]))
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
@@ -46,6 +48,9 @@ def _summary(plan: Plan) -> str:
         return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
     strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
     count = sum(1 for _ in plan.all_regions())
+    if plan.application == "operators":
+        results = sum(len(region.remakes) for region in plan.regions)
+        return f"{strategy}, {results} result{'s' if results > 1 else ''} of operators in {count} part{'s' if count > 1 else ''} of the model"
     where = "whole modules" if plan.application == "modules" else "the traced graph"
     return f"{strategy}, {count} region{'s' if count > 1 else ''} of {where}"
 
@@ -163,14 +168,15 @@ class _Line:
 
 def _regions(regions: Sequence[Region], width: int) -> Table:
     rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    selective = any(region.keeps for region in regions)
+    remade = any(region.remakes for region in regions)
+    selective = remade or any(region.keeps for region in regions)
     room = width - 12 - 2 * 11 - 6 - (7 if selective else 0)
     places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
     rows.add_column("Region", width=places, no_wrap=True)
     rows.add_column("Frees", width=9, justify="right", no_wrap=True)
     rows.add_column("Runs again", width=10, justify="right", no_wrap=True)
     if selective:
-        rows.add_column("Keeps", width=5, justify="right", no_wrap=True)
+        rows.add_column("Made" if remade else "Keeps", width=5, justify="right", no_wrap=True)
     beside = room - places - 2 if places < room else 0
     if beside:
         rows.add_column("From", width=beside, no_wrap=True)
@@ -185,7 +191,7 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
 
 def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
     for region in regions:
-        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, len(region.keeps))
+        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, len(region.remakes or region.keeps))
         yield from _lines(region.regions, level + 1)
 
 

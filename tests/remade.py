@@ -1,0 +1,38 @@
+"""Regions of OPERATORS plans, put together by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from fxmem.checkpointing import surveyed
+from fxmem.plan_records import Region, Result
+from fxmem.planning.cutting import Call, Value
+
+
+def regions_of(calls: Sequence[Call], values: Sequence[Value], holds: Callable[[Value], bool]) -> list[Region]:
+    """One region, in which all that is saved is made again, but for what is held."""
+    held = [value for value in values if not value.overwritten and holds(value)]
+    dropped = [value for value in values if value.saved and value not in held]
+    return [Region(first_node=0, last_node=1, holds=results(calls, held), remakes=results(calls, dropped))]
+
+
+def results(calls: Sequence[Call], values: Sequence[Value]) -> tuple[Result, ...]:
+    """The values as plans name them."""
+    return tuple(Result(operator=calls[value.call].name, number=calls[value.call].number, outputs=(value.position,)) for value in values)
+
+
+def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[Call], list[Value]]:
+    """What a real forward of a copy of the model comes down to."""
+    model = copy.deepcopy(model).train()
+    survey = surveyed(model)
+    model(*args, **kwargs)
+    return survey.found()
+
+
+def remaking(model: nn.Module, *args: Any, holds: Callable[[Value], bool] = lambda _: False, **kwargs: Any) -> list[Region]:
+    """Of this model: all that is saved is made again, but for what is held."""
+    return regions_of(*seen(model, *args, **kwargs), holds=holds)
