@@ -142,7 +142,9 @@ def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], mon
     assert main(["max-batch", *common, "--budget", "20MB", "--plan", "sizes.json"]) == 2
     capsys.readouterr()
     assert main(["plan", *common, "--budget", "70%", "--code"]) == 0
-    assert "fxmem.checkpoint(model, plan)" in capsys.readouterr().out
+    assert 'fxmem.checkpoint(model, fxmem.load_plan("plan.json"))' in capsys.readouterr().out
+    assert main(["plan", *common, "--budget", "70%", "--application", "modules", "--code"]) == 0
+    assert "checkpoint(" in capsys.readouterr().out
     assert main(["plan", *common, "--budget", "1KiB"]) == 4
     assert "no plan can free" in capsys.readouterr().err
     assert main(["analyze", *common, "--json", "report.json"]) == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxmem
 from fxmem import analyze, checkpointing
 from fxmem.__main__ import main
 from fxmem.commands import plan as plan_command
@@ -129,12 +130,20 @@ def test_a_budget_that_no_plan_keeps_is_said_to_be_one() -> None:
 def test_whole_modules_cost_no_less_than_any_regions() -> None:
     analysis = analyze(Blocks(), torch.zeros(512, 64), target="cpu", optimizer=None)
     bounds = {}
-    for way in Application:
+    for way in (Application.MODULES, Application.GRAPH):
         plan = plan_of(analysis.profile, int(0.75 * analysis.peak.requested_bytes), 0, way)
         bounds[way] = certify(analysis.profile, plan).lower_bound_flops
     assert bounds[Application.GRAPH] is not None
     assert bounds[Application.MODULES] is not None
     assert bounds[Application.MODULES] > bounds[Application.GRAPH]
+
+
+def test_a_plan_of_single_operators_is_none_of_those_that_a_certificate_speaks_of(tmp_path: Path) -> None:
+    analysis = analyze(Blocks(), torch.zeros(512, 64), target="cpu", optimizer=None)
+    with pytest.raises(UsageError, match="expected a plan of regions, which certificates speak of"):
+        certify(analysis.profile, fxmem.plan(analysis, budget=0.75))
+    certified = certify(analysis.profile, fxmem.plan(analysis, budget=0.75, regions_only=True))
+    assert certified.lower_bound_flops is not None
 
 
 def test_a_search_that_is_cut_short_gives_a_lower_bound_and_says_so() -> None:

@@ -261,5 +261,6 @@ def test_selective_checkpoints(run: Run) -> None:
     # qkv, project and up are 3 + 1 + 4 products of 256 x 256 for each token, attention two of 256 x 256 tokens' worth; they run again if the whole block does.
     products = 8 * (8 * 2 * tokens * 256 * 256 + 2 * 2 * tokens * 256 * 256)
     assert found["whole"][1] - found["selective"][1] == products
-    assert found["fxmem"][0] == found["selective"][0]
+    assert found["fxmem"][0] <= found["selective"][0]
+    assert found["plain"][1] < found["fxmem"][1] < found["selective"][1]
     assert "gradients equal: True" in text
