@@ -2,11 +2,12 @@
 
     python benchmarks/growth.py                       (`make growth`; about an hour, one process at a time)
     python benchmarks/growth.py --only records        one part: records, analysis, llama, imports
+    python benchmarks/growth.py --only depth --beside ../other     by layers, this checkout and another one in turn
 
 *records*: made-up steps of 10,000, 50,000 and 200,000 events (`long_profiles.py`) through liveness, the allocator, the planners, tables, drawings,
 pages, exports, comparison and files. *analysis*: `fxmem.analyze` of MLPs and of Llama and GPT-2 blocks, by layers, by width and by length of
 sequence. *llama*: Llama-3 of 8, 70 and 405 billion parameters, training, as their published configurations say. *imports*: what importing fxmem
-takes beyond torch.
+takes beyond torch. *depth*: the analysis by layers beside that of another checkout, each size in a process of its own, the two in turn.
 
 CPU seconds (`time.process_time`; one thread) and the peak resident memory beyond what the process had before (`VmHWM`; for `llama`, of the whole
 process); each table, and each size of *records*, is from a process of its own. The exponent is that of a power of the size, fitted by least squares
@@ -39,12 +40,11 @@ ROUNDS = 5
 Row = Mapping[str, Any]
 
 
-def measured(*arguments: object) -> list[dict[str, Any]]:
-    """What `growth_cases.py` prints, a JSON object a line."""
-    done = subprocess.run(
-        [sys.executable, str(CASES), *map(str, arguments)],
-        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
-    )  # fmt: skip
+def measured(*arguments: object, checkout: Path | None = None) -> list[dict[str, Any]]:
+    """What `growth_cases.py` prints, a JSON object a line; with the fxmem of another checkout if one is given."""
+    alone = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""}
+    path = {} if checkout is None else {"PYTHONPATH": str(checkout)}
+    done = subprocess.run([sys.executable, str(CASES), *map(str, arguments)], capture_output=True, text=True, check=True, env={**os.environ, **alone, **path})
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -91,6 +91,26 @@ def analysis() -> Iterator[str]:
         yield ""
 
 
+def depth(other: Path) -> Iterator[str]:
+    """The analysis by layers, beside another checkout's."""
+    commit = subprocess.run(["git", "-C", str(other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    for name in ("mlp-layers", "llama-layers"):
+        what, sizes = growth_cases.ANALYSES[name]
+        pairs = [[measured("analysis", name, size, checkout=checkout)[0] for checkout in (None, other)] for size in sizes]
+        yield f"{what}:"
+        yield ""
+        yield f"| size | CPU seconds | at {commit} | ratio | memory MiB | at {commit} |"
+        yield "|---:|---:|---:|---:|---:|---:|"
+        for size, (ours, theirs) in zip(sizes, pairs, strict=True):
+            assert ours["peak"] == theirs["peak"], f"the two disagree about the peak of {name} {size}"
+            seconds = f"{ours['seconds']:.2f} | {theirs['seconds']:.2f} | {ours['seconds'] / theirs['seconds']:.2f}"
+            yield f"| {size} | {seconds} | {ours['memory'] / 2**20:.1f} | {theirs['memory'] / 2**20:.1f} |"
+        fitted = [exponent(sizes[1:], [pair[which]["seconds"] for pair in pairs[1:]]) for which in (0, 1)]
+        yield ""
+        yield f"Exponents of the seconds without the first row: {fitted[0]}, {fitted[1]}."
+        yield ""
+
+
 def llama() -> Iterator[str]:
     """Large models as they are published."""
     yield "| model | parameters | nodes | events | CPU seconds to build | to analyse | memory of the process, MiB | peak predicted |"
@@ -113,6 +133,7 @@ def imports() -> Iterator[str]:
     yield ""
 
 
+DEPTH = "The analysis by layers, beside another commit"
 PARTS: Mapping[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "records": ("What is done with a profile", records),
     "analysis": ("The analysis", analysis),
@@ -124,12 +145,16 @@ PARTS: Mapping[str, tuple[str, Callable[[], Iterator[str]]]] = {
 def main() -> None:
     """Run the parts and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="this part; repeatable")
+    parser.add_argument("--only", choices=[*PARTS, "depth"], action="append", help="this part; repeatable")
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout, for the part depth")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args()
     path = options.out / f"growth-{datetime.date.today()}.md"
     done = _sections(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for part, (title, run) in PARTS.items():
+    if options.only and "depth" in options.only and options.beside is None:
+        parser.error("the part depth is beside another checkout: --beside FOLDER")
+    parts = {**PARTS, **({} if options.beside is None else {"depth": (DEPTH, lambda: depth(options.beside))})}
+    for part, (title, run) in parts.items():
         if not options.only or part in options.only:
             lines = []
             for line in run():
@@ -143,7 +168,7 @@ def _write(path: Path, done: Mapping[str, str]) -> None:
     """The page of the parts that are there."""
     said = f"`make growth`; {growth_cases.versions()}, Python {platform.python_version()}; {platform.machine()}."
     page = [f"# Growth, {datetime.date.today()}", "", f"{said} How each figure is taken is said in `benchmarks/growth.py`.", ""]
-    for title, _ in PARTS.values():
+    for title in (*(title for title, _ in PARTS.values()), DEPTH):
         if title in done:
             page += [f"## {title}", "", done[title], ""]
     path.write_text("\n".join(page), encoding="utf-8")

@@ -122,7 +122,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
 # --- analyses ---------------------------------------------------------------------------------------------------------------
 
 
-def analysis(name: str) -> Iterator[dict[str, Any]]:
+def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
     """Seconds and memory of analyses, from the smallest on, after one that fills what is filled once."""
     import torch
 
@@ -130,7 +130,7 @@ def analysis(name: str) -> Iterator[dict[str, Any]]:
 
     torch.set_num_threads(1)
     sizes = ANALYSES[name][1]
-    for number, size in enumerate((sizes[0], *sizes)):
+    for number, size in enumerate((sizes[0], *(map(int, only) if only else sizes))):
         module, args, kwargs = _model(name, size)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what earlier ones freed is not to be had again

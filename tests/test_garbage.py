@@ -53,6 +53,16 @@ def test_it_stays_off_where_it_was_off_and_comes_back_after_an_error() -> None:
     assert gc.isenabled()
 
 
+def test_who_leaves_first_does_not_start_it_for_who_is_still_there() -> None:
+    first, second = uncollected(), uncollected()  # two threads', say
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 def read(profile: Profile, folder: Path) -> None:
     path = folder / "report.json"
     path.write_text(Report(**dict(profile), peak=liveness.timeline(profile).peak).model_dump_json(), encoding="utf-8")
