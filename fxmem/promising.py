@@ -239,16 +239,28 @@ class _Search:
         return best
 
     def _within(self, way: _Way, rival: _Proposal | None) -> _Proposal | None:
-        """The cheapest proposal that keeps the limit. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""
-        nbytes = self.limit.nbytes
-        if nbytes is None or self.strategy in ("sqrt", "norms"):
+        """The cheapest proposal that keeps the limit."""
+        if self.limit.nbytes is None or self.strategy in ("sqrt", "norms"):
             only = self.carried_out(way, way.planner.plan(self.strategy, None))
             return only if self.kept(only.analysis) else None
-        ask = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes)
-        below, above, best = 0, 2 * nbytes, None  # asked for that much or less, a plan keeps the limit or there is none; for that much or more, none keeps it
+        best = self._asked(way, rival, self.strategy, self.limit.nbytes)
+        if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
+            # Where one level seems to do with a little more, "auto" is one level; of several, the estimate is the budget, and the peak may be well below.
+            several = self._asked(way, rival, "nested", self.limit.nbytes)
+            best = min((each for each in (best, several) if each is not None), key=_cost, default=None)
+        if best is None and self.strategy not in ("flat", "chen"):
+            smallest = self.carried_out(way, way.planner.smallest())
+            return smallest if self.kept(smallest.analysis) else None
+        return best
+
+    def _asked(self, way: _Way, rival: _Proposal | None, strategy: Strategy, nbytes: int) -> _Proposal | None:
+        """The same of one strategy. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""
+        ask, unplanned = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes), self.analysis.peak.requested_bytes
+        # Asked for as much as `below` or less, a plan keeps the limit or there is none; for as much as `above` or more, none keeps it.
+        below, above, best = 0, unplanned if nbytes < unplanned else 2 * nbytes, None
         for _ in range(_ATTEMPTS):
             try:
-                proposed = way.planner.plan(self.strategy, ask)
+                proposed = way.planner.plan(strategy, ask)
             except ExceededError:
                 below, proposed = ask, None
             if proposed is not None:
@@ -267,10 +279,7 @@ class _Search:
             if above - below <= nbytes // _CLOSE:
                 break
             if proposed is None or not below < ask < above:
-                ask = (below + min(above, nbytes)) // 2
-        if best is None and self.strategy not in ("flat", "chen"):
-            smallest = self.carried_out(way, way.planner.smallest())
-            return smallest if self.kept(smallest.analysis) else None
+                ask = (below + above) // 2
         return best
 
     def along_the_curve(self) -> Plan:

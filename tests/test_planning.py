@@ -79,12 +79,12 @@ def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float
 def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     """Bytes a region needs and bytes that stay of it, beyond what older units keep; its cost."""
     geometry, i, j = tables.geometry, stretch.first, stretch.last
-    again = max(geometry.again[v, i] for v in range(i, j)) + geometry.gradients[j]
+    again = geometry.again[i, j] + geometry.gradients[j]
     backward = max(geometry.storing[v, i] for v in range(i, j))
     passing = max(geometry.passing[v, i] for v in range(i, j))
     outputs, inputs = geometry.outputs()[i, j], geometry.inputs()[i, j]
     spared, held, more = results_kept(tables, stretch)
-    return max(again + inputs + more, backward + inputs + more, passing + held), outputs + inputs + held, geometry.cost[i, j] - spared
+    return max(again + inputs + more, backward + inputs, passing + held), outputs + inputs + held, geometry.cost[i, j] - spared
 
 
 def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:

@@ -20,20 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxmem import liveness
+from fxmem.planning.repeating import earliest, random_nodes, writes_in_place
 from fxmem.planning.sweeping import most_beyond, running
 from fxmem.records import Kind, Node, Phase, Profile
 
-__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints", "writes_in_place"]
+__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
-_NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
-"""Operators whose result's shape depends on the data, which may not be the same the second time."""
-_RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial", "rrelu", "poisson", "exponential", "scaled_dot_product", "attention")
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of batch norms, which whoever applies a plan sees to it are updated once."""
 _TRAFFIC = 0.5
 """FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one that moves less."""
 
@@ -141,13 +137,17 @@ class Geometry:
         return kept
 
     def outputs(self) -> Floats:
-        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are checkpointed."""
+        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are checkpointed.
+
+        What nothing keeps for backward, and one unit reads, is held by that one's region, if it is in one, and counts as its input; the model's results
+        are there throughout.
+        """
         n = self.count
         table = np.zeros((n + 1, n + 1))
         grid = np.zeros((n + 2, n + 2))
         for made in self.made:
             producer, reader = int(self.unit_of[made.node]), min(self.last_reader.get(made.index, -1), n)
-            if reader > producer:
+            if reader > producer and (made.saved or len(set(self._later_readers(made))) > 1):
                 # It crosses every cut j with producer < j <= reader.
                 grid[producer, producer + 1] += made.nbytes
                 grid[producer, reader + 1] -= made.nbytes
@@ -167,11 +167,15 @@ class Geometry:
         for made in self.made:
             if made.saved:
                 continue
-            producer = int(self.unit_of[made.node])
-            readers = [int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < n]
+            producer, readers = int(self.unit_of[made.node]), self._later_readers(made)
             if readers:
                 table[producer + 1 : min(readers) + 1, min(readers) + 1 :] += made.nbytes
         return table
+
+    def _later_readers(self, made: _Made) -> list[int]:
+        """Units of the model after its own that read a storage."""
+        producer = self.unit_of[made.node]
+        return [int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < self.count]
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
@@ -182,32 +186,47 @@ class Geometry:
         return readers
 
     def _rest(self, phase: Phase, death: str) -> Floats:
-        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` made.
+        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep for backward.
 
-        What a unit made counts until `death`, a field of `_Made`.
+        What a unit keeps counts until `death`, a field of `_Made`.
         """
-        births, original, sizes, units = self._columns
-        deaths = np.asarray([getattr(m, death) for m in self.made], dtype=np.int64)
+        births, original, sizes, units = self._columns(kept_only=True)
+        deaths = np.asarray([getattr(m, death) for m in self.made if m.saved], dtype=np.int64)
         others = self.live - running(births, original, sizes, len(self.live))
         return most_beyond(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
-    @cached_property
-    def _columns(self) -> tuple[Ints, Ints, Floats, Ints]:
-        """Birth, death, bytes and unit of everything that forward makes."""
-        births, deaths = (np.asarray([getattr(m, name) for m in self.made], dtype=np.int64) for name in ("birth", "death"))
-        sizes = np.asarray([m.nbytes for m in self.made], dtype=np.float64)
-        return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in self.made], dtype=np.int64)
+    def _columns(self, *, kept_only: bool) -> tuple[Ints, Ints, Floats, Ints]:
+        """Birth, death, bytes and unit of everything that forward makes, or of what it keeps for backward."""
+        chosen = [m for m in self.made if m.saved or not kept_only]
+        births, deaths = (np.asarray([getattr(m, name) for m in chosen], dtype=np.int64) for name in ("birth", "death"))
+        sizes = np.asarray([m.nbytes for m in chosen], dtype=np.float64)
+        return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
 
-    def _ticks(self, phase: Phase) -> tuple[Ints, Ints]:
-        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there twice."""
+    def _ticks(self, phase: Phase, *, until_stop: bool = False) -> tuple[Ints, Ints]:
+        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there twice.
+
+        `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
+        """
+        stops = self._stops if until_stop else {}
         found = {
             (tick, unit)
-            for op in self.profile.ops
-            if op.phase is phase and 0 <= (unit := int(self.unit_of[op.node])) < self.count
+            for index, op in enumerate(self.profile.ops)
+            if op.phase is phase and 0 <= (unit := int(self.unit_of[op.node])) < self.count and (not until_stop or index <= stops.get(unit, -1))
             for tick in range(max(op.begin - 1, 0), op.end)
         }
         columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
+
+    @cached_property
+    def _stops(self) -> dict[int, int]:
+        """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later is saved."""
+        stops: dict[int, int] = {}
+        for index, node in enumerate(self.profile.nodes):
+            unit = int(self.unit_of[index])
+            if node.saved and 0 <= unit < self.count:
+                before = (op for at in range(self.cuts[unit], index) for op in self._forward_ops.get(at, ()))
+                stops[unit] = max(self._last_saved(index), max(before, default=-1))
+        return stops
 
     @cached_property
     def storing(self) -> Floats:
@@ -226,8 +245,22 @@ class Geometry:
 
     @cached_property
     def again(self) -> Floats:
-        """`[v, i]`: bytes that units from `i` on have made and kept while unit `v` is being recomputed, scratch included."""
-        return self.running - self._floor
+        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch included: up to their last saved tensor."""
+        births, deaths, sizes, units = self._columns(kept_only=False)
+        others = self.live - running(births, deaths, sizes, len(self.live)) - self._floor
+        whole, stopped = (
+            most_beyond(*self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count) for until_stop in (False, True)
+        )
+        last = np.full(self.count + 1, -1, dtype=np.int64)  # by cut, the last unit before it that saves something
+        last[[unit + 1 for unit in self._stops]] = list(self._stops)
+        last = np.maximum.accumulate(last)
+        table = np.zeros((self.count + 1, self.count + 1))
+        for i in range(self.count):
+            before = np.maximum.accumulate(np.concatenate([[0.0], whole[i:, i]]))  # by number of units
+            cuts = np.arange(i + 1, self.count + 1)
+            cuts = cuts[last[cuts] >= i]
+            table[i, cuts] = np.maximum(before[last[cuts] - i], stopped[last[cuts], i])
+        return table
 
     @cached_property
     def _floor(self) -> float:
@@ -242,7 +275,7 @@ class Geometry:
             unit = int(self.unit_of[op.node])
             if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
                 begins[unit] = min(begins.get(unit, op.begin), op.begin)
-        births, deaths, sizes, units = self._columns
+        births, deaths, sizes, units = self._columns(kept_only=True)
         found = np.full(self.count + 1, self._floor)
         for cut in range(1, self.count + 1):
             tick = next((begins[unit] for unit in range(cut - 1, -1, -1) if unit in begins), None)
@@ -349,31 +382,7 @@ class Geometry:
     @cached_property
     def earliest(self) -> Ints:
         """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may hold."""
-        profile = self.profile
-        low = np.arange(len(profile.nodes))
-        names: dict[int, list[str]] = {}
-        for op in profile.ops:
-            if op.phase is Phase.FORWARD:
-                names.setdefault(op.node, []).append(op.name)
-        writers: dict[int, list[int]] = {}
-        for index, node in enumerate(profile.nodes):
-            own = names.get(index, [])
-            if any(name.startswith(("c10d", "_c10d")) or name.split(".")[1] in _NEVER_AGAIN for name in own if "." in name):
-                low[index] = -1
-            in_place = node.view_of is not None and any(map(writes_in_place, own))
-            if in_place and node.view_of is not None and not _is_statistic(profile.nodes[node.view_of]):
-                owner = node.view_of
-                low[index] = -1 if profile.nodes[owner].op in ("placeholder", "get_attr") else min(low[index], owner)
-                writers.setdefault(owner, []).append(index)
-        for owner, written in writers.items():
-            storages = {output.storage for output in profile.nodes[owner].outputs}
-            between = {index for storage in storages if storage is not None for index in self._readers.get(storage, ()) if owner < index < max(written)}
-            for index in between:
-                if low[index] >= 0:
-                    low[index] = min(low[index], owner)
-        for region in profile.recomputed:
-            low[region.first_node : region.last_node] = -1
-        return low
+        return earliest(self.profile, self._readers)
 
     def allowed(self, first: int, last: int) -> bool:
         """Whether nodes `first` to `last - 1` may be one region."""
@@ -386,17 +395,4 @@ class Geometry:
     @cached_property
     def _drawn(self) -> Ints:
         """By node: how many before it may draw random numbers."""
-        may = np.asarray(["Drop" in node.module_type for node in self.profile.nodes], dtype=bool)
-        for op in self.profile.ops:
-            if op.phase is Phase.FORWARD and any(word in op.name for word in _RANDOM):
-                may[op.node] = True
-        return np.concatenate([[0], np.cumsum(may)])
-
-
-def writes_in_place(name: str) -> bool:
-    """Whether an operator, by its qualified overload, writes to its first argument."""
-    return name.count(".") > 0 and name.split(".")[1].endswith("_")
-
-
-def _is_statistic(node: Node) -> bool:
-    return node.op == "get_attr" and node.target.rpartition(".")[2] in _STATISTICS
+        return np.concatenate([[0], np.cumsum(random_nodes(self.profile))])

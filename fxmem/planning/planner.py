@@ -17,7 +17,7 @@ from fxmem.plan_records import ONE_PLAN, Application, Plan, Region, Strategy
 from fxmem.planning.describing import described
 from fxmem.planning.geometry import Geometry
 from fxmem.planning.searching import Stretch, Tables
-from fxmem.planning.spans import Span, fewer, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings
+from fxmem.planning.spans import Span, fewer, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings, worthwhile_cuts
 from fxmem.records import Peak, Profile
 
 __all__ = ["STRATEGIES", "Planner", "ways_of"]
@@ -66,6 +66,8 @@ class Planner:
     def coarse(self) -> Tables:
         """The same with fewer cuts."""
         tables = self.tables
+        if tables.geometry.count > _NESTED_UNITS and self.application is Application.GRAPH:
+            tables = self._tables(worthwhile_cuts(self.profile))
         if tables.geometry.count <= _NESTED_UNITS:
             return tables
         crossing = {cut: float(tables.geometry.outputs()[0, index]) for index, cut in enumerate(tables.geometry.cuts)}

@@ -76,9 +76,17 @@ class Tables:
     @cached_property
     def peak(self) -> Floats:
         """`[i, j]`: the same where they are recomputed first."""
-        geometry = self.geometry
-        again = _running_maximum(geometry.again)
-        return np.maximum(self.stored_peak, again + geometry.gradients[None, :]) + geometry.inputs()
+        return np.maximum(self.backward_peak, self.recomputing_peak)
+
+    @cached_property
+    def backward_peak(self) -> Floats:
+        """`[i, j]`: bytes that the backward of a region of units `i` to `j - 1` needs beyond what older units keep."""
+        return self.stored_peak + self.geometry.inputs()
+
+    @cached_property
+    def recomputing_peak(self) -> Floats:
+        """`[i, j]`: the same of its recomputation before that."""
+        return self.geometry.again + self.geometry.gradients[None, :] + self.geometry.inputs()
 
     @cached_property
     def forward_peak(self) -> Floats:
@@ -105,7 +113,9 @@ class Tables:
         for spared, held, extra in self.selection.offers:
             left = np.maximum(cost - spared, 0.0)
             less = left < found[-1].cost - 0.5  # else it keeps what the level before keeps
-            found.append(Offer(self.regions & less, self.kept + held, np.maximum(self.peak + extra, self.forward_peak + held), left))
+            # What is kept is handed out while the region runs again; its backward finds what it would find without.
+            need = np.maximum(np.maximum(self.backward_peak, self.recomputing_peak + extra), self.forward_peak + held)
+            found.append(Offer(self.regions & less, self.kept + held, need, left))
         return tuple(found)
 
     # --- one level ---------------------------------------------------------------------------------------------------------

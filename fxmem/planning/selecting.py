@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from fxmem.planning.geometry import Floats, Geometry, writes_in_place
+from fxmem.planning.geometry import Floats, Geometry
+from fxmem.planning.repeating import writes_in_place
 from fxmem.products import is_product
 from fxmem.records import Kind, Phase
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fxmem.records import Phase, Profile, SourceLine
 
-__all__ = ["Span", "fewer", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings"]
+__all__ = ["Span", "fewer", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings", "worthwhile_cuts"]
 
 _MOST_CUTS = 320
 """Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
@@ -74,6 +74,12 @@ def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
 
 
 def graph_cuts(profile: Profile) -> list[int]:
+    """After every node that runs something, where there are few; else `worthwhile_cuts`."""
+    cuts = sorted({op.node + 1 for op in profile.ops if op.phase is Phase.FORWARD})
+    return cuts if len(cuts) <= _MOST_CUTS else worthwhile_cuts(profile)
+
+
+def worthwhile_cuts(profile: Profile) -> list[int]:
     """After every op that computes much (early stop spares it when a region ends there), and at the borders of modules."""
     flops: dict[int, int] = defaultdict(int)
     for op in profile.ops:
