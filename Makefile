@@ -9,6 +9,8 @@ TORCH ?= pinned
 PINNED_TORCH := 2.11.0
 # Random programs that `make fuzz` makes.
 SEEDS ?= 0:5000
+# Random graphs that `make optima` makes.
+GRAPHS ?= 0:200
 # Seconds that `make fuzz-parsers` gives each parser.
 SECONDS ?= 60
 
@@ -24,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +76,9 @@ growth: $(READY) ## how the analysis, and all that is done with a profile, grow 
 plans: $(READY) ## how good and how fast the planners of checkpoints are, beside other tools' (about an hour; goes on where it stopped)
 	$(BIN)/python benchmarks/planning_speed.py
 	$(BIN)/python benchmarks/plans.py $(PLANS_ARGS)
+
+optima: $(READY) ## how often plans of small random graphs are the cheapest there are, by exhaustive search; GRAPHS=0:200 says which
+	PYTHONPATH=. $(BIN)/python benchmarks/optima.py $(GRAPHS)
 
 advice: $(READY) ## what each change is worth for well-known models
 	$(BIN)/python benchmarks/advice.py

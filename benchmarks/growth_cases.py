@@ -113,7 +113,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "page (built-in layout)", lambda: pages.html(report, timeline, renderer="plain")
     for to in exporting.FORMATS:
         yield f"export: {to}", lambda to=to: exporting.export(report, timeline, to)
-    for application in Application:
+    for application in (Application.MODULES, Application.GRAPH):
         for strategy, budget in (("sqrt", None), ("chen", None), ("norms", None), ("flat", 0.6), ("nested", 0.6)):
             name = f"plan: {strategy}, {application.value}"
             yield name, lambda s=strategy, b=budget, a=application: estimating.estimate(report, report.peak, s, b, a)

@@ -10,7 +10,8 @@ convolution and attention kernels set aside), and the FLOPs that run again, as a
 fxmem is asked for a plan within each rival's measured peak, and its plan is measured and counted the same way. Of one contender's settings only those that
 no other of its settings beats in both are answered.
 
-Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it is asked for anew. Writes
+Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it is asked for anew, `--ours` of them
+what fxmem plans, after a change to its planners: the others' rows stay. Writes
 `benchmarks/results/plans-DATE.json` and `.md`.
 """
 
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checkpoint plans, ours and others', side by side.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"models among {', '.join(CASES)}")
     parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
+    parser.add_argument("--ours", action="store_true", help="of what is in the day's table already, fxmem's own rows")
     parser.add_argument("--published", action="store_true", help="only the analyses at published batch sizes")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the report goes")
     parser.add_argument("--examine", metavar="NAME", help=argparse.SUPPRESS)
@@ -177,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found["cases"] = {name: case.text for name, case in CASES.items()}
     path = asked.out / f"plans-{found['date']}"
     for name in () if asked.published else names:
-        _run(name, found, path, again=asked.again)
+        _run(name, found, path, _stays(found["rows"], again=asked.again, ours=asked.ours))
     for each in () if asked.only else PUBLISHED:
         if each.spec and (asked.again or each.key not in found["published"]):
             found["published"][each.key] = at_their_size(each)
@@ -197,9 +199,14 @@ def _examine(name: str) -> None:
         print(json.dumps(dataclasses.asdict(row)), flush=True)
 
 
-def _run(name: str, found: dict[str, Any], path: Path, *, again: bool) -> None:
+def _stays(rows: Iterable[dict[str, Any]], *, again: bool, ours: bool) -> list[dict[str, Any]]:
+    """Rows that are not made anew."""
+    return [] if again else [row for row in rows if not (ours and row["contender"] == OURS)]
+
+
+def _run(name: str, found: dict[str, Any], path: Path, stays: Iterable[dict[str, Any]]) -> None:
     """The rows of one model, each written as it comes."""
-    done = [] if again else [row for row in found["rows"] if row["model"] == name]
+    done = [row for row in stays if row["model"] == name]
     others = [row for row in found["rows"] if row["model"] != name]
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     command = [sys.executable, __file__, "--examine", name]

@@ -57,6 +57,7 @@ class Simulator:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        self._known: dict[tuple[object, ...], list[_Life]] = {}
 
     def simulate(self, regions: Iterable[Region]) -> tuple[int, int]:
         """Peak in bytes and FLOPs run again, of the step with these regions checkpointed. Operators without a formula count as 0 FLOPs.
@@ -66,8 +67,9 @@ class Simulator:
         """
         regions = tuple(sorted(regions, key=lambda region: region.first_node))
         passes = [_Pass(0, len(self.profile.nodes), regions, tuple(self._forward), None, 0), *self._recomputations(regions, 0)]
-        lives = [life for one in passes for life in self._lives(one) if self.profile.storages[life.storage].op not in one.kept]
-        again_at = {life.storage: life.death for one in passes for life in self._lives(one) if self.profile.storages[life.storage].op in one.kept}
+        found = [(one, life) for one in passes for life in self._lives_once(one)]
+        lives = [life for one, life in found if self.profile.storages[life.storage].op not in one.kept]
+        again_at = {life.storage: life.death for one, life in found if self.profile.storages[life.storage].op in one.kept}
         lives = [_Life(life.storage, life.birth, max(life.death, again_at.get(life.storage, life.death))) for life in lives]
         lives += [_Life(index, (s.birth, 1, 0), (s.death, 1, 0)) for index, s in enumerate(self.profile.storages) if index not in self._made]
         again = [self.profile.ops[op].flops for one in passes[1:] for op in one.ops if op not in one.kept]
@@ -161,6 +163,13 @@ class Simulator:
             if node not in within and self.profile.nodes[node].saved and node in forward:
                 stop = max(stop, _first_not_run(self.profile, node, forward[node]))
         return stop
+
+    def _lives_once(self, one: _Pass) -> list[_Life]:
+        """The same for passes that make the same: of regions within them only the borders matter."""
+        key = one.first, one.last, tuple((region.first_node, region.last_node) for region in one.inner), one.ops, one.at, one.order
+        if key not in self._known:
+            self._known[key] = list(self._lives(one))
+        return self._known[key]
 
     def _lives(self, one: _Pass) -> Iterable[_Life]:
         """What a pass makes, and how long it is there."""

@@ -362,7 +362,7 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
 def test_the_plan_survives_its_file(tmp_path: Any) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(4)))
     x = torch.randn(512, 64)
-    plan = fxmem.plan(fxmem.analyze(model, x, target="cpu", optimizer=None), budget=0.6)
+    plan = fxmem.plan(fxmem.analyze(model, x, target="cpu", optimizer=None), "mincut", budget=0.6)
     assert plan.application is OPERATORS
     plan.to_json(tmp_path / "plan.json")
     assert fxmem.load_plan(tmp_path / "plan.json") == plan
