@@ -11,7 +11,7 @@ calls they have seen, so that these are repeated steps):
 - MemTracker: the same step inside `torch.distributed._tools.mem_tracker.MemTracker`.
 
 The last two are on the CPU because the C++ engine refuses fake CUDA tensors on a machine without a GPU. They take turns in
-one process. Seconds are the process's CPU time, all of it on one thread, which other work on the machine moves least; what
+one process, each after a garbage collection. Seconds are the process's CPU time, all of it on one thread, which other work on the machine moves least; what
 counts is the ratio of medians, the seconds are one machine's. Peak memory is a process's own (`ru_maxrss`), one process for
 each figure, less what a process has after the imports. Growth: the analysis of Llama stacks of growing depth, and the
 exponent p of seconds ~ layers^p, fitted by least squares on logarithms.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import importlib.metadata
 import json
 import math
@@ -149,6 +150,7 @@ def measure(model: str, methods: Sequence[str], rounds: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {method: [] for method in runs}
     for _ in range(rounds):
         for method, run in runs.items():
+            gc.collect()  # what one leaves to be collected is not the next one's to pay for
             began = time.process_time()
             run()
             seconds[method].append(time.process_time() - began)

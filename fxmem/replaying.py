@@ -8,6 +8,10 @@ arguments, or views of their storages, or the same numbers.
 That it is so is not taken on trust. After the first call the result is made a second time from its description and must be
 indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls are never replayed. With
 `FXMEM_CHECK=1` every call is run both ways, and a difference is an error; with `FXMEM_CHECK=0` nothing is replayed.
+
+Why calls and not whole modules, of which a deep model has many alike: what a module's Python does beside calling operators (caches it fills,
+counters, attributes, hooks, what it decides by them) follows from no key that can be computed without running it. So it is run, each time. That
+and autograd's own nodes are about 1.0 s for 80 layers of a Llama on plain meta tensors, where the whole analysis takes 2.4 s.
 """
 
 from __future__ import annotations
