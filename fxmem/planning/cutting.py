@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import networkx as nx  # type: ignore[import-untyped]
 import numpy as np
@@ -31,12 +32,18 @@ _PRICES = 12
 """Prices of a FLOP that are tried, at most."""
 _ROUNDS = 3
 """Cuts for each price, the prices of bytes following the peak."""
+_MANY = 1000
+"""Calls from which on there are fewer of both, and of what is improved."""
 _NEAR = 0.02
 """What share of the peak a moment may lie below it and still count by a factor of 1/e."""
 _TRIES = 96
 """Calls that are tried to be made again, or no longer, at most."""
 _ABREAST = 6
 """Of those that free most for their cost, how many are tried at a time."""
+_EVALUATIONS = 40_000
+"""Of calls, over those that are tried, at most: a choice takes time in proportion to the calls of the step."""
+_ENDLESS = 1 << 40
+"""A capacity, before one is set."""
 _SEEDS = 4
 """Choices that are improved for a budget."""
 
@@ -255,28 +262,48 @@ class Cutter:
             ends[end] = ends.get(end, 0.0) + float(self.nbytes[number])
         return most
 
+    @property
+    def _tries(self) -> int:
+        return max(min(_TRIES, _EVALUATIONS // max(len(self.calls), 1)), 12)
+
+    @property
+    def _seeds(self) -> int:
+        return _SEEDS if len(self.calls) < _MANY else _SEEDS // 2
+
     # --- cuts ------------------------------------------------------------------------------------------------------------------
 
     def _cut(self, hold: Floats, again: Floats) -> set[int]:
         """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in sum."""
-        graph = nx.DiGraph()
-        scale = 1e6 / max(float(hold.max(initial=0.0)), 1e-30)
-        for number in self._relevant:
-            value, need, make = self.values[number], ("value", number), ("call", self.values[number].call)
-            if value.saved:
-                graph.add_edge("needed", need)
-            if value.overwritten:
-                graph.add_edge(need, make)
-            else:
-                graph.add_edge(need, make, capacity=round(hold[number] * scale))
-        for call in {self.values[number].call for number in self._relevant}:
-            graph.add_edge(("call", call), "spared", capacity=min(round(again[call] * scale), 1 << 50))
-            for source in self.calls[call].sources:
-                graph.add_edge(("call", call), ("value", source))
+        graph, residual = self._network
         if "needed" not in graph:
             return set()
-        _, (chosen, _) = nx.minimum_cut(graph, "needed", "spared", flow_func=nx.algorithms.flow.boykov_kolmogorov)
+        scale = 1e6 / max(float(hold.max(initial=0.0)), 1e-30)
+        endless = residual.graph["inf"]
+        for number in self._relevant:
+            capacity = endless if self.values[number].overwritten else round(float(hold[number]) * scale)
+            residual[("value", number)][("call", self.values[number].call)]["capacity"] = capacity
+        for call in {self.values[number].call for number in self._relevant}:
+            residual[("call", call)]["spared"]["capacity"] = min(round(float(again[call]) * scale), endless // 2)
+        _, (chosen, _) = nx.minimum_cut(graph, "needed", "spared", flow_func=nx.algorithms.flow.boykov_kolmogorov, residual=residual)
         return {node[1] for node in chosen if node[0] == "call"}
+
+    @cached_property
+    def _network(self) -> tuple[Any, Any]:
+        """The graph that is cut, and its residual network, whose capacities are set for each cut.
+
+        On the side of `needed` lie the values that are needed and the calls that are made again: a saved value is needed, and a value that is needed but whose
+        call is not made again is held.
+        """
+        graph = nx.DiGraph()
+        for number in self._relevant:
+            if self.values[number].saved:
+                graph.add_edge("needed", ("value", number))
+            graph.add_edge(("value", number), ("call", self.values[number].call), capacity=_ENDLESS)
+        for call in {self.values[number].call for number in self._relevant}:
+            graph.add_edge(("call", call), "spared", capacity=_ENDLESS)
+            graph.add_edges_from((("call", call), ("value", source)) for source in self.calls[call].sources)
+        residual = nx.algorithms.flow.utils.build_residual_network(graph, "capacity")
+        return graph, residual
 
     @cached_property
     def _relevant(self) -> list[int]:
@@ -310,7 +337,7 @@ class Cutter:
         for price in self._prices:
             again: set[int] = set()
             held, made = np.ones(len(self.values)), np.zeros(len(self.values))
-            for turn in range(_ROUNDS):
+            for turn in range(_ROUNDS if len(self.calls) < _MANY else _ROUNDS - 1):
                 if turn:
                     now_held, now_made = self._priced(again)
                     held, made = (held + now_held) / 2, (made + now_made) / 2
@@ -330,9 +357,10 @@ class Cutter:
         calls = {self.values[number].call for number in self._relevant}
         made = self._of_calls(self.nbytes)
         rates = sorted({float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True)
-        if len(rates) <= _PRICES:
+        most = _PRICES if len(self.calls) < _MANY else _PRICES // 3
+        if len(rates) <= most:
             return [rate * 0.999 for rate in rates]
-        spread = np.geomspace(rates[0], rates[-1], _PRICES)
+        spread = np.geomspace(rates[0], rates[-1], most)
         return [float(rate) * 0.999 for rate in spread]
 
     # --- for a budget ------------------------------------------------------------------------------------------------------------
@@ -355,14 +383,14 @@ class Cutter:
         fitting = [choice for choice in known if choice.peak <= budget]
         cheapest = min((choice.cost for choice in fitting), default=float("inf"))
         above = sorted((choice for choice in known if choice.peak > budget and choice.cost < cheapest), key=lambda each: (each.peak, each.cost))
-        fitting += [choice for close in above[:_SEEDS] if (choice := self._freed(close, budget)) is not None]
+        fitting += [choice for close in above[: self._seeds] if (choice := self._freed(close, budget)) is not None]
         if not fitting:
             return None
         fitting.sort(key=lambda choice: choice.cost)
-        for cheaper in above[:_SEEDS]:
+        for cheaper in above[: self._seeds]:
             fitting += self._between(cheaper, fitting[0], budget)
         fitting.sort(key=lambda choice: choice.cost)
-        return min((self._held_after_all(choice, budget) for choice in fitting[:_SEEDS]), key=lambda choice: choice.cost)
+        return min((self._held_after_all(choice, budget) for choice in fitting[: self._seeds]), key=lambda choice: choice.cost)
 
     def _between(self, cheaper: Choice, deeper: Choice, budget: float) -> Iterator[Choice]:
         """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
@@ -383,7 +411,7 @@ class Cutter:
 
     def _freed(self, choice: Choice, budget: float) -> Choice | None:
         """The choice with more made again, what frees most at the peak for its cost first, until it keeps the budget."""
-        for _ in range(_TRIES):
+        for _ in range(self._tries // 2):
             if choice.peak <= budget:
                 return choice
             at = int(self._timeline(self._course(set(choice.again))).argmax())
@@ -402,7 +430,7 @@ class Cutter:
 
     def _held_after_all(self, choice: Choice, budget: float) -> Choice:
         """The choice with what the budget leaves spent on its costliest calls."""
-        for index in sorted(choice.again, key=lambda i: (-self.costs[i], i))[:_TRIES]:
+        for index in sorted(choice.again, key=lambda i: (-self.costs[i], i))[: self._tries]:
             if index in choice.again:
                 less = self.choice(choice.again - {index})
                 if less.peak <= budget and less.cost < choice.cost:
