@@ -17,15 +17,15 @@ import torch
 import torchvision
 
 import fxmem
+from fxmem import promising
 from fxmem.analysis import Analysis, analyze_call
 from fxmem.errors import ExceededError
 from fxmem.inputs import make_inputs, parse_input
 from fxmem.plan_records import Application
-from fxmem.planning import Planner
+from fxmem.planning import OperatorPlanner, Planner
 from fxmem.sources import build_model
 
 RESULTS = Path(__file__).parent / "results"
-REGIONS = (Application.MODULES, Application.GRAPH)
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.28, 0.26, 0.25)
 
 
@@ -47,12 +47,11 @@ def llama(layers: int) -> Analysis:
 def quality() -> Iterator[str]:
     """Rows of peak and extra FLOPs."""
     analysis = resnet(50, 32)
-    yield "| plan | applied to | peak | extra FLOPs |"
+    yield "| plan | regions | peak | extra FLOPs |"
     yield "|---|---|---:|---:|"
     for strategy in ("sqrt", "chen"):
-        for application in REGIONS:
-            plan = fxmem.plan(analysis, strategy, application=application)
-            yield _row(f"{strategy}", plan)
+        for application in (Application.MODULES, Application.GRAPH):
+            yield _row(f"{strategy}", fxmem.plan(analysis, strategy, application=application))
     for application in Application:
         for share in SHARES:
             try:
@@ -70,8 +69,8 @@ def _row(name: str, plan: fxmem.Plan) -> str:
 
 def speed() -> Iterator[str]:
     """Rows of CPU seconds."""
-    yield "| model | nodes | analysis | plan, modules | plan, graph |"
-    yield "|---|---:|---:|---:|---:|"
+    yield "| model | nodes | analysis | plan, modules | plan, graph | plan, operators |"
+    yield "|---|---:|---:|---:|---:|---:|"
     for name, make in (
         *((f"ResNet-{depth}", lambda depth=depth: resnet(depth, 16)) for depth in (18, 50, 101, 152)),
         *((f"Llama, {n} layers", lambda n=n: llama(n)) for n in (10, 20, 40, 80)),
@@ -79,12 +78,21 @@ def speed() -> Iterator[str]:
         begin = time.process_time()
         analysis = make()
         taken = [time.process_time() - begin]
-        for application in REGIONS:
+        for application in Application:
+            planner = _planner(analysis, application)
             begin = time.process_time()
             with contextlib.suppress(ExceededError):  # which takes longer than a plan
-                Planner(analysis.profile, application).plan("flat", analysis.peak.requested_bytes // 2)
+                planner.plan("auto", analysis.peak.requested_bytes // 2)
             taken.append(time.process_time() - begin)
-        yield f"| {name} | {len(analysis.profile.nodes)} | {taken[0]:.2f} s | {taken[1]:.2f} s | {taken[2]:.2f} s |"
+        yield f"| {name} | {len(analysis.profile.nodes)} | {taken[0]:.2f} s | {taken[1]:.2f} s | {taken[2]:.2f} s | {taken[3]:.2f} s |"
+
+
+def _planner(analysis: Analysis, application: Application) -> Planner | OperatorPlanner:
+    """Of the kind for an application; that for operators finds its survey made, which is an analysis."""
+    if application is not Application.OPERATORS:
+        return Planner(analysis.profile, application)
+    found = promising.survey(analysis)
+    return OperatorPlanner(analysis.profile, lambda: found)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments
 
-__all__ = ["applied", "check_training", "plan", "plans_within", "with_plan"]
+__all__ = ["applied", "check_training", "plan", "plans_within", "survey", "with_plan"]
 
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
@@ -164,7 +164,7 @@ def _applications(analysis: Analysis, strategy: Strategy, application: Applicati
     wanted = ways_of(strategy, application)
     note = ""
     if Application.OPERATORS in wanted and not (regions_only and len(wanted) > 1):
-        yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(_surveyed, analysis)))
+        yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
     if Application.GRAPH in wanted:
         try:
             names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
@@ -180,12 +180,12 @@ def _applications(analysis: Analysis, strategy: Strategy, application: Applicati
         yield _Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
 
-def _surveyed(analysis: Analysis) -> tuple[list[Call], list[Value]]:
-    """What the model's forward comes down to."""
+def survey(analysis: Analysis) -> tuple[list[Call], list[Value]]:
+    """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
-    survey = checkpointing.surveyed(model)
+    found = checkpointing.surveyed(model)
     analysis.again(model)
-    return survey.found()
+    return found.found()
 
 
 @dataclass

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 import fxmem
 from fxmem.checkpointing import apply, remaking, surveyed, taping, uncheckpoint
 from fxmem.plan_records import Application
+from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, seen
 from tests.remade import remaking as everything
 from tests.test_checkpointing import IMAGES, blocks, same, trained
@@ -354,6 +356,28 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
         assert not [each for each in gc.get_objects() if type(each) in (remaking.Op, remaking.Value, remaking.Need) and id(each) not in others]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_random_programs(first: int) -> None:
+    def left_behind(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        results = model(torch.randn(BATCH, WIDTH))
+        sum(result.square().sum() for result in (results if isinstance(results, tuple) else (results,))).backward()  # type: ignore[union-attr]
+        return [torch.get_rng_state(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for seed in range(first, first + 10):
+        torch.manual_seed(seed)
+        model = RandomModel(seed).train()
+        chance = random.Random(seed)
+        try:
+            expected = left_behind(copy.deepcopy(model))
+        except RuntimeError:  # a program that autograd itself refuses
+            continue
+        x = torch.randn(BATCH, WIDTH)
+        for holds in (lambda _: False, lambda _: chance.random() < 0.4):  # noqa: B023
+            planned = apply(copy.deepcopy(model), everything(model, x, holds=holds), OPERATORS)
+            assert all(map(torch.equal, expected, left_behind(planned))), seed
 
 
 # --- plans -------------------------------------------------------------------------------------------------------------------

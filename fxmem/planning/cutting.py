@@ -13,6 +13,7 @@ back from the moment in backward that first asks for it or for something made fr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -410,23 +411,58 @@ class Cutter:
                     low = middle + 1
 
     def _freed(self, choice: Choice, budget: float) -> Choice | None:
-        """The choice with more made again, what frees most at the peak for its cost first, until it keeps the budget."""
-        for _ in range(self._tries // 2):
-            if choice.peak <= budget:
-                return choice
-            at = int(self._timeline(self._course(set(choice.again))).argmax())
-            rates = {
-                self.values[number].call: float(self.nbytes[number]) / max(float(self.costs[self.values[number].call]), 1.0)
-                for number in choice.held
-                if self.nbytes[number] and self.flow_end[number] <= at < max(int(self.death[number]), at + 1 if not self.values[number].saved else 0)
-            }
-            tried = [self.choice(choice.again | {call}) for call in sorted(rates, key=lambda call: (-rates[call], call))[:_ABREAST]]
-            better = [other for other in tried if other.peak < choice.peak]
-            if not better:
+        """The choice with one call after the other changed sides, what frees most at the peak for its cost first, until it keeps the budget.
+
+        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself, two are tried.
+        """
+        left = self._tries
+        while choice.peak > budget:
+            better: list[Choice] = []
+            movable = self._movable(choice)
+            changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
+            for begin in range(0, len(changes), _ABREAST):
+                batch = changes[begin : begin + _ABREAST]
+                left -= len(batch)
+                better = [other for calls in batch if (other := self._changed(choice, calls)).peak < choice.peak]
+                if better or left <= 0:
+                    break
+            if not better or left <= 0:
                 return None
             start = choice
             choice = max(better, key=lambda other: (start.peak - max(other.peak, budget)) / max(other.cost - start.cost, 1.0))
-        return None
+        return choice
+
+    def _changed(self, choice: Choice, calls: Iterable[int]) -> Choice:
+        """These calls on the other side; with those that are made again now, the ones that are needed for nothing else."""
+        again = set(choice.again)
+        for call in calls:
+            if call in again:
+                again.remove(call)
+                continue
+            pending = [call]
+            while pending:
+                again.add(pending[-1])
+                sources = [self.values[source] for source in self.calls[pending.pop()].sources]
+                known = choice.held
+                pending += [value.call for value in sources if value.call not in again and not known.intersection(self.calls[value.call].values)]
+        return self.choice(again)
+
+    def _movable(self, choice: Choice) -> list[int]:
+        """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
+        course = self._course(set(choice.again))
+        at = int(self._timeline(course).argmax())
+        rates: dict[int, float] = {}
+        for number in course.needed:
+            call, nbytes, saved = self.values[number].call, float(self.nbytes[number]), self.values[number].saved
+            if call in choice.again:
+                there = course.first[number] - 1 <= at < max(course.last[number], course.first[number])
+                rate = nbytes if there else 0.0
+            else:
+                there = self.flow_end[number] <= at < max(int(self.death[number]) if saved else 0, course.last[number])
+                rate = nbytes / max(float(self.costs[call]), 1.0) if there else 0.0
+            if rate:
+                rates[call] = rates.get(call, 0.0) + rate
+        return sorted(rates, key=lambda call: (-rates[call], call))
 
     def _held_after_all(self, choice: Choice, budget: float) -> Choice:
         """The choice with what the budget leaves spent on its costliest calls."""

@@ -13,9 +13,9 @@ from fxmem.planning.cutting import Call, Choice, Cutter, Value
 from fxmem.planning.planner import Planner
 from fxmem.records import Peak, Profile
 
-__all__ = ["OperatorPlanner"]
+__all__ = ["SHARES", "OperatorPlanner"]
 
-_SHARES = (0.97, 1.0, 1.03, 1.08)
+SHARES = (0.97, 1.0, 1.03, 1.08)
 """Of a budget, for which the planner of regions is asked for a plan to begin from."""
 _POINTS = 12
 """Budgets on a curve."""
@@ -50,7 +50,7 @@ class OperatorPlanner:
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.geometry.unplanned:
             return self._made(strategy, cutter.choice(()), budget_bytes)
-        choice = cutter.within(budget_bytes, self._seeds(budget_bytes * share for share in _SHARES))
+        choice = cutter.within(budget_bytes, self._seeds(budget_bytes * share for share in SHARES))
         if choice is None:
             raise ExceededError(
                 f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with {Application.OPERATORS.value} reaches "
