@@ -19,7 +19,7 @@ from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.faking import shadow_model
 from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Region, Strategy
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
-from fxmem.planning.cutting import Call, Value
+from fxmem.planning.choices import Call, Value
 from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments

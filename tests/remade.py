@@ -10,7 +10,7 @@ from torch import nn
 
 from fxmem.checkpointing import surveyed
 from fxmem.plan_records import Region, Result
-from fxmem.planning.cutting import Call, Value
+from fxmem.planning.choices import Call, Value
 
 
 def regions_of(calls: Sequence[Call], values: Sequence[Value], holds: Callable[[Value], bool]) -> list[Region]:

@@ -16,7 +16,8 @@ from fxmem import promising
 from fxmem.analysis import Analysis
 from fxmem.plan_records import Application
 from fxmem.planning import OperatorPlanner
-from fxmem.planning.cutting import Choice, Cutter
+from fxmem.planning.choices import Choice
+from fxmem.planning.cutting import Cutter
 from fxmem.planning.operating import SHARES
 from fxmem.sources import build_model
 

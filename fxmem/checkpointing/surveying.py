@@ -8,7 +8,7 @@ import torch
 
 from fxmem import _torch
 from fxmem.checkpointing.remaking import OpKey, ValueKey
-from fxmem.planning.cutting import Call, Value
+from fxmem.planning.choices import Call, Value
 
 __all__ = ["Survey"]
 

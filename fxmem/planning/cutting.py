@@ -1,40 +1,36 @@
 """Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's graph of operators.
 
 Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same way. With a price on
-held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection; torch.compile's partitioner solves the case in which FLOPs are free or
-forbidden, torch/_functorch/partitioners.py). Prices per byte follow the step: a byte costs what share of the moments near the peak it
+held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden, and
+solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: a byte costs what share of the moments near the peak it
 is there for, under the choice found before, so that bytes which are gone by then are held for nothing (multiplicative weights on the dual of the
 peak). Prices that lie between two cuts are reached by taking one cut's choice for what runs first and the other's for the rest; and what the
 budget leaves is spent on holding the costliest results that are made again.
-
-What a choice's peak would be is estimated from the unplanned step: what is made again is taken off it from the last reader in forward on, and put
-back from the moment in backward that first asks for it or for something made from it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
 import networkx as nx  # type: ignore[import-untyped]
 import numpy as np
 
-from fxmem import liveness
-from fxmem.errors import UsageError
-from fxmem.planning.geometry import Floats, Geometry
-from fxmem.records import Kind, Phase, Profile
+from fxmem.planning.choices import Choice, Choices
+from fxmem.planning.geometry import Floats
 
-__all__ = ["Call", "Choice", "Cutter", "Value"]
+__all__ = ["Cutter"]
 
-_PRICES = 12
-"""Prices of a FLOP that are tried, at most."""
-_ROUNDS = 3
-"""Cuts for each price, the prices of bytes following the peak."""
+_CUTS = 36, 8
+"""That are made, at most and at least."""
+_CUT_CALLS = 12_000
+"""Calls of all graphs that are cut together, in between."""
+_ROUNDS = 3, 2
+"""Cuts for each price of a FLOP, the prices of bytes following the peak: of graphs of fewer than `_MANY` calls, and of others."""
 _MANY = 1000
-"""Calls from which on there are fewer of both, and of what is improved."""
+"""Calls from which on less is improved, too."""
 _NEAR = 0.02
 """What share of the peak a moment may lie below it and still count by a factor of 1/e."""
 _TRIES = 96
@@ -49,223 +45,16 @@ _SEEDS = 4
 """Choices that are improved for a budget."""
 
 
-@dataclass(frozen=True)
-class Value:
-    """What a storage holds between two writes to it, made in forward by a call that can be made again."""
-
-    call: int
-    """Index of the call."""
-    position: int
-    """Among the values that it made."""
-    storage: tuple[str, int, int]
-    """Name and number of the call that allocated the storage, and the position among the storages that call allocated."""
-    nbytes: int
-    """Of the storage."""
-    saved: bool
-    """Whether autograd saves it."""
-    overwritten: bool
-    """Whether something else has been written there since, so that it cannot be held."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an operator in forward."""
-
-    name: str
-    """Qualified overload."""
-    number: int
-    """How many of the same ran before."""
-    sources: tuple[int, ...]
-    """Indices of the values it read."""
-    values: tuple[int, ...]
-    """Indices of those it made."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is made again, and so what is held."""
-
-    again: frozenset[int]
-    """Calls that are made again, none of them needlessly."""
-    held: frozenset[int]
-    """Values that are held for backward, or for others to be made from."""
-    dropped: frozenset[int]
-    """Values that autograd saves and that are made again instead."""
-    cost: float
-    """As planners count: FLOPs, and a little for what is written."""
-    flops: int | None
-    """FLOPs of `again`; None where an operator has no formula."""
-    peak: float
-    """Estimate of the step's peak, in bytes."""
-
-
-@dataclass
-class _Course:
-    """How a choice goes."""
-
-    again: set[int]
-    needed: set[int]
-    """Values."""
-    first: list[int]
-    """By value, the tick at which it is first asked for in backward."""
-    last: list[int]
-
-
-class Cutter:
-    """Choices for one step.
-
-    Args:
-        profile: of the unplanned step.
-        calls: of its forward, in the order they were made.
-        values: what they made, in that order.
-
-    Raises UsageError if the calls are not those of the profile.
-    """
-
-    def __init__(self, profile: Profile, calls: Sequence[Call], values: Sequence[Value]) -> None:
-        self.profile, self.calls, self.values = profile, calls, values
-        self.geometry = Geometry(profile, ())
-        self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
-        self._by_name: dict[str, list[int]] = {}
-        for index, op in enumerate(profile.ops):
-            if op.phase is Phase.FORWARD:
-                self._by_name.setdefault(op.name, []).append(index)
-        self.ops = [self._op(call.name, call.number) for call in calls]
-        """By call, its index in the profile."""
-        self.readers: list[list[int]] = [[] for _ in values]
-        """By value, the calls that read it."""
-        for index, call in enumerate(calls):
-            for source in call.sources:
-                self.readers[source].append(index)
-        self.costs = np.asarray([self.geometry.cost_of(op) for op in self.ops])
-        self._sized()
-
-    def _op(self, name: str, number: int) -> int:
-        try:
-            return self._by_name[name][number]
-        except (KeyError, IndexError):
-            raise UsageError("expected the model to run the same operators each time; between two analyses of it, it ran others") from None
-
-    def _sized(self) -> None:
-        """Bytes of each value, and when they are there in the unplanned step."""
-        profile = self.profile
-        begins: dict[int, int] = {}
-        for op in profile.ops:
-            if op.phase is Phase.BACKWARD:
-                begins[op.node] = min(begins.get(op.node, op.begin), op.begin)
-        used: dict[int, int] = {}
-        for index, node in enumerate(profile.nodes):
-            for storage in node.saved:
-                if index in begins:
-                    used[storage] = min(used.get(storage, begins[index]), begins[index])
-        flow = {made.index: made.flow_end for made in self.geometry.made}
-        allocated: dict[int, list[int]] = {}
-        for index, one in enumerate(profile.storages):
-            if one.op is not None and one.kind is not Kind.WORKSPACE and index in flow:
-                allocated.setdefault(one.op, []).append(index)
-        count = len(self.values)
-        self.nbytes = np.zeros(count)
-        self.storages: list[int | None] = [None] * count
-        """By value, what it lies in; None where it is written over."""
-        self.flow_end, self.death, self.first_use = (np.full(count, len(self.live), dtype=np.int64) for _ in range(3))
-        for index, value in enumerate(self.values):
-            name, number, position = value.storage
-            own = allocated.get(self._op(name, number), [])
-            if value.overwritten or position >= len(own):
-                continue
-            storage = self.storages[index] = own[position]
-            self.nbytes[index] = profile.storages[storage].nbytes
-            self.flow_end[index], self.death[index] = flow[storage], profile.storages[storage].death
-            self.first_use[index] = used.get(storage, profile.storages[storage].death)
-
-    # --- what a choice means -------------------------------------------------------------------------------------------------
-
-    def _course(self, again: set[int]) -> _Course:
-        """What is needed, and when, if these calls are made again, and those of which something that cannot be held is needed."""
-        never = len(self.live)
-        course = _Course(set(), set(), [never] * len(self.values), [0] * len(self.values))
-        for index in range(len(self.calls) - 1, -1, -1):
-            forced = False
-            for number in self.calls[index].values:
-                value = self.values[number]
-                askers = [min(course.first[made] for made in self.calls[each].values) for each in self.readers[number] if each in course.again]
-                if not value.saved and not askers:
-                    continue
-                course.needed.add(number)
-                forced = forced or value.overwritten
-                course.first[number] = min([int(self.first_use[number]), *askers] if value.saved else askers)
-                course.last[number] = max([int(self.death[number]), *askers] if value.saved and not value.overwritten else askers, default=0)
-            if (forced or index in again) and any(number in course.needed for number in self.calls[index].values):
-                course.again.add(index)
-                start = min(course.first[number] for number in self.calls[index].values)
-                for number in self.calls[index].values:
-                    if number in course.needed:
-                        course.first[number] = start
-        return course
-
-    def choice(self, again: Iterable[int]) -> Choice:
-        """What follows from making these calls again, as far as they are needed."""
-        course = self._course(set(again))
-        remade = sorted(course.again)
-        known = [self.profile.ops[self.ops[index]].flops for index in remade]
-        made = {number for number in course.needed if self.values[number].call in course.again}
-        return Choice(
-            again=frozenset(remade),
-            held=frozenset(course.needed - made),
-            dropped=frozenset(number for number in made if self.values[number].saved),
-            cost=float(self.costs[remade].sum()),
-            flops=None if None in known else sum(each or 0 for each in known),
-            peak=float(self._timeline(course).max(initial=0.0)),
-        )
-
-    def _timeline(self, course: _Course) -> Floats:
-        """Estimated bytes alive at every tick."""
-        ticks = len(self.live)
-        change = np.zeros(ticks + 2)
-        passing: dict[int, list[int]] = {}
-        for number in sorted(course.needed):
-            nbytes, flow, death = self.nbytes[number], int(self.flow_end[number]), int(self.death[number])
-            first, last, saved = course.first[number], course.last[number], self.values[number].saved
-            if not nbytes:
-                continue
-            if self.values[number].call in course.again:
-                if saved and death > flow:
-                    change[flow] -= nbytes
-                    change[death] += nbytes
-                if last > first:
-                    change[max(first - 1, 0)] += nbytes
-                    change[last] -= nbytes
-                else:
-                    passing.setdefault(first, []).append(number)
-            else:
-                begin = death if saved else flow
-                if last > begin:
-                    change[begin] += nbytes
-                    change[last] -= nbytes
-        planned: Floats = self.live + np.cumsum(change)[:ticks]
-        for tick, group in passing.items():
-            planned[min(max(tick - 1, 0), ticks - 1)] += self._passing(group, course)
-        return planned
-
-    def _passing(self, group: list[int], course: _Course) -> float:
-        """The most bytes of values that are there only while others are made from them."""
-        if len(group) == 1:
-            return float(self.nbytes[group[0]])
-        ends: dict[int, float] = {}
-        alive = most = 0.0
-        for number in group:
-            call = self.values[number].call
-            for done in [end for end in ends if end < call]:
-                alive -= ends.pop(done)
-            alive += float(self.nbytes[number])
-            most = max(most, alive)
-            end = max((each for each in self.readers[number] if each in course.again), default=call)
-            ends[end] = ends.get(end, 0.0) + float(self.nbytes[number])
-        return most
+class Cutter(Choices):
+    """Choices for one step, found by cuts."""
 
     @property
     def _tries(self) -> int:
         return max(min(_TRIES, _EVALUATIONS // max(len(self.calls), 1)), 12)
+
+    @property
+    def _rounds(self) -> int:
+        return _ROUNDS[len(self.calls) >= _MANY]
 
     @property
     def _seeds(self) -> int:
@@ -318,8 +107,8 @@ class Cutter:
 
     def _priced(self, again: set[int]) -> tuple[Floats, Floats]:
         """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time, most of it on those near the peak."""
-        course, end = self._course(again), len(self.live)
-        planned = self._timeline(course)
+        course, end = self.course(again), len(self.live)
+        planned = self.planned(course)
         top = float(planned.max(initial=1.0))
         weights = np.exp((planned - top) / (_NEAR * top))
         share = np.concatenate([[0.0], np.cumsum(weights / weights.sum())])
@@ -338,7 +127,7 @@ class Cutter:
         for price in self._prices:
             again: set[int] = set()
             held, made = np.ones(len(self.values)), np.zeros(len(self.values))
-            for turn in range(_ROUNDS if len(self.calls) < _MANY else _ROUNDS - 1):
+            for turn in range(self._rounds):
                 if turn:
                     now_held, now_made = self._priced(again)
                     held, made = (held + now_held) / 2, (made + now_made) / 2
@@ -358,7 +147,7 @@ class Cutter:
         calls = {self.values[number].call for number in self._relevant}
         made = self._of_calls(self.nbytes)
         rates = sorted({float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True)
-        most = _PRICES if len(self.calls) < _MANY else _PRICES // 3
+        most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // self._rounds
         if len(rates) <= most:
             return [rate * 0.999 for rate in rates]
         spread = np.geomspace(rates[0], rates[-1], most)
@@ -449,8 +238,8 @@ class Cutter:
 
     def _movable(self, choice: Choice) -> list[int]:
         """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
-        course = self._course(set(choice.again))
-        at = int(self._timeline(course).argmax())
+        course = self.course(set(choice.again))
+        at = int(self.planned(course).argmax())
         rates: dict[int, float] = {}
         for number in course.needed:
             call, nbytes, saved = self.values[number].call, float(self.nbytes[number]), self.values[number].saved

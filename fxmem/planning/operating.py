@@ -9,13 +9,14 @@ from itertools import groupby
 from fxmem._units import exact_bytes
 from fxmem.errors import ExceededError
 from fxmem.plan_records import Application, Plan, Region, Result, Strategy
-from fxmem.planning.cutting import Call, Choice, Cutter, Value
+from fxmem.planning.choices import Call, Choice, Value
+from fxmem.planning.cutting import Cutter
 from fxmem.planning.planner import Planner
 from fxmem.records import Peak, Profile
 
 __all__ = ["SHARES", "OperatorPlanner"]
 
-SHARES = (0.97, 1.0, 1.03, 1.08)
+SHARES = (0.97, 1.0, 1.05)
 """Of a budget, for which the planner of regions is asked for a plan to begin from."""
 _POINTS = 12
 """Budgets on a curve."""
