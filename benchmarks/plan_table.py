@@ -146,6 +146,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         "",
         *_standing(rows, names),
         "",
+        *([found["note"], ""] if "note" in found else []),
         *([f"Not run yet: {', '.join(found['cases'][name] for name in missing)}.", ""] if missing else []),
     ]
     for name in names:
