@@ -309,7 +309,8 @@ class _Search:
 
     def finished(self, proposal: _Proposal) -> Plan:
         """The plan of a proposal."""
-        profile, notes = self.analysis.profile, {way.note for way in self.ways if way.note}
+        profile = self.analysis.profile
+        notes = {way.note for way in self.ways if way.note and proposal.way.application is not Application.OPERATORS}
         return Plan(
             fxmem_version=profile.fxmem_version,
             torch_version=profile.torch_version,

@@ -17,8 +17,10 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 import fxmem
+from fxmem import promising
 from fxmem.checkpointing import apply, remaking, surveyed, taping, uncheckpoint
 from fxmem.plan_records import Application
+from fxmem.sources import build_model
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, seen
 from tests.remade import remaking as everything
@@ -87,7 +89,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
-    monkeypatch.setattr(remaking, "_generators_at", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(remaking.Generators, "meanwhile", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
         alike(model, IMAGES)
 
@@ -394,6 +396,17 @@ def test_the_plan_survives_its_file(tmp_path: Any) -> None:
     assert fxmem.analyze(planned, x, target="cpu", optimizer=None).peak.requested_bytes == plan.after.requested_bytes
     assert 'fxmem.load_plan("plan.json")' in plan.to_code()
     assert same(trained(model, x), trained(planned, x))
+
+
+def test_dropout_on_a_card_that_is_not_there() -> None:
+    small = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+    ids = torch.zeros(32, 256, dtype=torch.long)
+    analysis = fxmem.analyze(build_model("hf:GPT2LMHeadModel", small).module, {"input_ids": ids, "labels": ids}, target="h100", optimizer=None)
+    calls, values = promising.survey(analysis)
+    assert any(values[number].saved for call in calls if call.name == "aten.native_dropout.default" for number in call.values)
+    after = promising.applied(analysis, regions_of(calls, values, holds=lambda _: False), OPERATORS)
+    again = sum(op.name == "aten.native_dropout.default" for op in after.profile.ops)
+    assert again == 2 * sum(op.name == "aten.native_dropout.default" for op in analysis.profile.ops)
 
 
 def test_an_application_that_a_strategy_does_not_have_is_refused() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import set_device_states
 
 from fxmem import _torch
 
-__all__ = ["Fresh", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "tensors_of"]
+__all__ = ["Fresh", "Generators", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "tensors_of"]
 
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
@@ -159,13 +159,13 @@ class Op:
         given: arguments and keyword arguments, with marks in place of tensors.
         inputs: the values that `Made` counts.
         written: those of them that it writes to.
-        states: of the random generators before it, if it draws.
+        generators: before it, if it draws.
     """
 
-    __slots__ = ("func", "given", "inputs", "outputs", "states", "written")
+    __slots__ = ("func", "generators", "given", "inputs", "outputs", "written")
 
-    def __init__(self, func: Any, given: tuple[Any, Any], inputs: tuple[Value, ...], written: frozenset[int], states: Any) -> None:
-        self.func, self.given, self.inputs, self.written, self.states = func, given, inputs, written, states
+    def __init__(self, func: Any, given: tuple[Any, Any], inputs: tuple[Value, ...], written: frozenset[int], generators: Generators | None) -> None:
+        self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
         self.outputs: list[tuple[int, weakref.ref[Value]]] = []
         """Values that it made, each with the position of a tensor on it in `tensors_of`."""
 
@@ -188,7 +188,7 @@ class Op:
             return mark
 
         args, kwargs = _torch.tree_map(real, self.given)
-        with _generators_at(self.states):
+        with contextlib.nullcontext() if self.generators is None else self.generators.meanwhile():
             result = self.func(*args, **kwargs)
         tensors = tensors_of(result, args, kwargs)
         return [(output, tensors[at]) for at, reference in self.outputs if (output := reference()) is not None]
@@ -262,21 +262,41 @@ def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((count,), (1,), 0)
 
 
-@contextlib.contextmanager
-def _generators_at(states: Any) -> Iterator[None]:
-    """The random generators as they were; afterwards as they are."""
-    if states is None:
-        yield
-        return
-    cpu, devices, on_devices = states
-    now, now_on_devices = torch.get_rng_state(), [torch.get_device_module().get_rng_state(device) for device in devices]
-    torch.set_rng_state(cpu)
-    set_device_states(devices, on_devices)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(now)
-        set_device_states(devices, now_on_devices)
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """States of the default random generators: the CPU's, and those of the devices that an operator runs on."""
+
+    cpu: torch.Tensor
+    device_type: str
+    devices: tuple[int, ...]
+    states: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def now(tensors: Iterable[torch.Tensor]) -> Generators:
+        """As they are, for an operator on these tensors."""
+        found = [tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
+        kind = found[0].type if found else "cpu"
+        return Generators._of(kind, tuple(sorted({device.index or 0 for device in found if device.type == kind})))
+
+    @staticmethod
+    def _of(kind: str, devices: tuple[int, ...]) -> Generators:
+        states = tuple(torch.get_device_module(kind).get_rng_state(device) for device in devices)
+        return Generators(torch.get_rng_state(), kind, devices, states)
+
+    def restore(self) -> None:
+        """Have them so again."""
+        torch.set_rng_state(self.cpu)
+        set_device_states(self.devices, self.states, device_type=self.device_type)
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """As they were, within; afterwards as they are."""
+        now = self._of(self.device_type, self.devices)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
 
 
 @contextlib.contextmanager

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.checkpoint import get_device_states
 
 from fxmem import _torch
-from fxmem.checkpointing.remaking import Fresh, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, tensors_of
+from fxmem.checkpointing.remaking import Fresh, Generators, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, tensors_of
 
 __all__ = ["Observer", "Tape", "rematerializing"]
 
@@ -188,8 +187,8 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = _torch.tree_map(marked, (args, kwargs))
         except _NotAgainError:
             return None
-        states = (torch.get_rng_state(), *get_device_states(*_torch.tensors_in((args, kwargs)))) if signature.draws else None
-        return Op(func, given, tuple(values), frozenset(writes), states)
+        generators = Generators.now(_torch.tensors_in((args, kwargs))) if signature.draws else None
+        return Op(func, given, tuple(values), frozenset(writes), generators)
 
     def _enter(self, key: OpKey, op: Op, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages hold what it made."""

@@ -1,11 +1,11 @@
 """Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's graph of operators.
 
 Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same way. With a price on
-held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden, and
-solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: a byte costs what share of the moments near the
-peak it is there for, under the choice found before, so that bytes which are gone by then are held for nothing (multiplicative weights on the dual of the peak).
-Prices that lie between two cuts are reached by taking one cut's choice for what runs first and the other's for the rest; and what the budget leaves is spent on
-holding the costliest results that are made again.
+held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden,
+and solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: a byte costs what share of the
+moments near the peak it is there for, under the choice found before, so that bytes which are gone by then are held for nothing (multiplicative
+weights on the dual of the peak). Prices that lie between two cuts are reached by taking one cut's choice for what runs first and the other's for the
+rest; single calls then change sides until the budget is kept, and what it leaves is spent on holding the costliest results that are made again.
 """
 
 from __future__ import annotations
