@@ -25,6 +25,7 @@ import importlib.metadata
 import json
 import logging
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -111,7 +112,8 @@ class _Examination:
             row = make(row)
         except Exception as error:  # a rival's, or a plan that is out of reach: the table says so
             cause = error.__cause__ or error
-            row = dataclasses.replace(row, failed=f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"[:300])
+            said = re.sub(r"\S*/site-packages/", "", (str(cause).splitlines() or [""])[0])
+            row = dataclasses.replace(row, failed=f"{type(cause).__name__}: {said}"[:300])
         return dataclasses.replace(row, seconds=round(time.monotonic() - began, 1))
 
     def run(self, row: Row, ready: Ready) -> Row:
