@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from timm.layers import BatchNormAct2d
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem import promising
@@ -333,6 +335,49 @@ def test_the_model_is_the_same_object_and_copies_do_alike() -> None:
         assert all(parameter.grad is not None for parameter in copied.parameters())
         assert type(uncheckpoint(copied)) is cls
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_wrapped_for_distributed_training_afterwards(tmp_path: Any) -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 4, 1))
+    plain, planned = copy.deepcopy(model), apply(copy.deepcopy(model), everything(model, IMAGES), OPERATORS)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        assert same(*(trained(nn.parallel.DistributedDataParallel(one), IMAGES) for one in (plain, planned)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_under_the_compiler_it_does_nothing() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+    plain, planned = copy.deepcopy(model), apply(copy.deepcopy(model), everything(model, X), OPERATORS)
+    torch.compile(planned, backend="aot_eager", fullgraph=True)(X).square().sum().backward()
+    plain(X).square().sum().backward()
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_checkpoint_of_the_models_own_stays_what_it_is() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        z = checkpoint(lambda v: v.exp().tanh().sigmoid(), y, use_reentrant=False)
+        assert isinstance(z, torch.Tensor)
+        return z.cos().tanh()
+
+    assert alike(Of(function), X)
+
+
+def test_what_raises_leaves_nothing_on() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    model = Of(lambda y: y.tanh())
+    apply(model, everything(model, X), OPERATORS)
+    model.function = function
+    with pytest.raises(ValueError, match="no"):
+        model(X)
+    out = (X.clone().requires_grad_() * 2).exp()
+    assert out.grad_fn is not None
+    assert out.grad_fn._saved_result.shape == out.shape  # type: ignore[attr-defined]
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
 def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
