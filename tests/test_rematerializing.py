@@ -189,7 +189,11 @@ def test_what_the_model_reads_must_be_as_it_was() -> None:
     apply(model, everything(model, X), OPERATORS)
     out = model(X)
     model.shift.zero_()  # type: ignore[operator]
-    with pytest.raises(RuntimeError, match=r"what the model reads \(\(6,\) torch.float32\) has been written to before backward"):
+    with pytest.raises(RuntimeError, match=r"what the model reads \(\(6,\) torch.float32\) has been written to, or freed, before backward"):
+        out.sum().backward()
+    out = model(X)
+    model.shift.untyped_storage().resize_(0)  # type: ignore[operator, union-attr]
+    with pytest.raises(RuntimeError, match="what the model reads"):
         out.sum().backward()
 
 

@@ -134,7 +134,8 @@ class Outside:
 
     def read(self) -> torch.Tensor:
         """It, as it was."""
-        if self.tensor._version != self.version:
+        freed = self.tensor.numel() and not self.tensor.untyped_storage().nbytes()  # as a sharded parameter is between the uses of its module
+        if self.tensor._version != self.version or freed:
             raise _written("what the model reads", self.tensor)
         return self.tensor
 
@@ -311,6 +312,6 @@ def _no_autocast() -> Iterator[None]:
 
 def _written(what: str, tensor: torch.Tensor) -> RuntimeError:
     return RuntimeError(
-        f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to before backward, so what was made from it cannot be made again; "
+        f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was made from it cannot be made again; "
         "fxmem.uncheckpoint(model), or plan with another application"
     )
