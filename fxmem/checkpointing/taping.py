@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 
 from fxmem import _torch
-from fxmem.checkpointing.remaking import Fresh, Generators, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, tensors_of
+from fxmem.checkpointing.remaking import Fresh, Generators, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
 
 __all__ = ["Observer", "Tape", "rematerializing"]
 
@@ -154,8 +154,8 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The call as it can be made again; None if it must not be."""
         if not signature.again:
             return None
-        written = {id(tensor) for tensor in _tensors_at(signature.written, args, kwargs)}
-        statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)}
+        written = {id(tensor) for tensor in _tensors_at(signature.written, args, kwargs)} if signature.written else ()
+        statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)} if signature.statistics else ()
         inputs: dict[int, int] = {}
         values: list[Value] = []
         writes: set[int] = set()
@@ -184,15 +184,15 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _NotAgainError
 
         try:
-            given = _torch.tree_map(marked, (args, kwargs))
+            given = mapped(marked, (args, kwargs))
         except _NotAgainError:
             return None
-        generators = Generators.now(_torch.tensors_in((args, kwargs))) if signature.draws else None
+        generators = Generators.now(tensors_of(None, args, kwargs)) if signature.draws else None
         return Op(func, given, tuple(values), frozenset(writes), generators)
 
     def _enter(self, key: OpKey, op: Op, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages hold what it made."""
-        given = {_torch.storage_key(tensor) for tensor in _torch.tensors_in((args, kwargs)) if _is_plain(tensor)}
+        given = {_torch.storage_key(tensor) for tensor in tensors_of(None, args, kwargs) if _is_plain(tensor)}
         old = given - {_torch.storage_key(tensor) for tensor in _tensors_at(signature.written, args, kwargs)}
         for storage in {_torch.storage_key(tensor) for tensor in _statistics(signature, args, kwargs)}:
             old.add(storage)
