@@ -37,7 +37,7 @@ def estimate(profile: Profile, peak: Peak, strategy: Strategy, budget: str | int
 
 
 def _plans(profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None) -> Iterator[Plan]:
-    wanted = [way for way in ways_of(strategy, application) if way is not Application.OPERATORS]
+    wanted = ways_of(strategy, application, regions_only=True)
     if not wanted:
         raise UsageError("expected a model to plan single operators of; a report does not say what each operator reads. Other strategies do with it")
     refused: list[ExceededError] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fxmem import budgets, checkpointing, fitting, rooflines, sizing
 from fxmem._units import exact_bytes, format_bytes
 from fxmem.analysis import Analysis
-from fxmem.errors import ExceededError, FxmemError, UsageError
+from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.faking import shadow_model
 from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Region, Strategy
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
@@ -26,6 +26,8 @@ from fxmem.tracing import named_arguments
 
 __all__ = ["applied", "check_training", "plan", "plans_within", "survey", "with_plan"]
 
+_REFUSALS = (UsageError, AnalysisError)
+"""What a way of applying plans raises where it does not go with the model, which for some only the planned step itself shows."""
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
 _CLOSE = 200
@@ -58,7 +60,7 @@ def plan(
         application: "operators" (the program runs once, as it is; results of single operators are made again), "modules" (whole modules run
             again), "graph" (regions may begin and end anywhere; needs a model that `torch.fx.symbolic_trace` accepts), or None for
             whichever is cheapest.
-        regions_only: with None, leaves "operators" out: certificates, for one, speak of regions.
+        regions_only: leaves "operators" out: certificates, for one, speak of regions.
         progress: told in a few words what is being done.
 
     Raises:
@@ -96,7 +98,7 @@ def plans_within(
         search = replace(first, limit=_Limit(nbytes, analysis.profile.target.device == "cuda"))  # with the same planners and the same proposals seen
         try:
             best = search.best()
-        except UsageError:  # something must not run twice
+        except _REFUSALS:
             best = None
         if best is None:
             break
@@ -161,9 +163,11 @@ def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
 
 
 def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False) -> Iterable[_Way]:
-    wanted = ways_of(strategy, application)
+    wanted = ways_of(strategy, application, regions_only=regions_only)
+    if not wanted:
+        raise UsageError(f"expected a plan of regions, got strategy {strategy!r}, which is about single operators; application 'graph' or 'modules' gives one")
     note = ""
-    if Application.OPERATORS in wanted and not (regions_only and len(wanted) > 1):
+    if Application.OPERATORS in wanted:
         yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
     if Application.GRAPH in wanted:
         try:
@@ -226,11 +230,11 @@ class _Search:
     def best(self) -> _Proposal | None:
         """The proposal with the least recomputation that keeps the limit; None if there is none."""
         best: _Proposal | None = None
-        refused: list[UsageError] = []
+        refused: list[FxmemError] = []
         for way in self.ways:
             try:
                 found = self._within(way, best)
-            except UsageError as error:  # something in a region must not run twice, which only the run itself shows
+            except _REFUSALS as error:
                 refused.append(error)
                 continue
             best = found if best is None or (found is not None and _cost(found) < _cost(best)) else best
@@ -286,7 +290,7 @@ class _Search:
         """The curve, and the plan on it with the smallest product of peak and FLOPs."""
         proposals = [_Proposal(self.ways[0], "flat", (), self.analysis)]
         for way in self.ways:
-            with contextlib.suppress(UsageError):
+            with contextlib.suppress(*_REFUSALS):
                 proposals += [self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions]
         proposals.sort(key=lambda p: (_cost(p), budgets.counted_bytes(p.analysis.peak)))
         front: list[_Proposal] = []
@@ -352,7 +356,7 @@ class _Search:
     def _out_of_reach(self) -> str:
         if self.strategy not in (*ONE_PLAN, "flat"):
             for way in self.ways:
-                with contextlib.suppress(UsageError):
+                with contextlib.suppress(*_REFUSALS):
                     self.carried_out(way, way.planner.smallest())
         reached = min(self.seen.values(), key=lambda p: budgets.counted_bytes(p.analysis.peak), default=None)
         peak = self.analysis.peak if reached is None else reached.analysis.peak

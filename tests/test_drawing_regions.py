@@ -24,7 +24,7 @@ from fxmem.drawing.placing import available
 from fxmem.drawing.regions import checkpoints, effect
 from fxmem.drawing.words import box_words, frame_words
 from fxmem.errors import UsageError
-from fxmem.plan_records import Application, Plan, Region
+from fxmem.plan_records import Application, Plan, Region, Result
 from fxmem.records import Node, Profile, RecomputedRegion, SourceLine
 from tests.profiles import deep_profile
 from tests.test_drawing import SVG, boxes_of, call, chain, drawn, step_of, text_of, tooltip_of, totals
@@ -195,6 +195,19 @@ def test_a_frame_tells_the_region_in_full() -> None:
     assert "FLOPs run again: unknown" in tooltip_of(second)
     (heading,) = (each for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint" and "unknown" in text_of(each))
     assert text_of(heading) == "checkpointfrees 0 B; runs an unknown number of FLOPs again"
+
+
+def test_a_frame_tells_what_is_made_again_and_what_is_kept() -> None:
+    profile = deep_profile(2)
+    remade = region(0, 4, remakes=(Result(operator="aten.relu.default", number=0), Result(operator="aten.relu.default", number=1)), within="layers.0")
+    root = drawn(profile, plan=plan_of(profile, remade, region(4, 8, keeps=(0, 2))), fold=False)
+    first, second = (each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id"))
+    assert "makes 2 saved results of its operators again, one by one; nothing of the program runs twice" in tooltip_of(first).splitlines()
+    assert "random number" not in tooltip_of(first)
+    assert "keeps the results of its products 0, 2 (counted from 0), which do not run again" in tooltip_of(second).splitlines()
+    says = [text_of(each) for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint"]
+    assert any(text.endswith("; makes 2 saved results again") for text in says)
+    assert any(text.endswith("; keeps 2 results of products") for text in says)
 
 
 def test_regions_in_a_box_are_said_there() -> None:

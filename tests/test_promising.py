@@ -14,7 +14,7 @@ from torch import nn
 import fxmem
 from fxmem import analyze, budgets
 from fxmem.analysis import Analysis
-from fxmem.errors import ExceededError, UsageError
+from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.estimating import estimate
 from fxmem.measuring import measure_cpu
 from fxmem.plan_records import ONE_PLAN, Application, Plan
@@ -82,6 +82,28 @@ def test_gradients_and_losses_are_those_of_the_unplanned_model() -> None:
         loss.backward()
         results.append([loss, *(p.grad for p in each.parameters())])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+class Counting(Stack):
+    """Writes to what it has read, which single operators could then not be made again from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x * self.seen)
+        self.seen += 1
+        return out
+
+
+def test_a_way_that_does_not_go_with_the_model_is_left_for_another() -> None:
+    analysis = analyze(Counting(), torch.randn(1024, 64), target="cpu", optimizer=None)
+    with pytest.raises(AnalysisError, match="what the model reads"):
+        fxmem.plan(analysis, "mincut", 0.45)
+    plan = fxmem.plan(analysis, budget=0.45)
+    assert plan.application is not Application.OPERATORS
+    assert plan.after.requested_bytes <= 0.45 * plan.before.requested_bytes
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -154,6 +176,12 @@ def test_the_users_model_is_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
     assert fxmem.uncheckpoint(fxmem.checkpoint(model, fxmem.plan(stack(), budget=0.6))) is model
     assert [type(module) for module in model.modules()] == classes
+
+
+def test_a_plan_of_regions_and_one_of_single_operators_are_not_asked_for_together() -> None:
+    for asked in ({"strategy": "mincut"}, {"application": "operators"}):
+        with pytest.raises(UsageError, match="expected a plan of regions, got strategy"):
+            fxmem.plan(stack(), budget=0.6, regions_only=True, **asked)  # type: ignore[arg-type]
 
 
 def test_a_model_that_cannot_be_traced_symbolically_is_planned_by_modules_and_that_is_said() -> None:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem import promising
-from fxmem.checkpointing import apply, remaking, surveyed, taping, uncheckpoint
+from fxmem.checkpointing import apply, generators, remaking, surveyed, taping, uncheckpoint
 from fxmem.plan_records import Application
 from fxmem.sources import build_model
 from tests.random_models import BATCH, WIDTH, RandomModel
@@ -91,7 +91,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
-    monkeypatch.setattr(remaking.Generators, "meanwhile", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(generators.Generators, "meanwhile", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
         alike(model, IMAGES)
 

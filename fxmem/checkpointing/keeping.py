@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from fxmem import _torch
+from fxmem.checkpointing.generators import Generators
 from fxmem.products import is_product
 
 __all__ = ["Keeping", "Results", "Reusing", "keep"]
@@ -45,8 +45,8 @@ class _Result:
     value: Any
     versions: tuple[int, ...]
     """Of its tensors, which count how often they were written to."""
-    generators: tuple[torch.Tensor, list[int], list[torch.Tensor]] | None
-    """States of the CPU's and the devices' generators after it, if it drew."""
+    generators: Generators | None
+    """After it, if it drew."""
 
     def untouched(self) -> bool:
         """Whether nobody has written to it."""
@@ -79,8 +79,8 @@ class Keeping(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._number += 1
             if self._number in self._keeps:
                 value = _torch.detached_sharing_version(result)  # autograd makes the result itself hold the graph, which holds what is kept
-                states = (torch.get_rng_state(), *get_device_states(*_torch.tensors_in((args, kwargs)))) if _draws(func) else None
-                self._results[self._number] = _Result(value, _versions(value), states)
+                generators = Generators.now(_torch.tensors_in((args, kwargs))) if _draws(func) else None
+                self._results[self._number] = _Result(value, _versions(value), generators)
         return result
 
 
@@ -105,9 +105,7 @@ class Reusing(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             kept = self._results.pop(self._number, None)
             if kept is not None and kept.untouched():
                 if kept.generators is not None:
-                    cpu, devices, states = kept.generators
-                    torch.set_rng_state(cpu)
-                    set_device_states(devices, states)
+                    kept.generators.restore()
                 return kept.value
         return func(*args, **(kwargs or {}))
 

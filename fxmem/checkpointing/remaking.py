@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import set_device_states
 
 from fxmem import _torch
+from fxmem.checkpointing.generators import Generators
 
-__all__ = ["Fresh", "Generators", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "mapped", "tensors_of"]
+__all__ = ["Fresh", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "mapped", "tensors_of"]
 
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
@@ -283,43 +283,6 @@ def _alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
     return tensor.as_strided((count,), (1,), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Generators:
-    """States of the default random generators: the CPU's, and those of the devices that an operator runs on."""
-
-    cpu: torch.Tensor
-    device_type: str
-    devices: tuple[int, ...]
-    states: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def now(tensors: Iterable[torch.Tensor]) -> Generators:
-        """As they are, for an operator on these tensors."""
-        found = [tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
-        kind = found[0].type if found else "cpu"
-        return Generators._of(kind, tuple(sorted({device.index or 0 for device in found if device.type == kind})))
-
-    @staticmethod
-    def _of(kind: str, devices: tuple[int, ...]) -> Generators:
-        states = tuple(torch.get_device_module(kind).get_rng_state(device) for device in devices)
-        return Generators(torch.get_rng_state(), kind, devices, states)
-
-    def restore(self) -> None:
-        """Have them so again."""
-        torch.set_rng_state(self.cpu)
-        set_device_states(self.devices, self.states, device_type=self.device_type)
-
-    @contextlib.contextmanager
-    def meanwhile(self) -> Iterator[None]:
-        """As they were, within; afterwards as they are."""
-        now = self._of(self.device_type, self.devices)
-        self.restore()
-        try:
-            yield
-        finally:
-            now.restore()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ class Survey:
     def begin(self) -> None:
         """Forget what was seen."""
         self._calls: list[tuple[OpKey, list[ValueKey], list[ValueKey]]] = []
-        self._values: dict[ValueKey, tuple[ValueKey, int]] = {}
+        self._storages: dict[ValueKey, ValueKey] = {}
         self._allocated: dict[int, ValueKey] = {}
         self._saved: set[ValueKey] = set()
         self._overwritten: set[ValueKey] = set()
@@ -47,10 +47,10 @@ class Survey:
             keys.append((*key, position))
             if before is not None:
                 self._overwritten.add(before)
-                storage = self._values[before][0]
+                storage = self._storages[before]
             else:
                 storage = keys[-1] if new else self._allocated.get(_torch.storage_key(tensor), keys[-1])
-            self._values[keys[-1]] = storage, tensor.untyped_storage().nbytes()
+            self._storages[keys[-1]] = storage
         self._calls.append((key, sources, keys))
 
     def on_save(self, key: ValueKey) -> None:
@@ -65,8 +65,7 @@ class Survey:
         for (name, number), sources, made in self._calls:
             for position, key in enumerate(made):
                 index[key] = len(values)
-                storage, nbytes = self._values[key]
                 hidden = key in self._hidden
-                values.append(Value(len(calls), position, storage, nbytes, key in self._saved and not hidden, hidden or key in self._overwritten))
+                values.append(Value(len(calls), position, self._storages[key], key in self._saved and not hidden, hidden or key in self._overwritten))
             calls.append(Call(name, number, tuple(dict.fromkeys(index[source] for source in sources)), tuple(index[key] for key in made)))
         return calls, values

@@ -28,7 +28,8 @@ from typing import Any, Protocol
 import torch
 
 from fxmem import _torch
-from fxmem.checkpointing.remaking import Fresh, Generators, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
+from fxmem.checkpointing.generators import Generators
+from fxmem.checkpointing.remaking import Fresh, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
 
 __all__ = ["Observer", "Tape", "rematerializing"]
 

@@ -81,7 +81,7 @@ def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
         analysis = analyzed(options, progress)
         from fxmem import promising
 
-        regions_only = options.certificate is not None and options.application is None  # what a certificate speaks of
+        regions_only = options.certificate is not None  # what it speaks of
         plan = promising.plan(analysis, options.strategy, options.budget, application=options.application, progress=progress, regions_only=regions_only)
     return plan, analysis.profile, analysis.timeline
 

@@ -38,9 +38,14 @@ class Checkpoint:
         return 0 if self.region is None else len(self.region.keeps)
 
     @property
+    def remakes(self) -> int:
+        """How many results that are saved for backward are made again, one by one."""
+        return 0 if self.region is None else len(self.region.remakes)
+
+    @property
     def likeness(self) -> Hashable:
         """Equal for those that free and cost the same."""
-        return (self.region is None, self.freed_bytes, self.extra_flops, self.keeps)
+        return (self.region is None, self.freed_bytes, self.extra_flops, self.keeps, self.remakes)
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
@@ -74,6 +79,9 @@ def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
         results = sum(checkpoint.keeps * times for checkpoint, times in planned)
         if results:
             parts.append(f"keeps {results} result{'s' if results > 1 else ''} of products{of_each}")
+        remade = sum(checkpoint.remakes * times for checkpoint, times in planned)
+        if remade:
+            parts.append(f"makes {remade} saved result{'s' if remade > 1 else ''} again{of_each}")
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)

@@ -332,7 +332,10 @@ def _checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) 
         yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
         if checkpoint.keeps:
             yield f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from 0), which do not run again"
-        yield "keeps the state of the random number generator" if checkpoint.region.random else "draws no random numbers"
+        if checkpoint.remakes:
+            yield f"makes {checkpoint.remakes} saved results of its operators again, one by one; nothing of the program runs twice"
+        else:
+            yield "keeps the state of the random number generator" if checkpoint.region.random else "draws no random numbers"
         if checkpoint.region.source is not None:
             yield _place_in(checkpoint.region.source)
         yield "the figures inside are those of the step without the plan"

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 
-from fxmem import liveness
 from fxmem.errors import UsageError
 from fxmem.planning.geometry import Floats, Geometry
 from fxmem.records import Kind, Phase, Profile
@@ -30,8 +29,6 @@ class Value:
     """Among the values that it made."""
     storage: tuple[str, int, int]
     """Name and number of the call that allocated the storage, and the position among the storages that call allocated."""
-    nbytes: int
-    """Of the storage."""
     saved: bool
     """Whether autograd saves it."""
     overwritten: bool
@@ -96,7 +93,7 @@ class Choices:
     def __init__(self, profile: Profile, calls: Sequence[Call], values: Sequence[Value]) -> None:
         self.profile, self.calls, self.values = profile, calls, values
         self.geometry = Geometry(profile, ())
-        self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
+        self.live = self.geometry.live
         self._by_name: dict[str, list[int]] = {}
         for index, op in enumerate(profile.ops):
             if op.phase is Phase.FORWARD:

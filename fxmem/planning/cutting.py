@@ -57,7 +57,7 @@ class Cutter(Choices):
         return _ROUNDS[len(self.calls) >= _MANY]
 
     @property
-    def _seeds(self) -> int:
+    def _improved(self) -> int:
         return _SEEDS if len(self.calls) < _MANY else _SEEDS // 2
 
     # --- cuts ------------------------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ class Cutter(Choices):
         fitting = [choice for choice in known if choice.peak <= budget]
         cheapest = min((choice.cost for choice in fitting), default=float("inf"))
         above = sorted((choice for choice in known if choice.peak > budget and choice.cost < cheapest), key=lambda each: (each.peak, each.cost))
-        fitting += [choice for close in above[: self._seeds] if (choice := self._freed(close, budget)) is not None]
+        fitting += [choice for close in above[: self._improved] if (choice := self._freed(close, budget)) is not None]
         if not fitting:
             return None
         fitting.sort(key=lambda choice: choice.cost)
-        for cheaper in above[: self._seeds]:
+        for cheaper in above[: self._improved]:
             fitting += self._between(cheaper, fitting[0], budget)
         fitting.sort(key=lambda choice: choice.cost)
-        return min((self._held_after_all(choice, budget) for choice in fitting[: self._seeds]), key=lambda choice: choice.cost)
+        return min((self._held_after_all(choice, budget) for choice in fitting[: self._improved]), key=lambda choice: choice.cost)
 
     def _between(self, cheaper: Choice, deeper: Choice, budget: float) -> Iterator[Choice]:
         """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
@@ -232,8 +232,7 @@ class Cutter(Choices):
             while pending:
                 again.add(pending[-1])
                 sources = [self.values[source] for source in self.calls[pending.pop()].sources]
-                known = choice.held
-                pending += [value.call for value in sources if value.call not in again and not known.intersection(self.calls[value.call].values)]
+                pending += [value.call for value in sources if value.call not in again and not choice.held.intersection(self.calls[value.call].values)]
         return self.choice(again)
 
     def _movable(self, choice: Choice) -> list[int]:

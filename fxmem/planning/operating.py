@@ -12,7 +12,7 @@ from fxmem.plan_records import Application, Plan, Region, Result, Strategy
 from fxmem.planning.choices import Call, Choice, Value
 from fxmem.planning.cutting import Cutter
 from fxmem.planning.planner import Planner
-from fxmem.records import Peak, Profile
+from fxmem.records import Profile
 
 __all__ = ["SHARES", "OperatorPlanner"]
 
@@ -83,8 +83,8 @@ class OperatorPlanner:
             for stretch in tables.flat(budget) or ():
                 first, last = geometry.cuts[stretch.first], geometry.cuts[stretch.last]
                 kept = {product.op for _, product in tables.selection.kept(first, last, stretch.level)}
-                for index, op in enumerate(cutter.ops):
-                    if not first <= self.profile.ops[op].node < last or op in kept:
+                for index in (call for node in range(first, last) for call in self._calls_of.get(node, ())):
+                    if cutter.ops[index] in kept:
                         continue
                     storages = [cutter.storages[number] for number in cutter.calls[index].values]
                     if not any(storage is not None and geometry.last_reader.get(storage, -1) >= stretch.last for storage in storages):
@@ -92,29 +92,19 @@ class OperatorPlanner:
             if found:
                 yield found
 
+    @cached_property
+    def _calls_of(self) -> dict[int, list[int]]:
+        """By node, its calls."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self._cutter.ops):
+            found.setdefault(self.profile.ops[op].node, []).append(index)
+        return found
+
     # --- what is said of a plan ------------------------------------------------------------------------------------------------
 
     def _made(self, strategy: Strategy, choice: Choice, budget_bytes: int | None) -> Plan:
-        profile, before, regions = self.profile, self._regions.before, self._described(choice)
-        return Plan(
-            fxmem_version=profile.fxmem_version,
-            torch_version=profile.torch_version,
-            model=profile.model,
-            inputs=profile.inputs,
-            step=profile.step,
-            target=profile.target,
-            strategy=strategy,
-            chosen="mincut",
-            application=Application.OPERATORS,
-            budget_bytes=budget_bytes,
-            regions=regions,
-            before=before,
-            after=Peak(requested_bytes=round(choice.peak), phase=before.phase, tick=before.tick, by_kind={}) if regions else before,
-            analysed=False,
-            forward_flops=None,
-            extra_flops=choice.flops,
-            before_seconds=self._regions.before_seconds,
-        )
+        regions = self._described(choice)
+        return self._regions.proposed(strategy, "mincut", Application.OPERATORS, budget_bytes, regions, round(choice.peak), choice.flops)
 
     def _described(self, choice: Choice) -> tuple[Region, ...]:
         """A region for each run of calls that are made again in the same part of the model."""

@@ -218,10 +218,22 @@ class Planner:
         self, strategy: Strategy, chosen: Strategy, stretches: Sequence[Stretch], tables: Tables, budget_bytes: int | None, most: int | None = None
     ) -> Plan:
         """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its regions."""
-        profile, regions = self.profile, described(tables.selection, stretches, self.spans)
-        before = self.before
+        regions = described(tables.selection, stretches, self.spans)
         estimated = self.estimate(stretches, tables) if most is None else most
-        extra = _run_again(regions)
+        return self.proposed(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
+
+    def proposed(
+        self,
+        strategy: Strategy,
+        chosen: Strategy,
+        application: Application,
+        budget_bytes: int | None,
+        regions: tuple[Region, ...],
+        estimated: int,
+        extra_flops: int | None,
+    ) -> Plan:
+        """A plan for the profile that has not been analysed; `estimated` is its peak."""
+        profile, before = self.profile, self.before
         return Plan(
             fxmem_version=profile.fxmem_version,
             torch_version=profile.torch_version,
@@ -231,14 +243,14 @@ class Planner:
             target=profile.target,
             strategy=strategy,
             chosen=chosen,
-            application=self.application,
+            application=application,
             budget_bytes=budget_bytes,
             regions=regions,
             before=before,
             after=Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={}) if regions else before,
             analysed=False,
             forward_flops=None,
-            extra_flops=extra,
+            extra_flops=extra_flops,
             before_seconds=self.before_seconds,
         )
 
@@ -263,16 +275,19 @@ def _run_again(regions: Sequence[Region]) -> int | None:
     return None if None in extra else sum(flops or 0 for flops in extra)
 
 
-def ways_of(strategy: Strategy, application: Application | str | None) -> list[Application]:
+def ways_of(strategy: Strategy, application: Application | str | None, *, regions_only: bool = False) -> list[Application]:
     """How plans of a strategy may be applied, the cheapest way first; of them the one that is asked for, if any.
 
-    Raises UsageError where they go not together.
+    Args:
+        regions_only: leaves single operators out, so that there may be none.
+
+    Raises UsageError where strategy and application do not go together.
     """
     may: dict[Strategy, list[Application]] = {"auto": [Application.OPERATORS, Application.MODULES, Application.GRAPH]}
     may |= {"mincut": [Application.OPERATORS], "modules": [Application.MODULES]}
     found = may.get(strategy, [Application.MODULES, Application.GRAPH])
-    if application is None:
-        return found
-    if application not in found:
-        raise UsageError(f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got {str(application)!r}")
-    return [Application(application)]
+    if application is not None:
+        if application not in found:
+            raise UsageError(f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got {str(application)!r}")
+        found = [Application(application)]
+    return [way for way in found if not (regions_only and way is Application.OPERATORS)]

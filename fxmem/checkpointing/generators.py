@@ -1,0 +1,49 @@
+"""States of the random generators, for what draws a second time, or is spared from it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.utils.checkpoint import set_device_states
+
+__all__ = ["Generators"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generators:
+    """States of the default random generators: the CPU's, and those of the devices that an operator runs on."""
+
+    cpu: torch.Tensor
+    device_type: str
+    devices: tuple[int, ...]
+    states: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def now(tensors: Iterable[torch.Tensor]) -> Generators:
+        """As they are, for an operator on these tensors."""
+        found = [tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
+        kind = found[0].type if found else "cpu"
+        return Generators._of(kind, tuple(sorted({device.index or 0 for device in found if device.type == kind})))
+
+    @staticmethod
+    def _of(kind: str, devices: tuple[int, ...]) -> Generators:
+        states = tuple(torch.get_device_module(kind).get_rng_state(device) for device in devices)
+        return Generators(torch.get_rng_state(), kind, devices, states)
+
+    def restore(self) -> None:
+        """Have them so again."""
+        torch.set_rng_state(self.cpu)
+        set_device_states(self.devices, self.states, device_type=self.device_type)
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """As they were, within; afterwards as they are."""
+        now = self._of(self.device_type, self.devices)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
