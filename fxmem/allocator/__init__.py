@@ -13,9 +13,10 @@ taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
 
 from __future__ import annotations
 
-from fxmem.allocator.caching import BlockView, CachingAllocator, OutOfMemory, Segment, Stat, Stats
+from fxmem.allocator.caching import CachingAllocator
 from fxmem.allocator.completing import complete_timeline, levels_of, settings_of
 from fxmem.allocator.looping import Occupancy, PhasePeak, Shortage
+from fxmem.allocator.readings import BlockView, OutOfMemory, Segment, Stat, Stats
 from fxmem.allocator.recording import Event, Levels, RecordedStep, levels, recorded_step
 from fxmem.allocator.replaying import Replay, fits, replay
 from fxmem.allocator.settings import DEFAULT_SETTINGS, Settings

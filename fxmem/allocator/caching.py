@@ -15,195 +15,18 @@ Assumptions
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from typing import Final
 
+from fxmem.allocator.blocks import Block, Pool, Range
+from fxmem.allocator.readings import BlockView, Gauge, OutOfMemory, Segment, Stats
 from fxmem.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings, ceil_to
-from fxmem.errors import ExceededError, UsageError
-from fxmem.records import Bytes, Record
+from fxmem.errors import UsageError
 
-__all__ = ["BlockView", "CachingAllocator", "OutOfMemory", "Segment", "Stat", "Stats"]
+__all__ = ["CachingAllocator"]
 
 _ALIGNMENT: Final = 2 << 20
 _FIRST_ADDRESS: Final = 1 << 40
 _UNBOUNDED_RANGE: Final = 1 << 42
-
-
-class Stat(Record):
-    """A number of bytes now, and the largest since the start or the last `reset_peak_stats`."""
-
-    current: Bytes
-    peak: Bytes
-
-
-class Stats(Record):
-    """What `torch.cuda.memory_stats` would say (pool `all`)."""
-
-    requested_bytes: Stat
-    allocated_bytes: Stat
-    active_bytes: Stat
-    """Equal to `allocated_bytes`: nothing waits for another stream."""
-    reserved_bytes: Stat
-    segments: int
-    """Segments from cudaMalloc; PyTorch does not count expandable ones."""
-    alloc_retries: int
-    """How often cached segments had to be given back before a request was tried again."""
-    ooms: int
-
-
-class BlockView(Record):
-    """One block of a segment."""
-
-    address: int
-    size: Bytes
-    requested_bytes: Bytes | None
-    """None when the block is free."""
-
-
-class Segment(Record):
-    """A contiguous range of device memory: one cudaMalloc, or one mapped run of an expandable segment."""
-
-    address: int
-    large: bool
-    """Which pool it belongs to."""
-    expandable: bool
-    blocks: tuple[BlockView, ...]
-    """In order of address; together they cover the segment."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(block.size for block in self.blocks)
-
-
-class OutOfMemory(ExceededError):
-    """The driver refused a request even after all cached segments were given back.
-
-    `asked_bytes` is the request, `segment_bytes` what was asked of the driver for it (the figure in PyTorch's message),
-    `free_bytes` what the driver had left, `largest_free_block_bytes` the largest block the request's pool still caches.
-    """
-
-    def __init__(self, *, asked_bytes: int, segment_bytes: int, free_bytes: int, requested: int, allocated: int, reserved: int, largest: int) -> None:
-        self.asked_bytes = asked_bytes
-        self.segment_bytes = segment_bytes
-        self.free_bytes = free_bytes
-        self.requested_bytes = requested
-        self.allocated_bytes = allocated
-        self.reserved_bytes = reserved
-        self.largest_free_block_bytes = largest
-        super().__init__(
-            f"out of memory: {asked_bytes:,} bytes asked for ({segment_bytes:,} from the driver), {free_bytes:,} free, "
-            f"{reserved:,} reserved of which {allocated:,} allocated, largest free block {largest:,}"
-        )
-
-
-class _Gauge:
-    __slots__ = ("current", "peak")
-
-    def __init__(self) -> None:
-        self.current = 0
-        self.peak = 0
-
-    def add(self, amount: int) -> None:
-        self.current += amount
-        self.peak = max(self.peak, self.current)
-
-    def stat(self) -> Stat:
-        return Stat(current=self.current, peak=self.peak)
-
-
-class _Range:
-    """Addresses reserved for an expandable segment (`ExpandableSegment`); memory stands behind its mapped blocks only."""
-
-    __slots__ = ("address", "page", "size")
-
-    def __init__(self, address: int, page: int, size: int) -> None:
-        self.address = address
-        self.page = page
-        self.size = size
-
-
-class _Block:
-    """A piece of a segment, linked to its neighbours by address (`Block`)."""
-
-    __slots__ = ("address", "inserted", "live", "mapped", "next", "pool", "prev", "range", "requested", "size")
-
-    def __init__(self, pool: _Pool, address: int, size: int, *, of: _Range | None = None, mapped: bool = True) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.range = of
-        self.mapped = mapped
-        self.live = False
-        self.requested = 0
-        self.inserted = 0
-        self.prev: _Block | None = None
-        self.next: _Block | None = None
-
-    @property
-    def split(self) -> bool:
-        return self.prev is not None or self.next is not None
-
-    def link(self, before: _Block | None, after: _Block | None) -> None:
-        self.prev, self.next = before, after
-        if before is not None:
-            before.next = self
-        if after is not None:
-            after.prev = self
-
-
-class _Pool:
-    """Free blocks by (size, address), unmapped ones by address (`BlockPool`)."""
-
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
-        self.searches = 0
-        self._order: list[tuple[int, int]] = []
-        self._free: dict[int, _Block] = {}
-        self._unmapped_order: list[int] = []
-        self._unmapped: dict[int, _Block] = {}
-
-    def insert(self, block: _Block) -> None:
-        if block.mapped:
-            block.inserted = self.searches
-            insort(self._order, (block.size, block.address))
-            self._free[block.address] = block
-        else:
-            insort(self._unmapped_order, block.address)
-            self._unmapped[block.address] = block
-
-    def remove(self, block: _Block) -> None:
-        if block.mapped:
-            del self._order[bisect_left(self._order, (block.size, block.address))]
-            del self._free[block.address]
-        else:
-            del self._unmapped_order[bisect_left(self._unmapped_order, block.address)]
-            del self._unmapped[block.address]
-
-    def age(self, block: _Block) -> int:
-        return self.searches - block.inserted
-
-    def first_fit(self, size: int) -> int:
-        """Position of the smallest free block of at least `size`; at equal size, of the lowest."""
-        return bisect_left(self._order, (size, 0))
-
-    def at(self, position: int) -> _Block:
-        return self._free[self._order[position][1]]
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[_Block]:
-        """The free blocks as they are now, by size and address; the pool may change while they are walked."""
-        return iter([self._free[address] for _, address in self._order])
-
-    def unmapped(self) -> Iterator[_Block]:
-        return map(self._unmapped.__getitem__, self._unmapped_order)
-
-    @property
-    def largest(self) -> int:
-        return self._order[-1][0] if self._order else 0
 
 
 class CachingAllocator:
@@ -227,12 +50,12 @@ class CachingAllocator:
                 raise UsageError("per_process_memory_fraction needs the memory of the device; none is known: give a capacity")
             self._allowed = int(settings.per_process_memory_fraction * device)
         self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
-        self._small = _Pool(small=True)
-        self._large = _Pool(small=False)
-        self._live: dict[int, _Block] = {}
-        self._requested = _Gauge()
-        self._allocated = _Gauge()
-        self._reserved = _Gauge()
+        self._small = Pool(small=True)
+        self._large = Pool(small=False)
+        self._live: dict[int, Block] = {}
+        self._requested = Gauge()
+        self._allocated = Gauge()
+        self._reserved = Gauge()
         self._segments = 0
         self._retries = 0
         self._ooms = 0
@@ -311,7 +134,7 @@ class CachingAllocator:
                 large=not head.pool.small,
                 expandable=head.range is not None,
                 blocks=tuple(
-                    BlockView(address=block.address, size=block.size, requested_bytes=block.requested if block.live else None) for block in _mapped_run(head)
+                    BlockView(address=block.address, size=block.size, requested_bytes=block.requested if block.live else None) for block in head.mapped_run()
                 ),
             )
             for head in self._heads()
@@ -339,7 +162,7 @@ class CachingAllocator:
 
     # -- taking a block
 
-    def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
         if self._collects:
             pool.searches += 1
@@ -350,7 +173,7 @@ class CachingAllocator:
         # A block before unmapped addresses counts as what it could grow to, so that it is kept for last.
         while block.range is not None and (position := position + 1) < len(pool):
             following = pool.at(position)
-            if _growable_size(following) >= _growable_size(block):
+            if following.growable_size >= block.growable_size:
                 break
             block = following
         limit = self.settings.max_split_bytes
@@ -362,7 +185,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _hand_out(self, block: _Block, size: int, nbytes: int) -> int:
+    def _hand_out(self, block: Block, size: int, nbytes: int) -> int:
         """Cut `size` off the front if the rest is worth keeping. Source: `should_split`, `alloc_found_block`."""
         rest = block.size - size
         if block.pool.small or self.settings.expandable_segments:
@@ -371,7 +194,7 @@ class CachingAllocator:
             limit = self.settings.max_split_bytes
             split = rest > SMALL_SIZE and (limit is None or size < limit)
         if split:
-            front = _Block(block.pool, block.address, size, of=block.range)
+            front = Block(block.pool, block.address, size, of=block.range)
             block.address += size
             block.size = rest
             front.link(block.prev, block)
@@ -384,7 +207,7 @@ class CachingAllocator:
         self._requested.add(nbytes)
         return block.address
 
-    def _merge(self, block: _Block, other: _Block | None) -> None:
+    def _merge(self, block: Block, other: Block | None) -> None:
         """Absorb a free neighbour in the same state of mapping. Source: `try_merge_blocks`."""
         if other is None or other.live or other.mapped != block.mapped:
             return
@@ -398,7 +221,7 @@ class CachingAllocator:
 
     # -- asking the driver
 
-    def _from_driver(self, pool: _Pool, size: int) -> _Block | None:
+    def _from_driver(self, pool: Pool, size: int) -> Block | None:
         """The ladder of `DeviceCachingAllocator::malloc`: ask, give oversize blocks back and ask, give everything back and ask."""
         if self._collects:
             self._collect_garbage()
@@ -411,7 +234,7 @@ class CachingAllocator:
             block = self._grow(pool, size)
         return block
 
-    def _grow(self, pool: _Pool, size: int) -> _Block | None:
+    def _grow(self, pool: Pool, size: int) -> Block | None:
         """A block of at least `size` outside the pool, from new memory; None when refused. Source: `alloc_block`."""
         segment = self.settings.segment_size(size)
         if self._allowed is not None and self._reserved.current + segment > self._allowed:
@@ -421,7 +244,7 @@ class CachingAllocator:
         if not self._driver_gives(segment):
             return None
         self._segments += 1
-        return _Block(pool, self._new_addresses(segment), segment)
+        return Block(pool, self._new_addresses(segment), segment)
 
     def _driver_gives(self, nbytes: int) -> bool:
         if self.capacity_bytes is not None and self._reserved.current + nbytes > self.capacity_bytes:
@@ -434,7 +257,7 @@ class CachingAllocator:
         self._next_address += ceil_to(nbytes, _ALIGNMENT)
         return address
 
-    def _grow_range(self, pool: _Pool, size: int) -> _Block | None:
+    def _grow_range(self, pool: Pool, size: int) -> Block | None:
         """Map pages until a free block has `size`. Source: `try_allocate_expandable_block`."""
         block = self._growth_place(pool, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
@@ -448,7 +271,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _growth_place(self, pool: _Pool, size: int) -> _Block:
+    def _growth_place(self, pool: Pool, size: int) -> Block:
         """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source: `find_expandable_block`."""
         for block in pool.unmapped():
             start = block.prev if block.prev is not None and not block.prev.live else block
@@ -463,12 +286,12 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = ceil_to(max(self._range_bytes, size), page)
-        fresh = _Range(self._new_addresses(nbytes), page, nbytes)
-        block = _Block(pool, fresh.address, nbytes, of=fresh, mapped=False)
+        fresh = Range(self._new_addresses(nbytes), page, nbytes)
+        block = Block(pool, fresh.address, nbytes, of=fresh, mapped=False)
         pool.insert(block)
         return block
 
-    def _map(self, block: _Block, nbytes: int) -> bool:
+    def _map(self, block: Block, nbytes: int) -> bool:
         """Put pages behind the first `nbytes` of an unmapped block, which joins its free neighbours. Source: `map_block`."""
         assert block.range is not None, "only expandable segments have unmapped blocks"
         mapped = ceil_to(nbytes, block.range.page)
@@ -477,7 +300,7 @@ class CachingAllocator:
         pool = block.pool
         pool.remove(block)
         if mapped < block.size:
-            rest = _Block(pool, block.address + mapped, block.size - mapped, of=block.range, mapped=False)
+            rest = Block(pool, block.address + mapped, block.size - mapped, of=block.range, mapped=False)
             rest.link(block, block.next)
             pool.insert(rest)
             block.size = mapped
@@ -489,13 +312,13 @@ class CachingAllocator:
 
     # -- giving memory back
 
-    def _release(self, block: _Block) -> None:
+    def _release(self, block: Block) -> None:
         """cudaFree of a whole free segment. Source: `release_block`."""
         block.pool.remove(block)
         self._reserved.add(-block.size)
         self._segments -= 1
 
-    def _release_free(self, pool: _Pool) -> None:
+    def _release_free(self, pool: Pool) -> None:
         """Source: `release_blocks`."""
         for block in pool:
             if block.range is not None:
@@ -503,7 +326,7 @@ class CachingAllocator:
             elif not block.split:
                 self._release(block)
 
-    def _unmap(self, block: _Block) -> None:
+    def _unmap(self, block: Block) -> None:
         """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""
         assert block.range is not None, "only expandable segments are unmapped"
         base, page, pool = block.range.address, block.range.page, block.pool
@@ -513,11 +336,11 @@ class CachingAllocator:
             return
         pool.remove(block)
         if begin > block.address:
-            before = _Block(pool, block.address, begin - block.address, of=block.range)
+            before = Block(pool, block.address, begin - block.address, of=block.range)
             before.link(block.prev, block)
             pool.insert(before)
         if end < block.address + block.size:
-            after = _Block(pool, end, block.address + block.size - end, of=block.range)
+            after = Block(pool, end, block.address + block.size - end, of=block.range)
             after.link(block, block.next)
             pool.insert(after)
         block.address, block.size, block.mapped = begin, end - begin, False
@@ -527,7 +350,7 @@ class CachingAllocator:
             pool.insert(block)
         self._reserved.add(begin - end)
 
-    def _release_oversize(self, pool: _Pool, size: int) -> bool:
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
         """Give back one oversize block that is large enough, else the largest ones until they are. True if enough was freed.
 
         Source: `release_available_cached_blocks`.
@@ -576,11 +399,11 @@ class CachingAllocator:
 
     # -- looking
 
-    def _heads(self) -> list[_Block]:
+    def _heads(self) -> list[Block]:
         blocks = (*self._live.values(), *self._small, *self._large)
         return sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
 
-    def _out_of_memory(self, pool: _Pool, size: int, nbytes: int) -> OutOfMemory:
+    def _out_of_memory(self, pool: Pool, size: int, nbytes: int) -> OutOfMemory:
         limits = [limit for limit in (self.capacity_bytes, self._allowed) if limit is not None]
         return OutOfMemory(
             asked_bytes=nbytes,
@@ -591,16 +414,3 @@ class CachingAllocator:
             reserved=self._reserved.current,
             largest=pool.largest,
         )
-
-
-def _mapped_run(head: _Block) -> Iterator[_Block]:
-    """The mapped blocks from `head` on."""
-    block: _Block | None = head
-    while block is not None and block.mapped:
-        yield block
-        block = block.next
-
-
-def _growable_size(block: _Block) -> int:
-    following = block.next
-    return block.size + (following.size if following is not None and not following.mapped else 0)

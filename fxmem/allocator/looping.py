@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import Final
 
-from fxmem.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.allocator.caching import CachingAllocator
+from fxmem.allocator.readings import OutOfMemory
 from fxmem.records import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
 
 __all__ = ["Loop", "Occupancy", "PhasePeak", "Run", "Shortage"]

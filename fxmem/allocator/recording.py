@@ -9,8 +9,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fxmem.allocator.caching import CachingAllocator, Segment
+from fxmem.allocator.caching import CachingAllocator
 from fxmem.allocator.looping import Loop
+from fxmem.allocator.readings import Segment
 from fxmem.allocator.settings import Settings
 from fxmem.records import Profile
 

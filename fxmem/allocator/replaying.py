@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from fxmem.allocator.caching import CachingAllocator, OutOfMemory
+from fxmem.allocator.caching import CachingAllocator
 from fxmem.allocator.looping import Loop, Occupancy, PhasePeak, Run, Shortage
+from fxmem.allocator.readings import OutOfMemory
 from fxmem.allocator.settings import DEFAULT_SETTINGS, Settings
 from fxmem.errors import UsageError
 from fxmem.records import Bytes, Profile, Record
