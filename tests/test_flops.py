@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fxmem import flops
-from fxmem.flops import UNCOUNTED, is_counted_by_torch, op_flops
+from fxmem.flops import UNCOUNTED, is_counted_by_torch, op_flops, tables
 
 aten = torch.ops.aten
 MEAN, SUM, NONE = 1, 2, 0
@@ -727,9 +726,9 @@ def forms(name: str) -> Iterator[tuple[Any, str]]:
 
 
 def test_every_name_is_an_op_of_torch_and_stands_in_one_table() -> None:
-    tables = [set(flops._FORMULAS), set(flops._NO_ARITHMETIC), set(UNCOUNTED)]
-    names = set.union(*tables)
-    assert sum(map(len, tables)) == len(names)
+    each = [set(tables.FORMULAS), set(tables.NO_ARITHMETIC), set(UNCOUNTED)]
+    names = set.union(*each)
+    assert sum(map(len, each)) == len(names)
     assert [name for name in names if not any(hasattr(*form) for form in forms(name))] == []
-    assert set(flops._COMPLEX) <= set(flops._FORMULAS)
-    assert not set(flops._EACH) & set(flops._EACH_READ)
+    assert set(tables.COMPLEX) <= set(tables.FORMULAS)
+    assert not set(tables.EACH) & set(tables.EACH_READ)
