@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from fxmem import _torch
+from fxmem import _torch_autograd
 
 __all__ = ["NODE_CALL", "Engine", "Observer"]
 
@@ -49,7 +49,7 @@ class Observer(Protocol):
         """A node in the making keeps `value` (a tensor, or whatever the program's own pack hook made of it); it is gone when `handle` is dead or empty."""
 
     def on_backward_node(self, sequence_number: int) -> None:
-        """The node with this number is about to run; numbers are those of `_torch.next_sequence_number` at its making."""
+        """The node with this number is about to run; numbers are those of `_torch_autograd.next_sequence_number` at its making."""
 
 
 class Saved:
@@ -57,9 +57,9 @@ class Saved:
 
     __slots__ = ("__weakref__", "hooks", "value")
 
-    def __init__(self, value: Any, hooks: _torch.Hooks) -> None:
+    def __init__(self, value: Any, hooks: _torch_autograd.Hooks) -> None:
         self.value: Any = value
-        self.hooks: _torch.Hooks | None = hooks
+        self.hooks: _torch_autograd.Hooks | None = hooks
 
     def release(self) -> None:
         """What C++ does to a saved variable whose node has run."""
@@ -90,9 +90,9 @@ class Engine:
     def routed(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
         """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an `autograd.Function`."""
         with (
-            _torch.saved_tensors_seen_by(self._pack, self._unpack),
-            _torch.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
-            _torch.function_calls_seen_by(lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none),
+            _torch_autograd.saved_tensors_seen_by(self._pack, self._unpack),
+            _torch_autograd.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
+            _torch_autograd.function_calls_seen_by(lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none),
         ):
             yield
 
@@ -102,28 +102,28 @@ class Engine:
         nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and isinstance(t.grad_fn, torch.autograd.function.BackwardCFunction)]
         if nodes and len(nodes) < len(tensors):
             looks = [(tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None for t in tensors]
-            self._undifferentiable[_torch.sequence_number(nodes[0])] = looks
+            self._undifferentiable[_torch_autograd.sequence_number(nodes[0])] = looks
         return outputs
 
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Tell the engine that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
-            key = _torch.sequence_number(tensor.grad_fn), _torch.output_number(tensor)
+            key = _torch_autograd.sequence_number(tensor.grad_fn), _torch_autograd.output_number(tensor)
             self._tensor_hooks[key] = tensor._backward_hooks
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
         """Tell the engine that `tensor.retain_grad` was called."""
         if tensor.grad_fn is not None:
-            key = _torch.sequence_number(tensor.grad_fn), _torch.output_number(tensor)
+            key = _torch_autograd.sequence_number(tensor.grad_fn), _torch_autograd.output_number(tensor)
             self._retains_grad[key] = weakref.ref(tensor)
 
-    def _pack(self, hooks: _torch.Hooks, tensor: torch.Tensor) -> Saved:
+    def _pack(self, hooks: _torch_autograd.Hooks, tensor: torch.Tensor) -> Saved:
         # A node takes its number when it is made, just before it saves.
-        number = _torch.next_sequence_number() - 1
-        if tensor.grad_fn is not None and _torch.sequence_number(tensor.grad_fn) == number:
+        number = _torch_autograd.next_sequence_number() - 1
+        if tensor.grad_fn is not None and _torch_autograd.sequence_number(tensor.grad_fn) == number:
             # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
-            number = _saver_of_output(tensor.grad_fn) if _torch.is_view(tensor) else number
-            tensor = _torch.detached(tensor)
+            number = _saver_of_output(tensor.grad_fn) if _torch_autograd.is_view(tensor) else number
+            tensor = _torch_autograd.detached(tensor)
         handle = Saved(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         self._saved_by.setdefault(number, []).append(reference)
@@ -148,10 +148,10 @@ class Engine:
             return function(*args)
 
     def _note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
-        self._node_hooks.setdefault(_torch.sequence_number(node), {}).setdefault(kind, []).append(hook)
+        self._node_hooks.setdefault(_torch_autograd.sequence_number(node), {}).setdefault(kind, []).append(hook)
 
     def _note_raw_none(self, ctx: Any) -> None:
-        self._raw_none.add(_torch.sequence_number(ctx))
+        self._raw_none.add(_torch_autograd.sequence_number(ctx))
 
     def _queue_callback(self, callback: Callable[[], None]) -> bool:
         if not self._tasks:
@@ -179,7 +179,7 @@ class Engine:
             for (node, _), position in captures.items():
                 if node not in wanted:
                     raise RuntimeError(f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph.")
-        running = None if wanted is None else {n for n in wanted if _torch.is_accumulate_grad(n) or any(f in wanted for f, _ in n.next_functions)}
+        running = None if wanted is None else {n for n in wanted if _torch_autograd.is_accumulate_grad(n) or any(f in wanted for f, _ in n.next_functions)}
         captured: list[torch.Tensor | None] = [None] * len(inputs)
         pending: dict[Any, list[torch.Tensor | None]] = {}
         for (node, index), gradient in zip(edges, gradients, strict=True):
@@ -188,7 +188,7 @@ class Engine:
         pushed = 0
         for node in dict.fromkeys(node for node, _ in edges):
             if not dependencies.get(node):
-                heapq.heappush(ready, (-_torch.sequence_number(node), pushed, node))
+                heapq.heappush(ready, (-_torch_autograd.sequence_number(node), pushed, node))
                 pushed += 1
         self._tasks.append(self._next_task)
         self._next_task += 1
@@ -200,7 +200,7 @@ class Engine:
                     for index in range(len(received)):
                         received[index] = self._tensor_pre_hooks(node, index, received[index])
                     for (where, index), position in captures.items():
-                        if where is node and not (accumulate_grad and _torch.is_accumulate_grad(node)):
+                        if where is node and not (accumulate_grad and _torch_autograd.is_accumulate_grad(node)):
                             captured[position] = received[index]
                     if running is not None and node not in running:
                         continue
@@ -216,7 +216,7 @@ class Engine:
                         gradient = None
                         dependencies[consumer] -= 1
                         if not dependencies[consumer]:
-                            heapq.heappush(ready, (-_torch.sequence_number(consumer), pushed, consumer))
+                            heapq.heappush(ready, (-_torch_autograd.sequence_number(consumer), pushed, consumer))
                             pushed += 1
                 callbacks, self._callbacks = self._callbacks, []
                 for callback in callbacks:
@@ -227,11 +227,11 @@ class Engine:
 
     def _evaluate(self, node: Any, received: list[torch.Tensor | None], retain_graph: bool, create_graph: bool, accumulate: bool) -> list[torch.Tensor | None]:
         """Run one node with its hooks; gradients for its `next_functions`, validated."""
-        if _torch.is_accumulate_grad(node):
+        if _torch_autograd.is_accumulate_grad(node):
             if accumulate and received[0] is not None:
                 self._accumulate_leaf(node.variable, received, create_graph)
             return []
-        number = _torch.sequence_number(node)
+        number = _torch_autograd.sequence_number(node)
         self._observer.on_backward_node(number)
         hooks = self._node_hooks.get(number, {})
         for hook in hooks.get("register_prehook", ()):
@@ -268,7 +268,7 @@ class Engine:
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
         if number not in self._raw_none:
             known = self._undifferentiable.get(number, [])
-            for index, (gradient, wants) in enumerate(zip(received, _torch.input_metadata(node), strict=False)):
+            for index, (gradient, wants) in enumerate(zip(received, _torch_autograd.input_metadata(node), strict=False)):
                 if gradient is None:
                     look = known[index] if index < len(known) else None
                     shape, dtype, device = look or (tuple(wants.shape), wants.dtype, wants.device)
@@ -283,10 +283,10 @@ class Engine:
     def _tensor_pre_hooks(self, node: Any, index: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:
             return None
-        if _torch.is_accumulate_grad(node):
+        if _torch_autograd.is_accumulate_grad(node):
             hooks = node.variable._backward_hooks
         else:
-            key = _torch.sequence_number(node), index
+            key = _torch_autograd.sequence_number(node), index
             hooks = self._tensor_hooks.get(key)
             retaining = self._retains_grad.get(key)
             tensor = retaining() if retaining is not None else None
@@ -305,7 +305,7 @@ class Engine:
                 variable.grad = variable.grad + received[0]
             else:
                 variable.grad.add_(received[0])
-        elif sparse or (not create_graph and _obeys_layout(received[0], variable) and _torch.is_sole_owner(received, 0, storage=False)):
+        elif sparse or (not create_graph and _obeys_layout(received[0], variable) and _torch_autograd.is_sole_owner(received, 0, storage=False)):
             variable.grad = received[0].detach()
         elif create_graph:
             variable.grad = received[0].clone()
@@ -318,7 +318,7 @@ class Engine:
     def _add(self, pending: dict[Any, list[Any]], node: Any, index: int, gradient: torch.Tensor | None) -> None:
         slots = pending.get(node)
         if slots is None:
-            slots = pending[node] = [None] * max(1, len(_torch.input_metadata(node)))
+            slots = pending[node] = [None] * max(1, len(_torch_autograd.input_metadata(node)))
         if gradient is None:
             return
         if slots[index] is None:
@@ -330,7 +330,7 @@ class Engine:
 
 
 def _is_reusable(slots: list[Any], index: int) -> bool:
-    return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and _torch.is_sole_owner(slots, index, storage=True)
+    return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and _torch_autograd.is_sole_owner(slots, index, storage=True)
 
 
 def _saver_of_output(maker: Any) -> int:
@@ -339,10 +339,10 @@ def _saver_of_output(maker: Any) -> int:
     An in-place op on a view saves after autograd has rebuilt the view's `grad_fn` on top of the op's own node, a
     `CopySlices` (torch/csrc/autograd/variable.cpp, `grad_fn` and `rebase_history`).
     """
-    last = number = _torch.sequence_number(maker)
+    last = number = _torch_autograd.sequence_number(maker)
     while type(maker).__name__ != "CopySlices":
         maker, number = maker.next_functions[0][0] if maker.next_functions else None, number - 1
-        if maker is None or _torch.sequence_number(maker) != number:
+        if maker is None or _torch_autograd.sequence_number(maker) != number:
             return last
     return number
 
@@ -354,7 +354,7 @@ def _is_remade_view(node: Any, number: int) -> bool:
     (torch/csrc/autograd/variable.cpp, `grad_fn`), whose backward puts the gradient into a new tensor of zeros.
     """
     below = node.next_functions[0][0] if node.next_functions else None
-    return type(below).__name__ == "CopySlices" and _torch.sequence_number(below) == number - 1
+    return type(below).__name__ == "CopySlices" and _torch_autograd.sequence_number(below) == number - 1
 
 
 def _edge(tensor: Any) -> tuple[Any, int]:
@@ -399,7 +399,7 @@ def _validate(node: Any, results: list[torch.Tensor | None]) -> None:
         gradient = results[position] if position < len(results) else None
         if consumer is None or gradient is None:
             continue
-        wants = _torch.input_metadata(consumer)[index]
+        wants = _torch_autograd.input_metadata(consumer)[index]
         shape = tuple(wants.shape)
         if tuple(gradient.shape) != shape:
             gradient = gradient.sum_to_size(shape)

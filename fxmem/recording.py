@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem import _torch, _torch_fakes, _torch_wrappers, values
+from fxmem import _torch, _torch_autograd, _torch_fakes, _torch_wrappers, values
 from fxmem.backward import NODE_CALL
 from fxmem.checks import passing
 from fxmem.errors import AnalysisError
@@ -434,7 +434,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._node = node
         if node != self._announced:
             self._announced, self._announced_at = node, len(self._live_saved)
-        number = _torch.next_sequence_number()
+        number = _torch_autograd.next_sequence_number()
         if self._sequence[-1] == number:
             self._sequence_node[-1] = node
         else:

@@ -33,7 +33,7 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fxmem import _torch
+from fxmem import _torch, _torch_checkpoint
 from fxmem.records import ModuleCall, RecomputedRegion, SourceLine
 
 __all__ = ["CallObserver", "ProgramTracer", "innermost_user_line", "named_arguments", "user_frame", "user_line"]
@@ -147,7 +147,7 @@ class ProgramTracer(torch.fx.Tracer):
         with (
             _torch.patched(torch.nn.Module, "__call__", self._make_module_call),
             _Listener(self),
-            _torch.checkpoint_regions(self._checkpoint_region, self._own_work),
+            _torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
         ):
             yield
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem import _torch
+from fxmem import _torch, _torch_checkpoint
 from fxmem.errors import UsageError
 
 __all__ = ["Audit"]
@@ -75,7 +75,7 @@ class Audit:
         self._cached = [_reachable(value) for _, value in self._opaque]
         self._generators = self._generator_states()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_torch.checkpoints_told(self._checkpointed))
+            stack.enter_context(_torch_checkpoint.checkpoints_told(self._checkpointed))
             stack.enter_context(_Ops(self, self._names, self._norms))
             self._entered = stack.pop_all()
 
