@@ -149,7 +149,15 @@ SEEDS: dict[str, list[str]] = {
 
 
 _WATCHED = (
-    *(budgets.parse, testing.allowed_growth, inputs.parse_input, inputs._parse_dtype, sources.parse_settings, sources._parse_value, sources.build_model),
+    *(
+        budgets.parse,
+        testing.allowed_growth,
+        inputs.parse_input,
+        inputs._parse_dtype,
+        sources.parse_settings,
+        sources.building._parse_value,
+        sources.build_model,
+    ),
     *(targets.target, step._parse, step._literal, settings_of, Settings.from_string, _parse, documents.parsed, documents.record, documents._unbounded),
     *(documents._bad_mapping, liveness._contradictions, liveness._bad_indices, liveness._bad_ops, liveness._bad_phases),
 )
