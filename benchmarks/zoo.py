@@ -203,7 +203,7 @@ def _check(analysis: Any, parameters_bytes: int) -> None:
 def _explain(error: BaseException) -> tuple[Why, str]:
     from fxmem import _torch
     from fxmem.errors import EnvironmentLacksError
-    from fxmem.tracing import innermost_user_line
+    from fxmem.source_lines import innermost_user_line
 
     cause = error.__cause__ or error
     line = innermost_user_line(cause) if isinstance(cause, Exception) else None

@@ -10,7 +10,7 @@ import torch
 
 from fxmem import _torch
 from fxmem.errors import AnalysisError
-from fxmem.tracing import innermost_user_line
+from fxmem.source_lines import innermost_user_line
 
 __all__ = ["explained"]
 

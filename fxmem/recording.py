@@ -28,7 +28,7 @@ from fxmem.errors import AnalysisError
 from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
 from fxmem.records import Kind, Phase, PhaseSpan
 from fxmem.replaying import Fresh, Replay, Replayer, different
-from fxmem.tracing import user_frame
+from fxmem.source_lines import user_frame
 
 __all__ = ["LOSS", "OPTIMIZER", "LoggedOp", "Looked", "Recorder"]
 
