@@ -34,6 +34,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from fxmem import _torch_autograd
+from fxmem.saved_tensors import Saved, SavedTensors
 
 __all__ = ["NODE_CALL", "Engine", "Observer"]
 
@@ -52,29 +53,13 @@ class Observer(Protocol):
         """The node with this number is about to run; numbers are those of `_torch_autograd.next_sequence_number` at its making."""
 
 
-class Saved:
-    """What stands in for one saved tensor in the autograd graph; empty once its node has run."""
-
-    __slots__ = ("__weakref__", "hooks", "value")
-
-    def __init__(self, value: Any, hooks: _torch_autograd.Hooks) -> None:
-        self.value: Any = value
-        self.hooks: _torch_autograd.Hooks | None = hooks
-
-    def release(self) -> None:
-        """What C++ does to a saved variable whose node has run."""
-        self.value = self.hooks = None
-
-
 class Engine:
     """One per analysis. Use `routed()` around everything that may call backward; what the program itself runs in a backward runs inside `around()`."""
 
     def __init__(self, observer: Observer, around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         self._observer = observer
         self._around = around
-        self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
-        self._unpacked: list[list[Saved]] = []
-        self._unpacking = 0
+        self._saved = SavedTensors(observer.on_save, around)
         self._tasks: list[int] = []
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []
@@ -90,7 +75,7 @@ class Engine:
     def routed(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
         """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an `autograd.Function`."""
         with (
-            _torch_autograd.saved_tensors_seen_by(self._pack, self._unpack),
+            _torch_autograd.saved_tensors_seen_by(self._saved.pack, self._saved.unpack),
             _torch_autograd.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
             _torch_autograd.function_calls_seen_by(lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none),
         ):
@@ -116,31 +101,6 @@ class Engine:
         if tensor.grad_fn is not None:
             key = _torch_autograd.sequence_number(tensor.grad_fn), _torch_autograd.output_number(tensor)
             self._retains_grad[key] = weakref.ref(tensor)
-
-    def _pack(self, hooks: _torch_autograd.Hooks, tensor: torch.Tensor) -> Saved:
-        # A node takes its number when it is made, just before it saves.
-        number = _torch_autograd.next_sequence_number() - 1
-        if tensor.grad_fn is not None and _torch_autograd.sequence_number(tensor.grad_fn) == number:
-            # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
-            number = _saver_of_output(tensor.grad_fn) if _torch_autograd.is_view(tensor) else number
-            tensor = _torch_autograd.detached(tensor)
-        handle = Saved(hooks.pack(tensor), hooks)
-        reference = weakref.ref(handle)
-        self._saved_by.setdefault(number, []).append(reference)
-        self._observer.on_save(handle.value, reference)
-        return handle
-
-    def _unpack(self, handle: Saved) -> Any:
-        # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
-        if self._unpacked and not self._unpacking:
-            self._unpacked[-1].append(handle)
-        if handle.hooks is None:
-            raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
-        self._unpacking += 1
-        try:
-            return handle.value if handle.hooks.change_nothing else self._run(handle.hooks.unpack, handle.value)
-        finally:
-            self._unpacking -= 1
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Code of the program's own."""
@@ -238,7 +198,7 @@ class Engine:
             replaced = self._run(hook, tuple(received))
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
-        self._unpacked.append([])
+        self._saved.node_begins()
         try:
             results = self._call(node, number, received)
             if type(node).__name__ not in _ALLOCATE and _is_remade_view(node, number) and results[0] is not None:
@@ -250,14 +210,9 @@ class Engine:
             _validate(node, results)
             received.clear()
         finally:
-            unpacked = self._unpacked.pop()
+            unpacked = self._saved.node_ended()
         if not retain_graph:
-            for handle in unpacked:
-                handle.release()
-            for reference in self._saved_by.pop(number, ()):
-                kept = reference()
-                if kept is not None:
-                    kept.release()
+            self._saved.release(number, unpacked)
         return results
 
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -331,20 +286,6 @@ class Engine:
 
 def _is_reusable(slots: list[Any], index: int) -> bool:
     return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and _torch_autograd.is_sole_owner(slots, index, storage=True)
-
-
-def _saver_of_output(maker: Any) -> int:
-    """The number under which a node saves its own output, which `maker` made last.
-
-    An in-place op on a view saves after autograd has rebuilt the view's `grad_fn` on top of the op's own node, a
-    `CopySlices` (torch/csrc/autograd/variable.cpp, `grad_fn` and `rebase_history`).
-    """
-    last = number = _torch_autograd.sequence_number(maker)
-    while type(maker).__name__ != "CopySlices":
-        maker, number = maker.next_functions[0][0] if maker.next_functions else None, number - 1
-        if maker is None or _torch_autograd.sequence_number(maker) != number:
-            return last
-    return number
 
 
 def _is_remade_view(node: Any, number: int) -> bool:
