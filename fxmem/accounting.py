@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from fxmem import __version__, _torch, _torch_wrappers, kernels, liveness
-from fxmem.recording import LOSS, OPTIMIZER, Recorder
+from fxmem.recording import Recorder
 from fxmem.records import (
     Assumption,
     InputTensor,
@@ -30,6 +30,7 @@ from fxmem.records import (
     TensorInfo,
     Unknown,
 )
+from fxmem.step_log import LOSS, OPTIMIZER, StepLog
 from fxmem.targets import context_size
 from fxmem.unwrapping import COMPILED
 from fxmem.workspaces import Collector, CpuCollector, with_workspaces
@@ -49,6 +50,7 @@ class Run:
     target: Target
     optimizer: torch.optim.Optimizer | None
     recorder: Recorder
+    log: StepLog
     nodes: tuple[torch.fx.Node, ...]
     sources: tuple[SourceLine | None, ...]
     calls: tuple[ModuleCall, ...]
@@ -61,13 +63,13 @@ class Run:
     """Storages that only Python's garbage collector freed."""
 
     def row(self, node: int) -> int:
-        """Index in `Profile.nodes` of what the recorder calls a node: two rows follow the graph's, loss and optimizer."""
+        """Index in `Profile.nodes` of what the log calls a node: two rows follow the graph's, loss and optimizer."""
         return node if node >= 0 else {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}[node]
 
 
 def account(run: Run) -> Profile:
     """The profile of a run."""
-    recorder = run.recorder
+    log = run.log
     readers = _first_readers(run)
     storages, renumbered = _storages(run, readers)
     profile = Profile.model_construct(
@@ -77,15 +79,15 @@ def account(run: Run) -> Profile:
         inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in run.inputs),
         step=run.step,
         target=run.target,
-        ticks=recorder.tick,
-        phases=tuple(recorder.phases),
+        ticks=log.tick,
+        phases=tuple(log.phases),
         nodes=_nodes(run, storages, renumbered),
-        ops=tuple(Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in recorder.ops),
+        ops=tuple(Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in log.ops),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=run.calls,
         recomputed=run.recomputed,
-        saved_bytes=sum(recorder.nbytes[index] for index in recorder.saved_at_end),
+        saved_bytes=sum(log.nbytes[index] for index in log.saved_at_end),
         assumptions=tuple(_assumptions(run, readers)),
         unknowns=tuple(_unknowns(run)),
     )
@@ -120,26 +122,26 @@ def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | N
 
 def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
     """The storages that were alive at some moment of the step, and the index each has now."""
-    recorder = run.recorder
+    log = run.log
     storages: list[Storage] = []
     renumbered: dict[int, int] = {}
-    for index, nbytes in enumerate(recorder.nbytes):
-        birth, death = recorder.birth[index], recorder.death[index]
+    for index, nbytes in enumerate(log.nbytes):
+        birth, death = log.birth[index], log.death[index]
         if death is not None and death <= birth:
             continue
-        node = recorder.node_of[index] if birth else readers.get(index)
+        node = log.node_of[index] if birth else readers.get(index)
         renumbered[index] = len(storages)
         storages.append(
             Storage(
                 nbytes=nbytes,
-                kind=recorder.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
+                kind=log.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
                 birth=birth,
-                death=recorder.tick if death is None else death,
-                op=recorder.op_of[index],
+                death=log.tick if death is None else death,
+                op=log.op_of[index],
                 node=None if node is None else run.row(node),
-                name=recorder.name[index],
-                shape=recorder.shape[index],
-                dtype=str(recorder.dtype[index])[6:],
+                name=log.name[index],
+                shape=log.shape[index],
+                dtype=str(log.dtype[index])[6:],
             )
         )
     return tuple(storages), renumbered
@@ -147,19 +149,19 @@ def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], d
 
 def _first_readers(run: Run) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
-    recorder, readers = run.recorder, dict[int, int]()
+    log, readers = run.log, dict[int, int]()
     modules = dict(run.model.named_modules())
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
             module = modules[str(node.target)]
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
-            read = [recorder.index_of(part) for tensor in held for part in _torch_wrappers.parts(tensor)]
+            read = [log.index_of(part) for tensor in held for part in _torch_wrappers.parts(tensor)]
         elif node.op in ("get_attr", "placeholder"):
-            read = [storage for _, _, storage in recorder.results.get(position, ())]
+            read = [storage for _, _, storage in log.results.get(position, ())]
         else:
             continue
         for storage in read:
-            if storage is not None and recorder.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
+            if storage is not None and log.kind[storage] in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT):
                 readers.setdefault(storage, position)
     return readers
 
@@ -172,24 +174,21 @@ _NOT_YET = PhaseBytes(forward=0, backward=None)
 
 
 def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
-    recorder, rows = run.recorder, len(run.nodes) + 2
+    log, rows = run.log, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
     parameters, saved = [0] * rows, [0] * rows
     for storage in storages:
         if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.node is not None:
             parameters[storage.node] += storage.nbytes
-    for index, owner in recorder.saved_at_end.items():
-        saved[run.row(owner)] += recorder.nbytes[index]
-    kept = {
-        run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in recorder.saved_at_end)
-        for node, indices in recorder.saved_by_node.items()
-    }
+    for index, owner in log.saved_at_end.items():
+        saved[run.row(owner)] += log.nbytes[index]
+    kept = {run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in log.saved_at_end) for node, indices in log.saved_by_node.items()}
     first: dict[int, int] = {}
     nodes: list[Node] = []
     for i, node in enumerate(run.nodes):
-        outputs = recorder.results.get(i, []) if node.op != "output" else []
+        outputs = log.results.get(i, []) if node.op != "output" else []
         held = [storage for _, _, storage in outputs if storage is not None]
-        fresh = {s for s in held if recorder.node_of[s] == i and recorder.birth[s] > 0 and s not in first}
+        fresh = {s for s in held if log.node_of[s] == i and log.birth[s] > 0 and s not in first}
         view_of = None if fresh else next((first[s] for s in held if s in first), None)
         for index in held:
             first.setdefault(index, i)
@@ -206,7 +205,7 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
                 outputs=tuple(TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s)) for shape, dtype, s in outputs),
                 view_of=view_of,
                 params_bytes=parameters[i],
-                output_bytes=sum(recorder.nbytes[s] for s in fresh),
+                output_bytes=sum(log.nbytes[s] for s in fresh),
                 saved_bytes=saved[i],
                 saved=kept.get(i, ()),
                 scratch_bytes=_NOT_YET,
@@ -248,7 +247,7 @@ def _target_name(target: Any) -> str:
 
 
 def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
-    recorder = run.recorder
+    recorder, log = run.recorder, run.log
     if run.step.mode == "train":
         stepped, left = "the optimizer steps and gradients are set to None", "the step ends there; whoever runs it again clears the gradients"
         last = left if run.optimizer is None else stepped
@@ -268,10 +267,10 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
         yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
-    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in recorder.ops):
+    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
         means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
         yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
-    if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in recorder.ops):
+    if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
     if recorder.made_up_scalars:
@@ -281,11 +280,11 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
         yield Assumption(topic="cycles", text=text)
     if run.target.device == "cpu":
         yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
-    unread = sum(recorder.nbytes[i] for i, kind in enumerate(recorder.kind) if kind is Kind.PARAMETER and recorder.birth[i] == 0 and i not in readers)
+    unread = sum(log.nbytes[i] for i, kind in enumerate(log.kind) if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers)
     if unread:
         yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
     # torch's math attention is the only caller of `_safe_softmax`.
-    if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in recorder.ops):
+    if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
         yield from kernels.assumptions(run.target)
     context = context_size(run.target, torch.__version__)
     if context is not None:
@@ -295,9 +294,9 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
 def _unknowns(run: Run) -> Iterator[Unknown]:
     if run.target.device == "cuda" and context_size(run.target, torch.__version__) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
-    for op, count in sorted(Counter(op.name for op in run.recorder.ops if op.flops is None).items()):
+    for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
         yield Unknown(topic="flops", what=op, count=count)
-    layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.recorder.ops)
+    layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)
     if layers:
         yield Unknown(topic="memory", what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows", count=layers)
 

@@ -30,11 +30,12 @@ from fxmem.backward import Engine
 from fxmem.errors import EnvironmentLacksError, FxmemError
 from fxmem.explaining import explained
 from fxmem.faking import deep_recursion, fake_copy, fake_inputs
-from fxmem.recording import LOSS, OPTIMIZER, Looked, Recorder
+from fxmem.recording import Looked, Recorder
 from fxmem.records import Kind, Phase, Profile, Target
 from fxmem.replaying import CHECK, Replayer
 from fxmem.settings import convolution_settings, is_deterministic
 from fxmem.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
+from fxmem.step_log import LOSS, OPTIMIZER, StepLog
 from fxmem.tracing import ProgramTracer, named_arguments
 from fxmem.usercode import process_unchanged
 from fxmem.workspaces import Collector, CpuCollector
@@ -135,7 +136,8 @@ class _Run:
         if target.device == "cuda":
             self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
         context = target, convolution_settings(), torch.are_deterministic_algorithms_enabled(), is_deterministic()
-        self.recorder = Recorder(device, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context))
+        self.log = StepLog(device)
+        self.recorder = Recorder(self.log, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context))
         self.model, rebound = fake_copy(model, self.fakes, device)
         self.loss = rebound(loss)
         with self.fakes:
@@ -144,8 +146,8 @@ class _Run:
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
         with self.fakes:
             self.waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs]
-        self.tracer = ProgramTracer(self.model, self.recorder, replacement=_replacement, on_tensor_method=self._tensor_method)
-        self.engine = Engine(self.recorder, around=self.tracer.listening_in_backward)
+        self.tracer = ProgramTracer(self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method)
+        self.engine = Engine(self.log, around=self.tracer.listening_in_backward)
         self.optimizer_spec = optimizer if mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
@@ -164,7 +166,7 @@ class _Run:
         )
         for kind, tensors in named:
             for label, tensor in tensors:
-                self.recorder.resident(tensor, kind, label)
+                self.log.resident(tensor, kind, label)
 
     # --- running -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class _Run:
                 flops.torch_formulas()  # brings Triton along before its launches are looked for
                 stack.enter_context(_triton.launches_told(self._saw_launch))
                 stack.enter_context(deep_recursion())
-                stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.recorder.freeing_in_order))
+                stack.enter_context(_torch.patched(torch, "clear_autocast_cache", self.log.freeing_in_order))
                 stack.enter_context(_torch.patched(torch.utils, "swap_tensors", _torch_fakes.swapping))
                 stack.enter_context(_torch.quiet_fake_kernels())
                 stack.enter_context(warnings.catch_warnings())
@@ -197,11 +199,11 @@ class _Run:
         except Exception as error:
             raise explained(error, self.model) from error
         finally:
-            self.recorder.close()
+            self.log.close()
 
     def step(self) -> None:
-        recorder = self.recorder
-        recorder.begin()
+        log = self.log
+        log.begin()
         self.collector.begin()
         self.tracer.again()
         if self.optimizer is None:
@@ -209,7 +211,7 @@ class _Run:
             _choose_form(self.optimizer, foreach=kernels.default_foreach(self.target))
         if self.accumulate > 1:
             self._earlier_gradients()
-        with recorder.recording(), self._quiet:
+        with log.recording(), self._quiet:
             run_step(
                 self.model,
                 self.args,
@@ -221,59 +223,59 @@ class _Run:
                 mode=self.mode,
                 mark=self._mark,
             )
-        recorder.end_phase()
+        log.end_phase()
         self._forget_unused_gradients()
         self._name_gradients()
         for tensor in self.parameters.values():
             tensor.grad = None
-        held = len(recorder.alive())
+        held = len(log.alive())
         gc.collect()
-        self.cycles = held - len(recorder.alive())
+        self.cycles = held - len(log.alive())
 
     def _earlier_gradients(self) -> None:
         """What earlier micro-batches have left in `.grad`."""
         for label, parameter in self.parameters.items():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
-                self.recorder.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
+                self.log.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
 
     def _forget_unused_gradients(self) -> None:
         """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they have none."""
         for parameter in self.parameters.values():
             if self.accumulate > 1 and parameter.grad is not None and not parameter.grad._version:
-                self.recorder.forget(parameter.grad)
+                self.log.forget(parameter.grad)
                 parameter.grad = None
 
     def _noted_loss(self, out: Any) -> torch.Tensor:
         value = (default_loss if self.loss is None else self.loss)(out)
         if isinstance(value, torch.Tensor):
-            self.recorder.rename(value, "", Kind.OUTPUT)
+            self.log.rename(value, "", Kind.OUTPUT)
         return value
 
     def _mark(self, part: Literal["forward", "loss", "backward", "optimizer"]) -> None:
-        recorder = self.recorder
+        log = self.log
         if part == "loss":
-            recorder.on_call(LOSS)
+            log.on_call(LOSS)
         elif part == "backward":
-            recorder.end_of_forward()
-            recorder.outputs_are(len(self.tracer.nodes) - 1)
-            recorder.set_phase(Phase.BACKWARD)
+            log.end_of_forward()
+            log.outputs_are(len(self.tracer.nodes) - 1)
+            log.set_phase(Phase.BACKWARD)
         elif part == "optimizer":
             self._forget_unused_gradients()
             self._name_gradients()
-            recorder.set_phase(Phase.OPTIMIZER)
-            recorder.resume_call(OPTIMIZER)
+            log.set_phase(Phase.OPTIMIZER)
+            log.resume_call(OPTIMIZER)
             if self.optimizer is not None and _torch.runs_only_its_own_code(self.optimizer):
                 self._quiet.enter_context(_torch.unwatched())
             if self.optimizer is not None and not self.optimizer.state:
-                with recorder.setup():
+                with log.setup():
                     self.optimizer.step()
                     self._name_optimizer_state()
 
     def _name_gradients(self) -> None:
         for label, tensor in [*self.parameters.items(), *self.inputs]:
             if tensor.is_leaf and tensor.grad is not None:
-                self.recorder.rename(tensor.grad, f"{label}.grad", Kind.GRADIENT)
+                self.log.rename(tensor.grad, f"{label}.grad", Kind.GRADIENT)
 
     def _name_optimizer_state(self) -> None:
         assert self.optimizer is not None
@@ -281,17 +283,17 @@ class _Run:
         for parameter, state in self.optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    self.recorder.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
+                    self.log.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
 
     def left_over(self) -> bool:
         """Whether something the step made is still there."""
-        recorder = self.recorder
-        return any(recorder.birth[index] > 0 for index in recorder.alive())
+        log = self.log
+        return any(log.birth[index] > 0 for index in log.alive())
 
     def _saw_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
         for tensor in _torch.tensors_in(arguments):
             values.forget(tensor)
-        self.recorder.note_call(f"triton.{kernel}")
+        self.log.note_call(f"triton.{kernel}")
 
     def _saw_compiled(self) -> None:
         self.ran_compiled = True
@@ -316,6 +318,7 @@ class _Run:
                 target=self.target,
                 optimizer=self.optimizer,
                 recorder=self.recorder,
+                log=self.log,
                 nodes=tuple(tracer.nodes),
                 sources=tuple(tracer.sources),
                 calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
