@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from fxmem._module_tree import Flops, call_name, sum_figures
 from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
-from fxmem.advice_records import Advice
-from fxmem.plan_records import Plan
-from fxmem.records import Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
+from fxmem.records import Headed, Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
 
 __all__ = [
     "LargeTensor", "Share", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive", "peak_facts", "split", "total_facts",
@@ -57,9 +55,9 @@ class LargeTensor:
         return f" and {self.others} alike" if self.others else ""
 
 
-def header_facts(profile: Profile | Plan | Advice) -> Facts:
+def header_facts(about: Headed) -> Facts:
     """What was analysed and for which machine."""
-    step, target = profile.step, profile.target
+    step, target = about.step, about.target
     parts: list[str] = [step.mode]
     if step.mode == "train":
         parts += [f"loss: {step.loss or 'none'}", f"optimizer: {step.optimizer or 'none'}"]
@@ -68,14 +66,14 @@ def header_facts(profile: Profile | Plan | Advice) -> Facts:
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
-    inputs = "; ".join(f"{tensor.name} {format_shape(tensor.shape)} {tensor.dtype}" for tensor in profile.inputs)
+    inputs = "; ".join(f"{tensor.name} {format_shape(tensor.shape)} {tensor.dtype}" for tensor in about.inputs)
     return _printable(
         [
-            ("Model", profile.model),
+            ("Model", about.model),
             ("Inputs", inputs or "none"),
             ("Step", "; ".join(parts)),
             ("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
-            ("Torch", f"{profile.torch_version}; predicted by fxmem {profile.fxmem_version}"),
+            ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
         ]
     )
 

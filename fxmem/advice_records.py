@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Peak, Record, Step, Target
+from fxmem.records import Assumption, Bytes, Headed, Peak, Record, Versioned
 
 __all__ = ["Advice", "Effect", "Refused", "Suggestion"]
 
@@ -43,16 +43,9 @@ class Refused(Record):
     reason: str
 
 
-class Advice(Record):
+class Advice(Headed, Versioned):
     """What could be changed about a step, what frees most first."""
 
-    schema_version: str = SCHEMA_VERSION
-    fxmem_version: str
-    torch_version: str
-    model: str
-    inputs: tuple[InputTensor, ...]
-    step: Step
-    target: Target
     before: Peak
     before_flops: int | None
     """Of the unchanged step."""

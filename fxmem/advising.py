@@ -51,12 +51,7 @@ def advise(
         suggestions += advisor.planned()
     profile = analysis.profile
     return Advice(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        target=profile.target,
+        **profile.heading(),
         before=analysis.peak,
         before_flops=_flops(profile),
         before_seconds=rooflines.step_seconds(profile),

@@ -14,7 +14,7 @@ from fxmem._findings import describe
 from fxmem._matching import Pair, first_shape, matched_modules, matched_nodes, module_of
 from fxmem._module_tree import Figures, sum_figures
 from fxmem._owners import bytes_at_peak
-from fxmem.records import SCHEMA_VERSION, InputTensor, Kind, Phase, Profile, Record, Report, SourceLine, Step, Target, Timeline
+from fxmem.records import Headed, Kind, Phase, Profile, Record, Report, SourceLine, Timeline
 
 __all__ = ["Change", "Comparison", "Grown", "HasReport", "ModuleChange", "NodeChange", "Side", "compare"]
 
@@ -31,15 +31,9 @@ class Change(Record):
         return None if self.before is None or self.after is None else self.after - self.before
 
 
-class Side(Record):
+class Side(Headed):
     """One of the two steps."""
 
-    fxmem_version: str
-    torch_version: str
-    model: str
-    inputs: tuple[InputTensor, ...]
-    step: Step
-    target: Target
     peak_phase: Phase
     peak_node: str
     """The node that runs at the peak, in words; empty if it comes before the first."""
@@ -97,10 +91,9 @@ class NodeChange(Grown):
     after_shape: tuple[int, ...] | None
 
 
-class Comparison(Record):
+class Comparison(Versioned):
     """Two steps side by side."""
 
-    schema_version: str = SCHEMA_VERSION
     before: Side
     after: Side
     requested_bytes: Change
@@ -185,12 +178,7 @@ class _Step:
         profile = self.profile
         op = self.peak.op
         return Side(
-            fxmem_version=profile.fxmem_version,
-            torch_version=profile.torch_version,
-            model=profile.model,
-            inputs=profile.inputs,
-            step=profile.step,
-            target=profile.target,
+            **profile.heading(),
             peak_phase=self.peak.phase,
             peak_node="" if op is None else describe(profile.nodes[profile.ops[op].node]),
         )

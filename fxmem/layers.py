@@ -19,7 +19,7 @@ from math import prod
 from typing import Literal, Protocol
 
 from fxmem._module_tree import Flops, call_name
-from fxmem.records import SCHEMA_VERSION, Bytes, InputTensor, Kind, Node, Phase, Profile, Record, Step, Storage, Target
+from fxmem.records import Bytes, Headed, Kind, Node, Phase, Profile, Record, Storage, Versioned
 
 __all__ = ["MAC_OPS", "UNKNOWN_MAC_OPS", "HasProfile", "Layer", "LayerReport", "by_layer", "layer_likeness"]
 
@@ -70,16 +70,9 @@ class Layer(Record):
     saved_bytes: Bytes
 
 
-class LayerReport(Record):
+class LayerReport(Headed, Versioned):
     """One step layer by layer."""
 
-    schema_version: str = SCHEMA_VERSION
-    fxmem_version: str
-    torch_version: str
-    model: str
-    inputs: tuple[InputTensor, ...]
-    step: Step
-    target: Target
     layers: tuple[Layer, ...]
     """A tree in preorder, the model first; modules in the order of their first call, those never called last."""
     trained_params: int | None
@@ -123,12 +116,7 @@ def by_layer(step: Profile | HasProfile) -> LayerReport:
     trained = {storage.name for storage in profile.storages if storage.kind is Kind.GRADIENT}
     parameters = [storage for storage in profile.storages if storage.kind is Kind.PARAMETER and storage.birth == 0]
     return LayerReport(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        target=profile.target,
+        **profile.heading(),
         layers=tuple(root.layers()),
         trained_params=None if profile.step.mode == "infer" else sum(_elements(s) for s in parameters if f"{s.name}.grad" in trained),
         input_bytes=sum(storage.nbytes for storage in profile.storages if storage.kind is Kind.INPUT),

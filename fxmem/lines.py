@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from fxmem import liveness
 from fxmem.errors import UsageError
-from fxmem.records import SCHEMA_VERSION, Bytes, InputTensor, Kind, Node, Phase, Profile, Record, SourceLine, Step, Storage, Target
+from fxmem.records import Bytes, Headed, Kind, Node, Phase, Profile, Record, SourceLine, Storage, Versioned
 
 __all__ = ["HasProfile", "Line", "LineFigures", "LineReport", "Rest", "TensorGroup", "by_line", "is_installed"]
 
@@ -88,16 +88,9 @@ class Rest(LineFigures):
     """`loss`, `optimizer`, or `other code`: files that are not shown, and what reads the step's inputs."""
 
 
-class LineReport(Record):
+class LineReport(Headed, Versioned):
     """One step by source line."""
 
-    schema_version: str = SCHEMA_VERSION
-    fxmem_version: str
-    torch_version: str
-    model: str
-    inputs: tuple[InputTensor, ...]
-    step: Step
-    target: Target
     resident_bytes: Bytes
     """Alive before the step: parameters, buffers, inputs, optimizer state."""
     resident: tuple[TensorGroup, ...]
@@ -161,12 +154,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not have.
     rest = [Rest(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
     return LineReport(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        target=profile.target,
+        **profile.heading(),
         resident_bytes=sum(storage.nbytes for storage in resident),
         resident=_groups(resident),
         files=shown,

@@ -23,7 +23,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from fxmem.files import write_text
-from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, Flops, InputTensor, Many, Peak, Record, SourceLine, Step, Target
+from fxmem.records import Assumption, Bytes, Flops, Headed, Many, Peak, Record, SourceLine, Versioned
 
 __all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
 
@@ -162,16 +162,9 @@ class Certificate(Record):
     """What found the bound, with its version."""
 
 
-class Plan(Record):
+class Plan(Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
-    schema_version: str = SCHEMA_VERSION
-    fxmem_version: str
-    torch_version: str
-    model: str
-    inputs: Many[InputTensor]
-    step: Step
-    target: Target
     strategy: Strategy
     """The one that was asked for."""
     chosen: Strategy

@@ -316,12 +316,7 @@ class _Search:
         profile = self.analysis.profile
         notes = {way.note for way in self.ways if way.note and proposal.way.application is not Application.OPERATORS}
         return Plan(
-            fxmem_version=profile.fxmem_version,
-            torch_version=profile.torch_version,
-            model=profile.model,
-            inputs=profile.inputs,
-            step=profile.step,
-            target=profile.target,
+            **profile.heading(),
             strategy=self.strategy,
             chosen=proposal.chosen,
             application=proposal.way.application,

@@ -13,7 +13,7 @@ otherwise. `None` means unknown, never zero.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
@@ -22,6 +22,8 @@ __all__ = [
     "Assumption",
     "Bytes",
     "Flops",
+    "Headed",
+    "Heading",
     "InputTensor",
     "Kind",
     "Many",
@@ -43,6 +45,7 @@ __all__ = [
     "TensorInfo",
     "Timeline",
     "Unknown",
+    "Versioned",
 ]
 
 SCHEMA_VERSION = "1"
@@ -294,16 +297,48 @@ class Step(Record):
     """Further batches like the inputs that wait on the target throughout."""
 
 
-class Profile(Record):
-    """One training or inference step as it would run on the target: who allocates what, when, and for how long."""
+class Heading(TypedDict):
+    """The fields of `Headed`, to make another record with."""
+
+    fxmem_version: str
+    torch_version: str
+    model: str
+    inputs: tuple[InputTensor, ...]
+    step: Step
+    target: Target
+
+
+class Versioned(Record):
+    """A record that is written to a file of its own: the version of its format comes first."""
 
     schema_version: str = SCHEMA_VERSION
+
+
+class Headed(Record):
+    """A record about one step: what was analysed, by what and for which machine."""
+
     fxmem_version: str
     torch_version: str
     model: str
     inputs: Many[InputTensor]
     step: Step
     target: Target
+
+    def heading(self) -> Heading:
+        """The same for another record about this step."""
+        return {
+            "fxmem_version": self.fxmem_version,
+            "torch_version": self.torch_version,
+            "model": self.model,
+            "inputs": self.inputs,
+            "step": self.step,
+            "target": self.target,
+        }
+
+
+class Profile(Headed, Versioned):
+    """One training or inference step as it would run on the target: who allocates what, when, and for how long."""
+
     ticks: Tick
     """Length of the log; valid ticks are `range(ticks)`."""
     phases: Many[PhaseSpan]

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fxmem.plan_records import Plan
-from fxmem.records import SCHEMA_VERSION, Assumption, Bytes, InputTensor, Kind, Many, Phase, Record, Step, Target
+from fxmem.records import Assumption, Bytes, Headed, InputTensor, Kind, Many, Phase, Record, Step, Target, Versioned
 
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
 
@@ -44,17 +44,11 @@ class SizePoint(Record):
         return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
 
 
-class SizeCurve(Record):
+class SizeCurve(Headed, Versioned):
     """The peak of a step at several sizes of one dimension, and the largest that fits."""
 
-    schema_version: str = SCHEMA_VERSION
-    fxmem_version: str
-    torch_version: str
-    model: str
     inputs: Many[InputTensor]
     """As they were given."""
-    step: Step
-    target: Target
     dim: str
     """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs."""
     resized: Many[str]
@@ -117,10 +111,9 @@ class CardFit(Record):
     """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there are none, or nobody asked."""
 
 
-class CardFits(Record):
+class CardFits(Versioned):
     """One step on every card of interest."""
 
-    schema_version: str = SCHEMA_VERSION
     fxmem_version: str
     torch_version: str
     model: str

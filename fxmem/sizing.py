@@ -110,12 +110,7 @@ def curve_of(
     line = fitted_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
     return SizeCurve(
-        fxmem_version=profile.fxmem_version,
-        torch_version=profile.torch_version,
-        model=profile.model,
-        inputs=profile.inputs,
-        step=profile.step,
-        target=profile.target,
+        **profile.heading(),
         dim=str(dim),
         resized=varied.names,
         memory_bytes=memory,

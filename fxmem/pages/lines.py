@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import cast
 
 from fxmem import __version__
 from fxmem import _findings as findings
@@ -12,7 +11,6 @@ from fxmem._units import exact_bytes, format_bytes
 from fxmem.lines import Line, LineFigures, LineReport, TensorGroup
 from fxmem.pages.parts import facts_table
 from fxmem.pages.tables import safe
-from fxmem.records import Profile
 from fxmem.reporting.lines import MEANINGS, format_group, near, short_file, source_text
 
 __all__ = ["html"]
@@ -45,7 +43,7 @@ def html(report: LineReport) -> str:
     """The page as an HTML document; `report` is `fxmem.lines.by_line`'s. Everything that comes from the model is escaped."""
     title = f"{report.model}: memory by source line of one {'training' if report.step.mode == 'train' else 'inference'} step"
     header = [
-        *findings.header_facts(cast(Profile, report)),
+        *findings.header_facts(report),
         ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step"),
         ("Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated"),
         ("After it", f"{exact_bytes(report.forward_left_bytes)} alive"),

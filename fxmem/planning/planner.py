@@ -235,12 +235,7 @@ class Planner:
         """A plan for the profile that has not been analysed; `estimated` is its peak."""
         profile, before = self.profile, self.before
         return Plan(
-            fxmem_version=profile.fxmem_version,
-            torch_version=profile.torch_version,
-            model=profile.model,
-            inputs=profile.inputs,
-            step=profile.step,
-            target=profile.target,
+            **profile.heading(),
             strategy=strategy,
             chosen=chosen,
             application=application,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import cast
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,7 +13,7 @@ from fxmem._findings import header_facts
 from fxmem._siblings import folded
 from fxmem._units import format_bytes, format_flops, format_shape, percent, printable
 from fxmem.comparing import Change, Comparison, Grown, ModuleChange, NodeChange
-from fxmem.records import Phase, Profile
+from fxmem.records import Phase
 from fxmem.reporting.tables import RULED, facts, fit, fit_left, render
 
 __all__ = ["table"]
@@ -56,7 +55,7 @@ def table(comparison: Comparison, *, width: int = 100, depth: int | None = None,
 def _heads(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
-    for (label, ours), (_, theirs) in zip(header_facts(cast(Profile, one)), header_facts(cast(Profile, other)), strict=True):
+    for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
         yield label, _both(ours, theirs)
     ours, theirs = (printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else "")) for side in (one, other))
     yield "Peak", _both(ours, theirs)

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,6 @@ from fxmem._module_tree import Flops
 from fxmem._siblings import folded
 from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable, spreadsheet_text
 from fxmem.layers import Layer, LayerReport, layer_likeness
-from fxmem.records import Profile
 from fxmem.reporting.tables import RULED, facts, fit, render
 
 __all__ = ["csv_text", "markdown", "table"]
@@ -68,7 +67,7 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
         if layer.type and layer.type != layer.name and room >= 6:
             name.append(f" ({fit(printable(layer.type), room)})", style="dim")
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
-    return render([facts(header_facts(cast(Profile, report))), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
+    return render([facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
 
 
 def markdown(report: LayerReport, *, depth: int | None = None) -> str:

@@ -7,7 +7,6 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -15,7 +14,6 @@ from rich.text import Text
 from fxmem._findings import header_facts
 from fxmem._units import exact_bytes, format_bytes, printable
 from fxmem.lines import Line, LineFigures, LineReport, TensorGroup
-from fxmem.records import Profile
 from fxmem.reporting.tables import facts, fit, render
 
 __all__ = ["MEANINGS", "format_group", "near", "short_file", "source_text", "table"]
@@ -70,7 +68,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """
     width = max(width, 60)
     columns = _choose_columns(width)
-    parts: list[RenderableType] = [facts([*header_facts(cast(Profile, report)), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])]
+    parts: list[RenderableType] = [facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
     parts += [_file(report, file, columns, tensors, width) for file in report.files]
