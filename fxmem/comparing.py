@@ -14,7 +14,7 @@ from fxmem._findings import describe
 from fxmem._matching import Pair, first_shape, matched_modules, matched_nodes, module_of
 from fxmem._module_tree import Figures, sum_figures
 from fxmem._owners import bytes_at_peak
-from fxmem.records import Headed, Kind, Phase, Profile, Record, Report, SourceLine, Timeline
+from fxmem.records import Headed, Kind, Phase, Profile, Record, Report, SourceLine, Timeline, Versioned
 
 __all__ = ["Change", "Comparison", "Grown", "HasReport", "ModuleChange", "NodeChange", "Side", "compare"]
 
