@@ -9,7 +9,8 @@ The same log holds memory that no tensor of the program ever owns. A *leaf opera
 to a kernel once composite operators are taken apart: `aten.convolution`, not `aten.conv2d`. It is also the smallest
 thing a program can see, and a FakeTensor run of it where the operator has a meta kernel. What one call of a leaf operator
 both allocates and frees is its *scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above
-all. It depends on the CPU's instruction set and the number of threads; what is left without it does not.
+all. It depends on the CPU's instruction set and the number of threads; what is left without it does not. Counted with it is
+what a kernel keeps for its own backward in a tensor whose size only its library knows: oneDNN's workspace of a recurrent layer.
 
 Assumptions. Scratch in OpenMP worker threads and in libraries that do not use torch's allocator (MKL) is not seen,
 because the profiler does not see it. Memory on other devices is not counted.
@@ -58,6 +59,10 @@ WORKSPACE_KERNELS = (
 """Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and recurrent
 layers as it likes, and the CPU's flash attention takes buffers for each thread."""
 
+_RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
+"""Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and cell state,
+workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
+
 _OPERATOR = re.compile(r"\w+::\w+")
 _MARK = "fxmem.step:"
 _PHASES = {"forward": Phase.FORWARD, "loss": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer": Phase.OPTIMIZER}
@@ -87,17 +92,37 @@ class Event:
 
 
 def scratch_events(events: Sequence[Event]) -> dict[int, Call]:
-    """Indices of the allocations that the call which made them frees again, and of those frees, with the call."""
+    """Indices of the allocations of a call's scratch, and of their frees, with the call."""
     born: dict[int, int] = {}
+    freed: dict[int, int] = {}
     scratch: dict[int, Call] = {}
     for index, event in enumerate(events):
         if event.nbytes > 0:
             born[event.address] = index
             continue
         birth = born.pop(event.address, None)
-        if birth is not None and event.call is not None and events[birth].call is event.call:
-            scratch[birth] = scratch[index] = event.call
+        if birth is None:
+            continue
+        freed[birth] = index
+        call = event.call
+        if call is not None and events[birth].call is call:
+            scratch[birth] = scratch[index] = call
+    for birth, call in _kept_by_kernels(events, scratch):
+        scratch[birth] = call
+        if birth in freed:
+            scratch[freed[birth]] = call
     return dict(sorted(scratch.items()))
+
+
+def _kept_by_kernels(events: Sequence[Event], scratch: Mapping[int, Call]) -> Iterator[tuple[int, Call]]:
+    """What outlives a call of an operator with a workspace and is none of its other results."""
+    made: Counter[Call] = Counter()
+    for index, event in enumerate(events):
+        call = event.call
+        if event.nbytes > 0 and call is not None and call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
+            made[call] += 1
+            if made[call] > _RESULTS_OF_KNOWN_SHAPE[call.name]:
+                yield index, call
 
 
 def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -> list[int]:
@@ -186,18 +211,20 @@ def measure_cpu(
     stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
     step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
     try:
-        for _ in range(steps - 1):
-            step(mark=_nowhere)
-            if mode == "train" and stepper is None:
-                model.zero_grad(set_to_none=True)
-        for _ in range(accumulate - 1):
-            step(mark=_nowhere, optimizer=None)
+        # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
+        with _quiet(), _torch_profiler.profiler(acc_events=True):  # acc_events: else it warns of cycles there are not
+            for _ in range(steps - 1):
+                step(mark=_nowhere)
+                if mode == "train" and stepper is None:
+                    model.zero_grad(set_to_none=True)
+            for _ in range(accumulate - 1):
+                step(mark=_nowhere, optimizer=None)
         resident = resident_bytes(model, args, kwargs, stepper)
         with (
             collected(),
             _quiet(),
             _torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
-        ):  # acc_events: else it warns of cycles there are not
+        ):
             step(mark=_mark)
     except FxmemError:
         raise
@@ -333,7 +360,8 @@ def _scratch_by_op(events: Sequence[Event], scratch: Mapping[int, Call], peak: i
     for index, call in scratch.items():
         event = events[index]
         tally = calls.setdefault(call, _Tally(event.phase, event.path))
-        tally.kernel = tuple(mine for mine, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)))
+        if event.call is call:  # what is kept is freed elsewhere
+            tally.kernel = tuple(mine for mine, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)))
         tally.allocations += event.nbytes > 0
         tally.alive += event.nbytes
         tally.most = max(tally.most, tally.alive)

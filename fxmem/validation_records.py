@@ -58,7 +58,8 @@ class Machine(Record):
 class MeasuredOp(Record):
     """The scratch memory of one operator at one set of input shapes in one phase, over all its calls.
 
-    Scratch is what an operator's kernel allocates and frees inside one call: no tensor outside the call ever owns it.
+    Scratch is what an operator's kernel allocates and frees inside one call, so that no tensor outside the call ever owns it, and
+    what it keeps for its own backward in a size that only its library knows (oneDNN's workspace of a recurrent layer).
     """
 
     name: str
@@ -75,7 +76,7 @@ class MeasuredOp(Record):
     scratch_bytes: Bytes
     """The most scratch alive at once, of all calls."""
     at_peak_bytes: Bytes = 0
-    """Scratch of it alive at the measured peak; at most one row has any."""
+    """Scratch of it alive at the measured peak."""
 
 
 class MeasuredPhase(Record):
@@ -161,14 +162,14 @@ class Comparison(Record):
 
 
 class Share(Record):
-    """Some of the kinds at the peak, predicted and measured.
+    """Some of the kinds, predicted and measured, that make up the peak.
 
     A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the rest
-    only together.
+    only together. That rest is negative where the step lets go of more of what was there than it makes.
     """
 
     kinds: tuple[Kind, ...]
-    predicted_bytes: Bytes
+    predicted_bytes: int
     measured_bytes: int
     """Of the figure that is judged; the rest is what the figure leaves after the resident kinds."""
 

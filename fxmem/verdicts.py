@@ -7,6 +7,7 @@ sets aside, as fxmem's for the CPU does not, those without the scratch of these 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fxmem import liveness
@@ -50,7 +51,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         reason=reason,
         tolerance=tolerance,
         within_tolerance=abs(error) <= tolerance,
-        shares=_shares(peak, measurement, judged),
+        shares=_shares(prediction, peak, measurement, judged),
         phases=_phases(prediction, measurement),
         differences=_differences(prediction, measurement),
     )
@@ -111,15 +112,16 @@ def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity])
     return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace of these kernels for this device"
 
 
-def _shares(peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Share, ...]:
+def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Share, ...]:
     scratchless = judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     whole = measurement.peak_without_kernel_scratch_bytes if scratchless else measurement.peak_bytes
-    shares = [
-        Share(kinds=(kind,), predicted_bytes=peak.by_kind.get(kind, 0), measured_bytes=measurement.resident_by_kind.get(kind, 0))
-        for kind in _KNOWN_BEFORE_THE_STEP
-    ]
+    resident = Counter[Kind]()
+    for storage in prediction.storages:
+        if storage.birth == 0:
+            resident[storage.kind] += storage.nbytes
+    shares = [Share(kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0)) for kind in _KNOWN_BEFORE_THE_STEP]
     rest = tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
-    predicted = sum(peak.by_kind.get(kind, 0) for kind in rest)
+    predicted = peak.requested_bytes - sum(share.predicted_bytes for share in shares)
     shares.append(Share(kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)))
     return tuple(shares)
 

@@ -55,6 +55,14 @@ class Dropper(nn.Module):
         return x.tanh()
 
 
+class Keeper(nn.Module):
+    """Keeps what it returned until its next step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.neg()
+        return x.exp()
+
+
 # --- peaks a person can add up ------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +82,14 @@ def test_what_the_program_holds_in_its_locals_is_alive() -> None:
     x = torch.ones(N)
     assert measure(KeepsItsLocals(), x, mode="infer").peak_bytes == 4 * FLOAT * N
     assert measure(Dropper(), x, mode="infer").peak_bytes == 3 * FLOAT * N
+
+
+def test_what_a_model_keeps_until_its_next_step_is_let_go_in_it() -> None:
+    x = torch.ones(N)
+    measured = measure(Keeper(), x, mode="infer")
+    assert measured.resident_by_kind == {Kind.INPUT: FLOAT * N, Kind.BUFFER: FLOAT * N}
+    # The input, what was kept beside what takes its place; then the result in the place of the first of these.
+    assert (measured.peak_bytes, measured.retained_bytes) == (3 * FLOAT * N, 0)
 
 
 def test_the_log_adds_up_to_the_peak() -> None:
@@ -222,6 +238,25 @@ def test_scratch_is_born_and_gone_inside_one_call() -> None:
         Event(-50, address=9, call=second),  # there before the step
     ]
     assert scratch_events(events) == {0: first, 2: first}
+
+
+def test_what_a_recurrent_layer_keeps_for_its_backward_is_scratch_too() -> None:
+    layer = Call("aten.mkldnn_rnn_layer.default", ((3, 5, 7),))
+    path = (layer.name, "aten.empty.memory_format")
+    results = [Event(100 + n, n, Phase.FORWARD, layer, path) for n in range(3)]
+    events = [
+        *results,
+        Event(40, 3, Phase.FORWARD, layer, path),  # the kernel's own, for the length of the call
+        Event(4096, 4, Phase.FORWARD, layer, path),
+        Event(-40, 3, Phase.FORWARD, layer, path),
+        Event(8192, 5, Phase.FORWARD, Call(layer.name), path),  # the first result of another call
+        Event(-4096, 4, Phase.BACKWARD),
+    ]
+    assert scratch_events(events) == {3: layer, 4: layer, 5: layer, 7: layer}
+    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {}, events, WORKSPACE_KERNELS)
+    assert measured.peak_without_kernel_scratch_bytes == 100 + 101 + 102 + 8192
+    (row,) = measured.scratch
+    assert (row.kernel, row.calls, row.allocations, row.scratch_bytes, row.at_peak_bytes) == (path[-1], 1, 2, 4096 + 40, 4096)
 
 
 def test_peaks_and_rows_of_a_log_made_by_hand() -> None:

@@ -41,9 +41,23 @@ class Block(nn.Module):
         return self.head(x + self.attention(y, y, y, need_weights=False)[0])
 
 
+class Reader(nn.Module):
+    """A recurrent layer whose features, and the loss of them, are there until the next step takes their place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.read, self.head = nn.Embedding(101, 48), nn.LSTM(48, 40, 2, bidirectional=True), nn.Linear(80, 101)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.features = self.read(self.embed(ids))[0]
+        self.penalty = self.features.square().mean()
+        return self.head(self.features)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "convolutions": (Residual, torch.ones(4, 3, 31, 29)),
     "attention": (Block, torch.arange(6 * 43).reshape(6, 43) % 101),
+    "recurrence": (Reader, torch.arange(6 * 43).reshape(6, 43) % 101),
 }
 
 

@@ -116,6 +116,19 @@ def test_shares_add_up_to_both_peaks() -> None:
     assert {kind for share in found.shares for kind in share.kinds} == set(Kind)
 
 
+def test_what_is_let_go_before_the_peak_was_there_all_the_same() -> None:
+    log = Log(target=CPU)
+    kept = log.resident(30 * MIB, Kind.BUFFER)
+    with log.phase(Phase.FORWARD):
+        log.free(kept)
+        with log.op(CONVOLUTION, log.node("x"), Phase.FORWARD):
+            log.allocate(20 * MIB, Kind.SAVED)
+    peak = predicted_peak(requested_bytes=20 * MIB, by_kind={Kind.SAVED: 20 * MIB})
+    found = verdict(log.profile(), peak, measurement(resident_by_kind={Kind.BUFFER: 30 * MIB}), 1)
+    by_kinds = {share.kinds: share.predicted_bytes for share in found.shares}
+    assert (by_kinds[(Kind.BUFFER,)], found.shares[-1].predicted_bytes) == (30 * MIB, -10 * MIB)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
