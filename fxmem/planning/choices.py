@@ -6,6 +6,7 @@ the moment in backward that first asks for it or for something made from it. Ana
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,28 +56,39 @@ class Choice:
 
     again: frozenset[int]
     """Calls that are made again, none of them needlessly."""
-    held: frozenset[int]
-    """Values that are held for backward, or for others to be made from."""
-    dropped: frozenset[int]
-    """Values that autograd saves and that are made again instead."""
     cost: float
     """As planners count: FLOPs, and a little for what is written."""
-    flops: int | None
-    """FLOPs of `again`; None where an operator has no formula."""
     peak: float
     """Estimate of the step's peak, in bytes."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Course:
-    """How a choice goes."""
+    """How a choice goes: by call, by value and by tick."""
 
-    again: set[int]
-    needed: set[int]
-    """Values."""
+    again: bytearray
+    """By call, whether it is made again."""
+    asked: list[int]
+    """By call that is made again, the tick at which backward first asks for something of it."""
+    needed: bytearray
+    """By value, whether backward needs it, or something that is made again does."""
     first: list[int]
-    """By value, the tick at which it is first asked for in backward."""
+    """By value that is needed, the tick at which backward first asks for it."""
     last: list[int]
+    """And last."""
+    change: Floats
+    """By tick, how many bytes more are alive from it on than in the unplanned step."""
+    passing: dict[int, tuple[int, ...]]
+    """By tick, values that are there only while others are made from them."""
+    passed: Floats
+    """By tick, the most bytes of those."""
+    cost: float
+    peak: float
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What of it is worth keeping: it takes bytes in proportion to the step."""
+        return Choice(frozenset(index for index, again in enumerate(self.again) if again), self.cost, self.peak)
 
 
 class Choices:
@@ -148,101 +160,169 @@ class Choices:
 
     # --- what a choice means -------------------------------------------------------------------------------------------------
 
-    def course(self, again: set[int]) -> Course:
-        """What is needed, and when, if these calls are made again, and those of which something that cannot be held is needed."""
-        never = len(self.live)
-        course = Course(set(), set(), [never] * len(self.values), [0] * len(self.values))
-        asked_at: dict[int, int] = {}  # by call that is made again, when
-        for index in range(len(self.calls) - 1, -1, -1):
-            forced, begin, wanted = False, never, []
-            for number, first, last, overwritten in self._by_call[index]:
-                needed = first >= 0
-                first = first if needed else never
-                for reader in self.readers[number]:
-                    at = asked_at.get(reader)
-                    if at is not None:
-                        needed = True
-                        first, last = min(first, at), max(last, at)
-                if needed:
-                    wanted.append(number)
-                    forced = forced or overwritten
-                    course.first[number], course.last[number] = first, last
-                    begin = min(begin, first)
-            course.needed.update(wanted)
-            if wanted and (forced or index in again):
-                course.again.add(index)
-                asked_at[index] = begin
-                for number in wanted:
-                    course.first[number] = begin
-        return course
+    def choice(self, again: Iterable[int]) -> Choice:
+        """What follows from making these calls again, as far as they are needed."""
+        return self.course(again).choice
+
+    def course(self, again: Iterable[int]) -> Course:
+        """How that goes."""
+        return self.moved(self._unplanned, again)
 
     @cached_property
-    def _by_call(self) -> list[list[tuple[int, int, int, bool]]]:
-        """Of each value that a call makes, when autograd itself first and last asks for it, and whether it cannot be held; -1 and 0 where it is not saved."""
+    def _unplanned(self) -> Course:
+        """Nothing is made again, but what cannot be held."""
+        never, ticks = len(self.live), len(self.live)
+        values, calls = len(self.values), len(self.calls)
+        nothing = Course(
+            again=bytearray(calls),
+            asked=[never] * calls,
+            needed=bytearray(values),
+            first=[never] * values,
+            last=[0] * values,
+            change=np.zeros(ticks + 2),
+            passing={},
+            passed=np.zeros(ticks),
+            cost=0.0,
+            peak=0.0,
+        )
+        return self._followed(nothing, bytes(calls), range(calls))
 
-        def row(number: int) -> tuple[int, int, int, bool]:
+    def moved(self, course: Course, calls: Iterable[int]) -> Course:
+        """The course with these calls on the other side: made again where they were not, no longer where they were."""
+        changed = list(calls)
+        wanted = bytearray(course.again)
+        for index in changed:
+            wanted[index] ^= 1
+        return self._followed(course, wanted, changed)
+
+    def _followed(self, course: Course, wanted: bytes | bytearray, changed: Iterable[int]) -> Course:
+        """The course with calls made again as wanted, where they are needed, and where something that cannot be held is.
+
+        Args:
+            changed: the calls for which that differs. From them it is followed to the calls they read from, and so on, as far as anything changes.
+        """
+        never, ticks = len(self.live), len(self.live)
+        again, asked, needed, first_of, last_of = bytearray(course.again), course.asked.copy(), bytearray(course.needed), course.first.copy(), course.last.copy()
+        change, passing, touched = course.change.copy(), course.passing.copy(), set[int]()
+        pending = [-index for index in changed]
+        heapq.heapify(pending)
+        queued = set(pending)
+        while pending:
+            index = -heapq.heappop(pending)
+            forced, begin, found = False, never, []
+            for number, first, last, overwritten, readers in self._by_call[index]:
+                need = first >= 0
+                first = first if need else never
+                for reader in readers:
+                    if again[reader]:
+                        need, at = True, asked[reader]
+                        first, last = min(first, at), max(last, at)
+                found.append((number, need, first, last))
+                if need:
+                    forced = forced or overwritten
+                    begin = min(begin, first)
+            now = (forced or bool(wanted[index])) and any(need for _, need, _, _ in found)
+            for number, need, first, last in found:
+                first = begin if now and need else first
+                for sign, is_needed, is_again, begins, ends in (
+                    (-1.0, needed[number], again[index], first_of[number], last_of[number]),
+                    (1.0, need, now, first, last),
+                ):
+                    if is_needed:
+                        self._counted(number, is_again, begins, ends, sign, change, passing, touched)
+                needed[number], first_of[number], last_of[number] = need, first, last
+            at = begin if now else never
+            if now != again[index] or at != asked[index]:
+                again[index], asked[index] = now, at
+                for source in self.calls[index].sources:
+                    before = -self.values[source].call
+                    if before not in queued:
+                        queued.add(before)
+                        heapq.heappush(pending, before)
+        passed = course.passed.copy()
+        for tick in touched:
+            passed[min(max(tick - 1, 0), ticks - 1)] = self._passing(sorted(passing[tick]), again)
+        planned = self.live + np.cumsum(change)[:ticks] + passed
+        cost = float(self.costs[np.frombuffer(again, dtype=bool)].sum())
+        return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, float(planned.max(initial=0.0)))
+
+    def _counted(
+        self, number: int, again: bool | int, first: int, last: int, sign: float, change: Floats, passing: dict[int, tuple[int, ...]], touched: set[int]
+    ) -> None:
+        """Add what a needed value does to the bytes alive, or with a sign of -1 take it off."""
+        nbytes, flow, death, saved = self._lasting[number]
+        if not nbytes:
+            return
+        nbytes *= sign
+        if not again:
+            begin = death if saved else flow
+            if last > begin:
+                change[begin] += nbytes
+                change[last] -= nbytes
+            return
+        if saved and death > flow:
+            change[flow] -= nbytes
+            change[death] += nbytes
+        if last > first:
+            change[max(first - 1, 0)] += nbytes
+            change[last] -= nbytes
+        else:
+            touched.add(first)
+            group = passing.get(first, ())
+            passing[first] = (*group, number) if sign > 0 else tuple(each for each in group if each != number)
+
+    @cached_property
+    def _by_call(self) -> list[list[tuple[int, int, int, bool, tuple[int, ...]]]]:
+        """Of each value that a call makes, when autograd itself first and last asks for it, whether it cannot be held, and what reads it.
+
+        Of one that is not saved -1 and 0.
+        """
+
+        def row(number: int) -> tuple[int, int, int, bool, tuple[int, ...]]:
             value = self.values[number]
             last = int(self.death[number]) if value.saved and not value.overwritten else 0
-            return number, int(self.first_use[number]) if value.saved else -1, last, value.overwritten
+            return number, int(self.first_use[number]) if value.saved else -1, last, value.overwritten, tuple(self.readers[number])
 
         return [[row(number) for number in call.values] for call in self.calls]
 
-    def choice(self, again: Iterable[int]) -> Choice:
-        """What follows from making these calls again, as far as they are needed."""
-        course = self.course(set(again))
-        remade = sorted(course.again)
-        known = [self.profile.ops[self.ops[index]].flops for index in remade]
-        made = {number for number in course.needed if self.values[number].call in course.again}
-        return Choice(
-            again=frozenset(remade),
-            held=frozenset(course.needed - made),
-            dropped=frozenset(number for number in made if self.values[number].saved),
-            cost=float(self.costs[remade].sum()),
-            flops=None if None in known else sum(each or 0 for each in known),
-            peak=float(self.planned(course).max(initial=0.0)),
-        )
+    @cached_property
+    def _lasting(self) -> list[tuple[float, int, int, bool]]:
+        """By value: bytes, the last reader in forward, the end of its storage in the unplanned step, whether autograd saves it."""
+        return [(float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved) for i, value in enumerate(self.values)]
 
     def planned(self, course: Course) -> Floats:
-        """Estimated bytes alive at every tick."""
-        ticks = len(self.live)
-        change = np.zeros(ticks + 2)
-        passing: dict[int, list[int]] = {}
-        for number in sorted(course.needed):
-            nbytes, flow, death = self.nbytes[number], int(self.flow_end[number]), int(self.death[number])
-            first, last, saved = course.first[number], course.last[number], self.values[number].saved
-            if not nbytes:
-                continue
-            if self.values[number].call in course.again:
-                if saved and death > flow:
-                    change[flow] -= nbytes
-                    change[death] += nbytes
-                if last > first:
-                    change[max(first - 1, 0)] += nbytes
-                    change[last] -= nbytes
-                else:
-                    passing.setdefault(first, []).append(number)
-            else:
-                begin = death if saved else flow
-                if last > begin:
-                    change[begin] += nbytes
-                    change[last] -= nbytes
-        planned: Floats = self.live + np.cumsum(change)[:ticks]
-        for tick, group in passing.items():
-            planned[min(max(tick - 1, 0), ticks - 1)] += self._passing(group, course)
+        """Estimated bytes alive at every tick, but for what is only passing."""
+        planned: Floats = self.live + np.cumsum(course.change)[: len(self.live)] + course.passed
         return planned
 
-    def _passing(self, group: list[int], course: Course) -> float:
+    def _passing(self, group: Sequence[int], again: bytearray) -> float:
         """The most bytes of values that are there only while others are made from them."""
-        if len(group) == 1:
-            return float(self.nbytes[group[0]])
+        if len(group) < 2:
+            return sum(self._lasting[number][0] for number in group)
         ends: dict[int, float] = {}
         alive = most = 0.0
         for number in group:
-            call = self.values[number].call
+            call, nbytes = self.values[number].call, self._lasting[number][0]
             for done in [end for end in ends if end < call]:
                 alive -= ends.pop(done)
-            alive += float(self.nbytes[number])
+            alive += nbytes
             most = max(most, alive)
-            end = max((each for each in self.readers[number] if each in course.again), default=call)
-            ends[end] = ends.get(end, 0.0) + float(self.nbytes[number])
+            end = max((each for each in self.readers[number] if again[each]), default=call)
+            ends[end] = ends.get(end, 0.0) + nbytes
         return most
+
+    # --- what is told of one -------------------------------------------------------------------------------------------------
+
+    def flops(self, choice: Choice) -> int | None:
+        """FLOPs of what is made again; None where an operator has no formula."""
+        known = [self.profile.ops[self.ops[index]].flops for index in choice.again]
+        return None if None in known else sum(each or 0 for each in known)
+
+    def held(self, choice: Choice) -> frozenset[int]:
+        """Values that are held for backward, or for others to be made from."""
+        needed = self.course(choice.again).needed
+        return frozenset(number for number, value in enumerate(self.values) if needed[number] and value.call not in choice.again)
+
+    def dropped(self, choice: Choice) -> frozenset[int]:
+        """Values that autograd saves and that are made again instead."""
+        return frozenset(number for index in choice.again for number in self.calls[index].values if self.values[number].saved)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
-import networkx as nx  # type: ignore[import-untyped]
 import numpy as np
+from numpy.typing import NDArray
 
-from fxmem.planning.choices import Choice, Choices
+from fxmem.planning.choices import Choice, Choices, Course
 from fxmem.planning.geometry import Floats
 
 __all__ = ["Cutter"]
@@ -39,10 +39,21 @@ _ABREAST = 6
 """Of those that free most for their cost, how many are tried at a time."""
 _EVALUATIONS = 40_000
 """Of calls, over those that are tried, at most: a choice takes time in proportion to the calls of the step."""
-_ENDLESS = 1 << 40
-"""A capacity, before one is set."""
+_LARGEST = 1 << 28
+"""What the largest value counts as, in the 32 bits that capacities have; what is larger than them counts as endless."""
 _SEEDS = 4
 """Choices that are improved for a budget."""
+
+
+class _Network(NamedTuple):
+    """A graph of which every edge has a price."""
+
+    starts: NDArray[np.int32]
+    """By node, where its edges begin; and where they end."""
+    heads: NDArray[np.int32]
+    """By edge, the node that it leads to."""
+    price: NDArray[np.int64]
+    """By edge, whose it is: a value's, a call's, or endless."""
 
 
 class Cutter(Choices):
@@ -62,38 +73,44 @@ class Cutter(Choices):
 
     # --- cuts ------------------------------------------------------------------------------------------------------------------
 
-    def _cut(self, hold: Floats, again: Floats) -> set[int]:
+    def _cut(self, hold: Floats, again: Floats) -> list[int]:
         """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in sum."""
-        graph, residual = self._network
-        if "needed" not in graph:
-            return set()
-        scale = 1e6 / max(float(hold.max(initial=0.0)), 1e-30)
-        endless = residual.graph["inf"]
-        for number in self._relevant:
-            capacity = endless if self.values[number].overwritten else round(float(hold[number]) * scale)
-            residual[("value", number)][("call", self.values[number].call)]["capacity"] = capacity
-        for call in {self.values[number].call for number in self._relevant}:
-            residual[("call", call)]["spared"]["capacity"] = min(round(float(again[call]) * scale), endless // 2)
-        _, (chosen, _) = nx.minimum_cut(graph, "needed", "spared", flow_func=nx.algorithms.flow.boykov_kolmogorov, residual=residual)
-        return {node[1] for node in chosen if node[0] == "call"}
+        from scipy.sparse import csr_array  # type: ignore[import-untyped]
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
+
+        network = self._network
+        prices = np.concatenate([np.where(self._overwritten, np.inf, hold), again, [np.inf]])
+        scale = _LARGEST / max(float(hold.max(initial=0.0)), 1e-30)
+        capacities = np.minimum(np.round(prices[network.price] * scale), np.iinfo(np.int32).max).astype(np.int32)
+        size = len(self.values) + len(self.calls) + 2
+        graph = csr_array((capacities, network.heads, network.starts), shape=(size, size))
+        residual = graph - maximum_flow(graph, size - 2, size - 1).flow
+        residual.eliminate_zeros()
+        chosen = breadth_first_order(residual, size - 2, return_predecessors=False) - len(self.values)
+        return [int(call) for call in chosen if 0 <= call < len(self.calls)]
 
     @cached_property
-    def _network(self) -> tuple[Any, Any]:
-        """The graph that is cut, and its residual network, whose capacities are set for each cut.
+    def _overwritten(self) -> NDArray[np.bool_]:
+        return np.asarray([value.overwritten for value in self.values], dtype=bool)
 
-        On the side of `needed` lie the values that are needed and the calls that are made again: a saved value is needed, and a value that is needed but whose
+    @cached_property
+    def _network(self) -> _Network:
+        """The graph that is cut: values, calls, what is needed and what is spared.
+
+        On the side of what is needed lie the values that are and the calls that are made again: a saved value is needed, and a value that is needed but whose
         call is not made again is held.
         """
-        graph = nx.DiGraph()
+        values, calls = len(self.values), len(self.calls)
+        needed, spared, endless = values + calls, values + calls + 1, values + calls
+        edges = {(needed, number): endless for number in self._relevant if self.values[number].saved}
         for number in self._relevant:
-            if self.values[number].saved:
-                graph.add_edge("needed", ("value", number))
-            graph.add_edge(("value", number), ("call", self.values[number].call), capacity=_ENDLESS)
+            edges[number, values + self.values[number].call] = number
         for call in {self.values[number].call for number in self._relevant}:
-            graph.add_edge(("call", call), "spared", capacity=_ENDLESS)
-            graph.add_edges_from((("call", call), ("value", source)) for source in self.calls[call].sources)
-        residual = nx.algorithms.flow.utils.build_residual_network(graph, "capacity")
-        return graph, residual
+            edges[values + call, spared] = values + call
+            edges |= {(values + call, source): endless for source in self.calls[call].sources}
+        tails, heads = np.asarray(sorted(edges), dtype=np.int32).reshape(-1, 2).T
+        starts = np.searchsorted(tails, np.arange(values + calls + 3)).astype(np.int32)
+        return _Network(starts, np.ascontiguousarray(heads), np.asarray([edges[edge] for edge in sorted(edges)], dtype=np.int64))
 
     @cached_property
     def _relevant(self) -> list[int]:
@@ -105,10 +122,9 @@ class Cutter(Choices):
                     found.add(number)
         return sorted(found)
 
-    def _priced(self, again: set[int]) -> tuple[Floats, Floats]:
+    def _priced(self, course: Course) -> tuple[Floats, Floats]:
         """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time, most of it on those near the peak."""
-        course, end = self.course(again), len(self.live)
-        planned = self.planned(course)
+        end, planned = len(self.live), self.planned(course)
         top = float(planned.max(initial=1.0))
         weights = np.exp((planned - top) / (_NEAR * top))
         share = np.concatenate([[0.0], np.cumsum(weights / weights.sum())])
@@ -125,15 +141,14 @@ class Cutter(Choices):
         """Choices of many prices, none of which is worse than another in both; the cheapest first."""
         found: dict[frozenset[int], Choice] = {}
         for price in self._prices:
-            again: set[int] = set()
+            course = None
             held, made = np.ones(len(self.values)), np.zeros(len(self.values))
-            for turn in range(self._rounds):
-                if turn:
-                    now_held, now_made = self._priced(again)
+            for _ in range(self._rounds):
+                if course is not None:
+                    now_held, now_made = self._priced(course)
                     held, made = (held + now_held) / 2, (made + now_made) / 2
-                again = self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made))
-                choice = self.choice(again)
-                found.setdefault(choice.again, choice)
+                course = self.course(self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made)))
+                found.setdefault(course.choice.again, course.choice)
         found.setdefault(frozenset(), self.choice(()))
         return tuple(_front(found.values()))
 
@@ -160,8 +175,10 @@ class Cutter(Choices):
         return list(_front(self._known(seeds)))
 
     def _known(self, seeds: Iterable[Iterable[int]]) -> list[Choice]:
-        begun = [self.choice(seed) for seed in seeds]
-        return [*self.pool, *begun, *(self.choice(seed.again | cut.again) for seed in begun for cut in self.pool[1:])]
+        found = list(self.pool)
+        for seed in map(self.course, seeds):
+            found += [seed.choice, *(self.moved(seed, cut.again - seed.choice.again).choice for cut in self.pool[1:])]
+        return found
 
     def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> Choice | None:
         """The cheapest choice found whose estimated peak is within the budget; None if there is none.
@@ -173,7 +190,7 @@ class Cutter(Choices):
         fitting = [choice for choice in known if choice.peak <= budget]
         cheapest = min((choice.cost for choice in fitting), default=float("inf"))
         above = sorted((choice for choice in known if choice.peak > budget and choice.cost < cheapest), key=lambda each: (each.peak, each.cost))
-        fitting += [choice for close in above[: self._improved] if (choice := self._freed(close, budget)) is not None]
+        fitting += [course.choice for close in above[: self._improved] if (course := self._freed(self.course(close.again), budget)) is not None]
         if not fitting:
             return None
         fitting.sort(key=lambda choice: choice.cost)
@@ -185,68 +202,68 @@ class Cutter(Choices):
     def _between(self, cheaper: Choice, deeper: Choice, budget: float) -> Iterator[Choice]:
         """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
         differing = sorted(cheaper.again ^ deeper.again)
-        for first, rest in ((deeper.again, cheaper.again), (cheaper.again, deeper.again)):
+        for is_deeper_first, rest in ((True, self.course(cheaper.again)), (False, self.course(deeper.again))):
             low, high = 0, len(differing)
             while low < high:
                 middle = (low + high) // 2
-                border = differing[middle]
-                mixed = self.choice({i for i in first if i <= border} | {i for i in rest if i > border})
+                mixed = self.moved(rest, differing[: middle + 1])
                 fits = mixed.peak <= budget
                 if fits:
-                    yield mixed
-                if fits == (first is deeper.again):
+                    yield mixed.choice
+                if fits == is_deeper_first:
                     high = middle
                 else:
                     low = middle + 1
 
-    def _freed(self, choice: Choice, budget: float) -> Choice | None:
-        """The choice with one call after the other changed sides, what frees most at the peak for its cost first, until it keeps the budget.
+    def _freed(self, course: Course, budget: float) -> Course | None:
+        """The course with one call after the other changed sides, what frees most at the peak for its cost first, until it keeps the budget.
 
         With a call that is made again go those that nothing but it needs, and where one change does nothing by itself, two are tried.
         """
         left = self._tries
-        while choice.peak > budget:
-            better: list[Choice] = []
-            movable = self._movable(choice)
+        while course.peak > budget:
+            better: list[Course] = []
+            movable = self._movable(course)
             changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
             for begin in range(0, len(changes), _ABREAST):
                 batch = changes[begin : begin + _ABREAST]
                 left -= len(batch)
-                better = [other for calls in batch if (other := self._changed(choice, calls)).peak < choice.peak]
+                better = [other for calls in batch if (other := self._changed(course, calls)).peak < course.peak]
                 if better or left <= 0:
                     break
             if not better or left <= 0:
                 return None
-            start = choice
-            choice = max(better, key=lambda other: (start.peak - max(other.peak, budget)) / max(other.cost - start.cost, 1.0))
-        return choice
+            start = course
+            course = max(better, key=lambda other: (start.peak - max(other.peak, budget)) / max(other.cost - start.cost, 1.0))
+        return course
 
-    def _changed(self, choice: Choice, calls: Iterable[int]) -> Choice:
+    def _changed(self, course: Course, calls: Iterable[int]) -> Course:
         """These calls on the other side; with those that are made again now, the ones that are needed for nothing else."""
-        again = set(choice.again)
+        changed: set[int] = set()
         for call in calls:
-            if call in again:
-                again.remove(call)
+            if course.again[call]:
+                changed.add(call)
                 continue
             pending = [call]
             while pending:
-                again.add(pending[-1])
-                sources = [self.values[source] for source in self.calls[pending.pop()].sources]
-                pending += [value.call for value in sources if value.call not in again and not choice.held.intersection(self.calls[value.call].values)]
-        return self.choice(again)
+                changed.add(pending[-1])
+                for source in self.calls[pending.pop()].sources:
+                    before = self.values[source].call
+                    if not course.again[before] and before not in changed and not any(course.needed[made] for made in self.calls[before].values):
+                        pending.append(before)
+        return self.moved(course, changed)
 
-    def _movable(self, choice: Choice) -> list[int]:
+    def _movable(self, course: Course) -> list[int]:
         """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
-        course = self.course(set(choice.again))
         at = int(self.planned(course).argmax())
         rates: dict[int, float] = {}
-        for number in course.needed:
-            call, nbytes, saved = self.values[number].call, float(self.nbytes[number]), self.values[number].saved
-            if call in choice.again:
+        for number in np.flatnonzero(np.frombuffer(course.needed, dtype=bool)).tolist():
+            call, (nbytes, flow, death, saved) = self.values[number].call, self._lasting[number]
+            if course.again[call]:
                 there = course.first[number] - 1 <= at < max(course.last[number], course.first[number])
                 rate = nbytes if there else 0.0
             else:
-                there = self.flow_end[number] <= at < max(int(self.death[number]) if saved else 0, course.last[number])
+                there = flow <= at < max(death if saved else 0, course.last[number])
                 rate = nbytes / max(float(self.costs[call]), 1.0) if there else 0.0
             if rate:
                 rates[call] = rates.get(call, 0.0) + rate
@@ -254,12 +271,13 @@ class Cutter(Choices):
 
     def _held_after_all(self, choice: Choice, budget: float) -> Choice:
         """The choice with what the budget leaves spent on its costliest calls."""
+        course = self.course(choice.again)
         for index in sorted(choice.again, key=lambda i: (-self.costs[i], i))[: self._tries]:
-            if index in choice.again:
-                less = self.choice(choice.again - {index})
-                if less.peak <= budget and less.cost < choice.cost:
-                    choice = less
-        return choice
+            if course.again[index]:
+                less = self.moved(course, (index,))
+                if less.peak <= budget and less.cost < course.cost:
+                    course = less
+        return course.choice
 
 
 def _front(choices: Iterable[Choice]) -> Iterator[Choice]:

@@ -104,20 +104,21 @@ class OperatorPlanner:
 
     def _made(self, strategy: Strategy, choice: Choice, budget_bytes: int | None) -> Plan:
         regions = self._described(choice)
-        return self._regions.proposed(strategy, "mincut", Application.OPERATORS, budget_bytes, regions, round(choice.peak), choice.flops)
+        return self._regions.proposed(strategy, "mincut", Application.OPERATORS, budget_bytes, regions, round(choice.peak), self._cutter.flops(choice))
 
     def _described(self, choice: Choice) -> tuple[Region, ...]:
         """A region for each run of calls that are made again in the same part of the model."""
         cutter, profile = self._cutter, self.profile
-        if not choice.dropped:
+        all_dropped, all_held = cutter.dropped(choice), cutter.held(choice)
+        if not all_dropped:
             return ()
         held: set[int] = set()
         regions = []
         for part, calls in self._parts(choice):
             nodes = sorted({profile.ops[cutter.ops[call]].node for call in calls})
-            sources = {source for call in calls for source in cutter.calls[call].sources if source in choice.held} - held
+            sources = {source for call in calls for source in cutter.calls[call].sources if source in all_held} - held
             held |= sources
-            dropped = [number for call in calls for number in cutter.calls[call].values if number in choice.dropped]
+            dropped = [number for call in calls for number in cutter.calls[call].values if number in all_dropped]
             more = [number for number in sources if not cutter.values[number].saved]
             known = [profile.ops[cutter.ops[call]].flops for call in calls]
             regions.append(

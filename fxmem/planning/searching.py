@@ -25,6 +25,8 @@ from fxmem.planning.selecting import Selection
 __all__ = ["FRONT", "SLOTS", "Offer", "Stretch", "Tables"]
 
 FRONT = 64
+_STEPS = 1024
+"""Of bytes kept, by which most points that are not on a front are told before any are sorted."""
 SLOTS = 200
 
 
@@ -281,7 +283,8 @@ def _running_maximum(by_unit: Floats) -> Floats:
 
 def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
     """Indices of the Pareto front, fewest bytes first, thinned to `FRONT`."""
-    order = np.lexsort((cost, kept))
+    near = _undominated(kept, cost, budget)
+    order = near[np.lexsort((cost[near], kept[near]))]
     sorted_cost = cost[order]
     lowest = np.minimum.accumulate(sorted_cost)
     front: NDArray[np.int64] = order[np.concatenate([[True], sorted_cost[1:] < lowest[:-1] - 1e-9])]
@@ -294,3 +297,11 @@ def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
     if len(thinned) > FRONT:
         thinned = thinned[np.linspace(0, len(thinned) - 1, FRONT).round().astype(np.int64)]
     return thinned
+
+
+def _undominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+    """Indices of points among which are all those of the front: without those that a point some equal step of bytes below costs no more than."""
+    steps = np.minimum((kept * (_STEPS / budget)).astype(np.int64), _STEPS)
+    lowest = np.full(_STEPS + 2, np.inf)
+    np.minimum.at(lowest[1:], steps, cost)
+    return np.flatnonzero(cost < np.minimum.accumulate(lowest)[steps])
