@@ -112,7 +112,8 @@ class _Counter(TorchDispatchMode):
 
 
 def count(model: nn.Module, args: tuple[Any, ...]) -> Counted:
-    """FLOPs of one real training step."""
+    """FLOPs of one real training step; gradients that are there already would be added to."""
+    model.zero_grad(set_to_none=True)
     with _Counter() as counter:
         loss = default_loss(model(*args))
         forward, forward_products = counter.all, counter.products

@@ -18,7 +18,6 @@ from fxmem.plan_records import Application
 from fxmem.planning import OperatorPlanner
 from fxmem.planning.choices import Choice
 from fxmem.planning.cutting import Cutter
-from fxmem.planning.operating import SHARES
 from fxmem.sources import build_model
 
 
@@ -56,6 +55,21 @@ def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analy
         assert sum(op.flops or 0 for op in after.profile.ops) - before == cutter.flops(choice)
 
 
+def test_a_course_followed_from_another_is_that_from_the_start() -> None:
+    analysis = gpt2()
+    cutter, chance = OperatorPlanner(analysis.profile, lambda: promising.survey(analysis))._cutter, random.Random(3)
+    course = cutter.course(())
+    seen = set()
+    for size in [1, 2, 5, 60, 1, 3, 90, 2] * 8:
+        course = cutter.moved(course, chance.sample(range(len(cutter.calls)), size))
+        afresh = cutter.course(course.choice.again)
+        assert course.choice == afresh.choice
+        assert (course.asked, course.needed, course.first, course.last) == (afresh.asked, afresh.needed, afresh.first, afresh.last)
+        assert (cutter.planned(course) == cutter.planned(afresh)).all()
+        seen.add(course.choice)
+    assert len(seen) > 50
+
+
 def every_choice(cutter: Cutter) -> list[Choice]:
     calls = sorted({cutter.values[number].call for number in cutter._relevant})
     return [cutter.choice(again) for size in range(len(calls) + 1) for again in itertools.combinations(calls, size)]
@@ -89,7 +103,7 @@ def every_budget(planner: OperatorPlanner) -> list[tuple[float, float | None]]:
     choices = every_choice(planner._cutter)
     for peak in sorted({choice.peak for choice in choices}):
         best = min(choice.cost for choice in choices if choice.peak <= peak)
-        own = planner._cutter.within(peak, planner._seeds([peak * share for share in SHARES]))
+        own = planner._within(peak)
         assert own is None or own.peak <= peak
         found.append((best, None if own is None else own.cost))
     return found
@@ -99,5 +113,5 @@ def test_choices_beside_all_that_there_are() -> None:
     found = [budget for seed in range(14) for budget in every_budget(small(seed))]
     same = sum(own is not None and own <= best for best, own in found)
     assert len(found) > 120
-    assert same >= 0.93 * len(found)  # of seeds 0 to 59, 602 of 637, and 17 times nothing is found where something is
-    assert sum(own is None for _, own in found) <= 0.04 * len(found)
+    assert same >= 0.96 * len(found)  # of seeds 0 to 59, 624 of 637, and 10 times nothing is found where something is
+    assert sum(own is None for _, own in found) <= 0.03 * len(found)

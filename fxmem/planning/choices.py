@@ -117,6 +117,9 @@ class Choices:
         for index, call in enumerate(calls):
             for source in call.sources:
                 self.readers[source].append(index)
+        self.makers = np.asarray([value.call for value in values], dtype=np.int64)
+        """By value, the call that makes it."""
+        self.saved, self.overwritten = (np.asarray([getattr(value, name) for value in values], dtype=bool) for name in ("saved", "overwritten"))
         self.costs = np.asarray([self.geometry.cost_of(op) for op in self.ops])
         self._sized()
 
@@ -202,7 +205,8 @@ class Choices:
             changed: the calls for which that differs. From them it is followed to the calls they read from, and so on, as far as anything changes.
         """
         never, ticks = len(self.live), len(self.live)
-        again, asked, needed, first_of, last_of = bytearray(course.again), course.asked.copy(), bytearray(course.needed), course.first.copy(), course.last.copy()
+        again, asked, needed = bytearray(course.again), course.asked.copy(), bytearray(course.needed)
+        first_of, last_of = course.first.copy(), course.last.copy()
         change, passing, touched = course.change.copy(), course.passing.copy(), set[int]()
         pending = [-index for index in changed]
         heapq.heapify(pending)
@@ -222,23 +226,25 @@ class Choices:
                     forced = forced or overwritten
                     begin = min(begin, first)
             now = (forced or bool(wanted[index])) and any(need for _, need, _, _ in found)
+            before = bool(again[index])
             for number, need, first, last in found:
                 first = begin if now and need else first
-                for sign, is_needed, is_again, begins, ends in (
-                    (-1.0, needed[number], again[index], first_of[number], last_of[number]),
-                    (1.0, need, now, first, last),
-                ):
-                    if is_needed:
-                        self._counted(number, is_again, begins, ends, sign, change, passing, touched)
+                was = bool(needed[number]), before, first_of[number], last_of[number]
+                if was == (need, now, first, last):
+                    continue
+                if was[0]:
+                    self._counted(number, *was[1:], -1.0, change, passing, touched)
+                if need:
+                    self._counted(number, now, first, last, 1.0, change, passing, touched)
                 needed[number], first_of[number], last_of[number] = need, first, last
             at = begin if now else never
-            if now != again[index] or at != asked[index]:
+            if now != before or at != asked[index]:
                 again[index], asked[index] = now, at
                 for source in self.calls[index].sources:
-                    before = -self.values[source].call
-                    if before not in queued:
-                        queued.add(before)
-                        heapq.heappush(pending, before)
+                    earlier = -self.values[source].call
+                    if earlier not in queued:
+                        queued.add(earlier)
+                        heapq.heappush(pending, earlier)
         passed = course.passed.copy()
         for tick in touched:
             passed[min(max(tick - 1, 0), ticks - 1)] = self._passing(sorted(passing[tick]), again)
@@ -247,7 +253,7 @@ class Choices:
         return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, float(planned.max(initial=0.0)))
 
     def _counted(
-        self, number: int, again: bool | int, first: int, last: int, sign: float, change: Floats, passing: dict[int, tuple[int, ...]], touched: set[int]
+        self, number: int, again: bool, first: int, last: int, sign: float, change: Floats, passing: dict[int, tuple[int, ...]], touched: set[int]
     ) -> None:
         """Add what a needed value does to the bytes alive, or with a sign of -1 take it off."""
         nbytes, flow, death, saved = self._lasting[number]

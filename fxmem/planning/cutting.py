@@ -10,7 +10,6 @@ rest; single calls then change sides until the budget is kept, and what it leave
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -20,29 +19,32 @@ from numpy.typing import NDArray
 
 from fxmem.planning.choices import Choice, Choices, Course
 from fxmem.planning.geometry import Floats
+from fxmem.planning.refining import Refiner
 
 __all__ = ["Cutter"]
 
-_CUTS = 36, 8
-"""That are made, at most and at least."""
-_CUT_CALLS = 12_000
+_CUTS = 60, 18
+"""That are made for any budget, at most and at least."""
+_CUT_CALLS = 60_000
 """Calls of all graphs that are cut together, in between."""
-_ROUNDS = 3, 2
-"""Cuts for each price of a FLOP, the prices of bytes following the peak: of graphs of fewer than `_MANY` calls, and of others."""
-_MANY = 1000
-"""Calls from which on less is improved, too."""
+_ROUNDS = 3
+"""Cuts for each price of a FLOP, the prices of bytes following the peak."""
 _NEAR = 0.02
 """What share of the peak a moment may lie below it and still count by a factor of 1/e."""
-_TRIES = 96
-"""Calls that are tried to be made again, or no longer, at most."""
-_ABREAST = 6
-"""Of those that free most for their cost, how many are tried at a time."""
-_EVALUATIONS = 40_000
-"""Of calls, over those that are tried, at most: a choice takes time in proportion to the calls of the step."""
 _LARGEST = 1 << 28
 """What the largest value counts as, in the 32 bits that capacities have; what is larger than them counts as endless."""
-_SEEDS = 4
-"""Choices that are improved for a budget."""
+_MANY = 1000
+"""Calls from which on less is tried."""
+_STEPS = 80, 30
+"""Cuts that are made for one budget: of graphs of fewer than `_MANY` calls, and of others."""
+_STEP, _SLOWER = 10.0, 5.0
+"""By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and after how many steps by 0.7 of that."""
+_MOST, _LEAST = 0.7, 1e-5
+"""By which power of e a price changes in one step at most, and what part of the highest price the others have at least."""
+_NEAREST = 4, 2
+"""Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
+_SETTLED = 8, 3
+"""Of what keeps the budget, how many are made cheaper, of such graphs and of others."""
 
 
 class _Network(NamedTuple):
@@ -59,18 +61,6 @@ class _Network(NamedTuple):
 class Cutter(Choices):
     """Choices for one step, found by cuts."""
 
-    @property
-    def _tries(self) -> int:
-        return max(min(_TRIES, _EVALUATIONS // max(len(self.calls), 1)), 12)
-
-    @property
-    def _rounds(self) -> int:
-        return _ROUNDS[len(self.calls) >= _MANY]
-
-    @property
-    def _improved(self) -> int:
-        return _SEEDS if len(self.calls) < _MANY else _SEEDS // 2
-
     # --- cuts ------------------------------------------------------------------------------------------------------------------
 
     def _cut(self, hold: Floats, again: Floats) -> list[int]:
@@ -79,7 +69,7 @@ class Cutter(Choices):
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
         network = self._network
-        prices = np.concatenate([np.where(self._overwritten, np.inf, hold), again, [np.inf]])
+        prices = np.concatenate([np.where(self.overwritten, np.inf, hold), again, [np.inf]])
         scale = _LARGEST / max(float(hold.max(initial=0.0)), 1e-30)
         capacities = np.minimum(np.round(prices[network.price] * scale), np.iinfo(np.int32).max).astype(np.int32)
         size = len(self.values) + len(self.calls) + 2
@@ -88,10 +78,6 @@ class Cutter(Choices):
         residual.eliminate_zeros()
         chosen = breadth_first_order(residual, size - 2, return_predecessors=False) - len(self.values)
         return [int(call) for call in chosen if 0 <= call < len(self.calls)]
-
-    @cached_property
-    def _overwritten(self) -> NDArray[np.bool_]:
-        return np.asarray([value.overwritten for value in self.values], dtype=bool)
 
     @cached_property
     def _network(self) -> _Network:
@@ -122,16 +108,20 @@ class Cutter(Choices):
                     found.add(number)
         return sorted(found)
 
-    def _priced(self, course: Course) -> tuple[Floats, Floats]:
-        """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time, most of it on those near the peak."""
-        end, planned = len(self.live), self.planned(course)
+    def _near_peak(self, course: Course) -> Floats:
+        """Weights of moments, 1 in sum, most of it on those near the peak."""
+        planned = self.planned(course)
         top = float(planned.max(initial=1.0))
         weights = np.exp((planned - top) / (_NEAR * top))
-        share = np.concatenate([[0.0], np.cumsum(weights / weights.sum())])
+        shares: Floats = weights / weights.sum()
+        return shares
+
+    def _priced(self, course: Course, weights: Floats) -> tuple[Floats, Floats]:
+        """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time."""
+        end, share = len(self.live), np.concatenate([[0.0], np.cumsum(weights)])
         first, last = np.minimum(course.first, end), np.asarray(course.last)
-        saved = np.asarray([value.saved for value in self.values], dtype=bool)
         first = np.where(first == end, np.minimum(self.first_use, end), first)
-        last = np.minimum(np.where(saved, np.maximum(self.death, last), np.maximum(last, first)), end)
+        last = np.minimum(np.where(self.saved, np.maximum(self.death, last), np.maximum(last, first)), end)
         held = share[last] - share[np.minimum(self.flow_end, last)]
         made = share[last] - share[np.minimum(np.maximum(first - 1, 0), last)]
         return held, made
@@ -143,9 +133,9 @@ class Cutter(Choices):
         for price in self._prices:
             course = None
             held, made = np.ones(len(self.values)), np.zeros(len(self.values))
-            for _ in range(self._rounds):
+            for _ in range(_ROUNDS):
                 if course is not None:
-                    now_held, now_made = self._priced(course)
+                    now_held, now_made = self._priced(course, self._near_peak(course))
                     held, made = (held + now_held) / 2, (made + now_made) / 2
                 course = self.course(self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made)))
                 found.setdefault(course.choice.again, course.choice)
@@ -154,7 +144,8 @@ class Cutter(Choices):
 
     def _of_calls(self, by_value: Floats) -> Floats:
         """Sums over what each call makes."""
-        return np.asarray([sum(by_value[number] for number in call.values) for call in self.calls])
+        sums: Floats = np.bincount(self.makers, by_value, len(self.calls)).astype(np.float64)
+        return sums
 
     @cached_property
     def _prices(self) -> list[float]:
@@ -162,7 +153,7 @@ class Cutter(Choices):
         calls = {self.values[number].call for number in self._relevant}
         made = self._of_calls(self.nbytes)
         rates = sorted({float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True)
-        most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // self._rounds
+        most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // _ROUNDS
         if len(rates) <= most:
             return [rate * 0.999 for rate in rates]
         spread = np.geomspace(rates[0], rates[-1], most)
@@ -186,98 +177,41 @@ class Cutter(Choices):
         Args:
             seeds: choices of calls to begin from, beside the cuts.
         """
-        known = self._known(seeds)
-        fitting = [choice for choice in known if choice.peak <= budget]
-        cheapest = min((choice.cost for choice in fitting), default=float("inf"))
-        above = sorted((choice for choice in known if choice.peak > budget and choice.cost < cheapest), key=lambda each: (each.peak, each.cost))
-        fitting += [course.choice for close in above[: self._improved] if (course := self._freed(self.course(close.again), budget)) is not None]
+        refiner = Refiner(self, budget)
+        front = list(_front([*self._known(seeds), *self._ascended(budget)]))
+        near = _NEAREST[len(self.calls) >= _MANY]
+        above = [choice for choice in reversed(front) if choice.peak > budget][:near]
+        fitting = [choice for choice in front if choice.peak <= budget][:near]
+        fitting += [freed for close in above if (freed := refiner.freed(close, refiner.moves // near // 2)) is not None]
+        fitting += [mixed for deeper in sorted(fitting, key=_cost)[:near] for cheaper in above for mixed in refiner.between(cheaper, deeper)]
         if not fitting:
             return None
-        fitting.sort(key=lambda choice: choice.cost)
-        for cheaper in above[: self._improved]:
-            fitting += self._between(cheaper, fitting[0], budget)
-        fitting.sort(key=lambda choice: choice.cost)
-        return min((self._held_after_all(choice, budget) for choice in fitting[: self._improved]), key=lambda choice: choice.cost)
+        cheapest = sorted({choice.again: choice for choice in fitting}.values(), key=_cost)[: _SETTLED[len(self.calls) >= _MANY]]
+        settled = [refiner.settled(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)]
+        return min(settled, key=_cost)
 
-    def _between(self, cheaper: Choice, deeper: Choice, budget: float) -> Iterator[Choice]:
-        """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
-        differing = sorted(cheaper.again ^ deeper.again)
-        for is_deeper_first, rest in ((True, self.course(cheaper.again)), (False, self.course(deeper.again))):
-            low, high = 0, len(differing)
-            while low < high:
-                middle = (low + high) // 2
-                mixed = self.moved(rest, differing[: middle + 1])
-                fits = mixed.peak <= budget
-                if fits:
-                    yield mixed.choice
-                if fits == is_deeper_first:
-                    high = middle
-                else:
-                    low = middle + 1
+    def _ascended(self, budget: float) -> Iterator[Choice]:
+        """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it is below.
 
-    def _freed(self, course: Course, budget: float) -> Course | None:
-        """The course with one call after the other changed sides, what frees most at the peak for its cost first, until it keeps the budget.
-
-        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself, two are tried.
+        That is ascent on the Lagrangian dual of the budget, with exponential steps that become smaller.
         """
-        left = self._tries
-        while course.peak > budget:
-            better: list[Course] = []
-            movable = self._movable(course)
-            changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
-            for begin in range(0, len(changes), _ABREAST):
-                batch = changes[begin : begin + _ABREAST]
-                left -= len(batch)
-                better = [other for calls in batch if (other := self._changed(course, calls)).peak < course.peak]
-                if better or left <= 0:
-                    break
-            if not better or left <= 0:
-                return None
-            start = course
-            course = max(better, key=lambda other: (start.peak - max(other.peak, budget)) / max(other.cost - start.cost, 1.0))
-        return course
+        over = np.maximum(self.live - budget, 0.0)
+        if not self._prices or not over.any():
+            return
+        course = self.course(())
+        weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
+        for step in range(_STEPS[len(self.calls) >= _MANY]):
+            held, made = self._priced(course, weights)
+            cut = set(self._cut(self.nbytes * held, self.costs + self._of_calls(self.nbytes * made)))
+            course = self.moved(course, cut ^ course.choice.again)
+            yield course.choice
+            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.planned(course) / budget - 1)
+            weights = weights * np.exp(np.clip(share, -_MOST, _MOST))
+            weights = np.maximum(weights, _LEAST * weights.max()) * (self.live > 0)
 
-    def _changed(self, course: Course, calls: Iterable[int]) -> Course:
-        """These calls on the other side; with those that are made again now, the ones that are needed for nothing else."""
-        changed: set[int] = set()
-        for call in calls:
-            if course.again[call]:
-                changed.add(call)
-                continue
-            pending = [call]
-            while pending:
-                changed.add(pending[-1])
-                for source in self.calls[pending.pop()].sources:
-                    before = self.values[source].call
-                    if not course.again[before] and before not in changed and not any(course.needed[made] for made in self.calls[before].values):
-                        pending.append(before)
-        return self.moved(course, changed)
 
-    def _movable(self, course: Course) -> list[int]:
-        """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
-        at = int(self.planned(course).argmax())
-        rates: dict[int, float] = {}
-        for number in np.flatnonzero(np.frombuffer(course.needed, dtype=bool)).tolist():
-            call, (nbytes, flow, death, saved) = self.values[number].call, self._lasting[number]
-            if course.again[call]:
-                there = course.first[number] - 1 <= at < max(course.last[number], course.first[number])
-                rate = nbytes if there else 0.0
-            else:
-                there = flow <= at < max(death if saved else 0, course.last[number])
-                rate = nbytes / max(float(self.costs[call]), 1.0) if there else 0.0
-            if rate:
-                rates[call] = rates.get(call, 0.0) + rate
-        return sorted(rates, key=lambda call: (-rates[call], call))
-
-    def _held_after_all(self, choice: Choice, budget: float) -> Choice:
-        """The choice with what the budget leaves spent on its costliest calls."""
-        course = self.course(choice.again)
-        for index in sorted(choice.again, key=lambda i: (-self.costs[i], i))[: self._tries]:
-            if course.again[index]:
-                less = self.moved(course, (index,))
-                if less.peak <= budget and less.cost < course.cost:
-                    course = less
-        return course.choice
+def _cost(choice: Choice) -> float:
+    return choice.cost
 
 
 def _front(choices: Iterable[Choice]) -> Iterator[Choice]:

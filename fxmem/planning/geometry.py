@@ -173,9 +173,14 @@ class Geometry:
         return table
 
     def _later_readers(self, made: _Made) -> list[int]:
-        """Units of the model after its own that read a storage."""
+        """Units of the model after its own that read a storage, not only view it."""
         producer = self.unit_of[made.node]
-        return [int(self.unit_of[node]) for node in self._readers.get(made.index, ()) if producer < self.unit_of[node] < self.count]
+        readers = (node for node in self._readers.get(made.index, ()) if not self._views(node))
+        return [int(self.unit_of[node]) for node in readers if producer < self.unit_of[node] < self.count]
+
+    def _views(self, node: int) -> bool:
+        """Whether a node gives what it was given, looked at in another way."""
+        return self.profile.nodes[node].view_of is not None and not any(writes_in_place(self.profile.ops[op].name) for op in self._forward_ops.get(node, ()))
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:

@@ -14,10 +14,10 @@ from fxmem.planning.cutting import Cutter
 from fxmem.planning.planner import Planner
 from fxmem.records import Profile
 
-__all__ = ["SHARES", "OperatorPlanner"]
+__all__ = ["OperatorPlanner"]
 
-SHARES = (0.97, 1.0, 1.05)
-"""Of a budget, for which the planner of regions is asked for a plan to begin from."""
+_SHARES = (1.0,), (0.97, 1.05, 1.1)
+"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was found with the first."""
 _POINTS = 12
 """Budgets on a curve."""
 
@@ -51,13 +51,17 @@ class OperatorPlanner:
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.geometry.unplanned:
             return self._made(strategy, cutter.choice(()), budget_bytes)
-        choice = cutter.within(budget_bytes, self._seeds(budget_bytes * share for share in SHARES))
+        choice = self._within(budget_bytes)
         if choice is None:
             raise ExceededError(
                 f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with {Application.OPERATORS.value} reaches "
                 f"{exact_bytes(round(self._least.peak))} at the least"
             )
         return self._made(strategy, choice, budget_bytes)
+
+    def _within(self, budget: float) -> Choice | None:
+        tried = (self._cutter.within(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+        return next((found for found in tried if found is not None), None)
 
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
