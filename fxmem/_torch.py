@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,9 +52,11 @@ __all__ = [
     "is_mutable",
     "no_modes",
     "op_arguments",
+    "op_name",
     "patched",
     "quiet_fake_kernels",
     "runs_only_its_own_code",
+    "storage_address",
     "storage_key",
     "tensor_metadata",
     "tensors_in",
@@ -122,6 +125,11 @@ def op_arguments(func: OpOverload) -> Any:
     return func._schema.arguments
 
 
+def op_name(func: Any) -> str:
+    """`add` of `aten.add.Tensor` (`OpOverload._opname`, since 1.10); empty for a higher-order operator."""
+    return str(getattr(func, "_opname", ""))
+
+
 def is_mutable(func: OpOverload) -> bool:
     """Whether an op writes to an argument (`OpOverload._schema`, since 1.10)."""
     return bool(func._schema.is_mutable)
@@ -170,6 +178,10 @@ def quiet_fake_kernels() -> Iterator[None]:
         logger.disabled = before
 
 
+storage_address: Callable[[Any], int] = operator.attrgetter("_cdata")
+"""Which storage an `UntypedStorage` is, while it is alive (`UntypedStorage._cdata`, since 1.0); asked several times an op."""
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Which storage a tensor lies in, while that storage is alive; a fake one has no address (`UntypedStorage._cdata`, since 1.0)."""
-    return int(tensor.untyped_storage()._cdata)
+    return storage_address(tensor.untyped_storage())

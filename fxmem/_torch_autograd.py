@@ -6,6 +6,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 import weakref
@@ -19,6 +20,7 @@ from fxmem._torch import patched
 
 __all__ = [
     "Hooks",
+    "accumulation_hooks",
     "detached",
     "engine_routed_to",
     "function_calls_seen_by",
@@ -30,6 +32,8 @@ __all__ = [
     "output_number",
     "saved_tensors_seen_by",
     "sequence_number",
+    "tensor_hooks",
+    "version",
 ]
 
 
@@ -86,6 +90,20 @@ def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another (`Tensor._is_view`, since 1.0)."""
     return bool(tensor._is_view())
+
+
+version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor's storage was written to (`Tensor._version`, since 0.4); the tape of an OPERATORS plan asks for each tensor of each op."""
+
+
+def tensor_hooks(tensor: torch.Tensor) -> dict[int, Callable[..., Any]] | None:
+    """The live table of `register_hook`, None before its first call (`Tensor._backward_hooks`, since 0.1)."""
+    return tensor._backward_hooks
+
+
+def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
+    """Those of `register_post_accumulate_grad_hook`, in order (`Tensor._post_accumulate_grad_hooks`, since 2.1)."""
+    return list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

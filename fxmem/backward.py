@@ -94,7 +94,7 @@ class Engine:
         """Tell the engine that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
             key = _torch_autograd.sequence_number(tensor.grad_fn), _torch_autograd.output_number(tensor)
-            self._tensor_hooks[key] = tensor._backward_hooks
+            self._tensor_hooks[key] = _torch_autograd.tensor_hooks(tensor)
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
         """Tell the engine that `tensor.retain_grad` was called."""
@@ -239,7 +239,7 @@ class Engine:
         if gradient is None:
             return None
         if _torch_autograd.is_accumulate_grad(node):
-            hooks = node.variable._backward_hooks
+            hooks = _torch_autograd.tensor_hooks(node.variable)
         else:
             key = _torch_autograd.sequence_number(node), index
             hooks = self._tensor_hooks.get(key)
@@ -267,7 +267,7 @@ class Engine:
         else:
             strides = variable.stride() if _is_dense(variable) else _contiguous_strides(variable.shape)
             variable.grad = torch.empty_strided(variable.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(received[0])
-        for hook in list((getattr(variable, "_post_accumulate_grad_hooks", None) or {}).values()):
+        for hook in _torch_autograd.accumulation_hooks(variable):
             self._run(hook, variable)
 
     def _add(self, pending: dict[Any, list[Any]], node: Any, index: int, gradient: torch.Tensor | None) -> None:

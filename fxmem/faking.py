@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fxmem import _torch, _torch_fakes, _torch_wrappers, values
+from fxmem import _torch, _torch_fakes, _torch_modules, _torch_wrappers, values
 from fxmem.errors import AnalysisError
 from fxmem.rebinding import Rebinder
 from fxmem.unwrapping import without_compiled
@@ -111,10 +111,9 @@ def fake_inputs(value: Any, mode: _torch.FakeTensorMode, device: torch.device) -
 def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     groups: dict[int, dict[int, torch.Tensor]] = {}
     for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                key = tensor.untyped_storage()._cdata if _is_plain(tensor) else id(tensor)
-                groups.setdefault(key, {})[id(tensor)] = tensor
+        for _, tensor in _torch_modules.tensors_of(module):
+            key = _torch.storage_key(tensor) if _is_plain(tensor) else id(tensor)
+            groups.setdefault(key, {})[id(tensor)] = tensor
     for group in groups.values():
         yield list(group.values())
 

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fxmem import _torch
+from fxmem import _torch, _torch_modules
 from fxmem.records import SourceLine
 
 __all__ = ["GraphWriter", "as_node", "has_tensor", "named_apply"]
@@ -235,7 +235,7 @@ def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
     names: dict[int, str] = {}
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
-        for holder in (module._parameters, module._buffers, vars(module)):
+        for holder in (_torch_modules.parameters_of(module), _torch_modules.buffers_of(module), vars(module)):
             for name, value in holder.items():
                 if isinstance(value, torch.Tensor):
                     names.setdefault(id(value), prefix + name)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from fxmem import _torch, _torch_fakes, _torch_wrappers, _triton, flops, kernels, values
+from fxmem import _torch, _torch_autograd, _torch_fakes, _torch_wrappers, _triton, flops, kernels, values
 from fxmem._garbage import uncollected
 from fxmem.accounting import Run, account
 from fxmem.backward import Engine
@@ -242,7 +242,7 @@ class _Run:
     def _forget_unused_gradients(self) -> None:
         """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they have none."""
         for parameter in self.parameters.values():
-            if self.accumulate > 1 and parameter.grad is not None and not parameter.grad._version:
+            if self.accumulate > 1 and parameter.grad is not None and not _torch_autograd.version(parameter.grad):
                 self.log.forget(parameter.grad)
                 parameter.grad = None
 

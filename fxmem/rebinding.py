@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fxmem import _torch_autograd, _torch_modules
+
 __all__ = ["Rebinder"]
 
 _DEPTH = 3
@@ -52,9 +54,8 @@ class Rebinder:
                         value.update({key: self.function(hook) for key, hook in value.items()})
                     elif isinstance(value, (types.FunctionType, functools.partial)):
                         vars(made)[name] = self.function(value)
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    self._tensor_hooks(tensor)
+            for _, tensor in _torch_modules.tensors_of(module):
+                self._tensor_hooks(tensor)
 
     def function(self, function: Any) -> Any:
         """`function` for the copy; itself where it has nothing to do with the model."""
@@ -80,9 +81,9 @@ class Rebinder:
             return
         self._kept.append(tensor)
         self._remade[id(tensor)] = made
-        for hook in list((tensor._backward_hooks or {}).values()):
+        for hook in list((_torch_autograd.tensor_hooks(tensor) or {}).values()):
             made.register_hook(self.function(hook))
-        for hook in list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values()):
+        for hook in _torch_autograd.accumulation_hooks(tensor):
             made.register_post_accumulate_grad_hook(self.function(hook))
 
     def _closure(self, function: types.FunctionType) -> Any:

@@ -139,7 +139,7 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 def _flat_buffer(weights: Sequence[Tensor], elements: int) -> Tensor | None:
     """`try_get_weight_buf`: the one storage that holds all weights; None when they do not lie in one."""
-    if len({weight.untyped_storage()._cdata for weight in weights}) > 1 or weights[0].untyped_storage().nbytes() < elements * weights[0].element_size():
+    if len({_torch.storage_key(weight) for weight in weights}) > 1 or weights[0].untyped_storage().nbytes() < elements * weights[0].element_size():
         return None
     with torch.no_grad():
         return weights[0].detach().as_strided((elements,), (1,), 0)

@@ -133,7 +133,7 @@ class StepLog:
         if _torch.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        watch = self._watched.get(storage._cdata)
+        watch = self._watched.get(_torch.storage_address(storage))
         if watch is not None:
             return watch.index
         nbytes = storage.nbytes()
@@ -143,7 +143,7 @@ class StepLog:
         """Note a storage that has just come."""
         index = len(self.nbytes)
         watch = _Watch(storage, self._gone)
-        watch.address, watch.index = storage._cdata, index
+        watch.address, watch.index = _torch.storage_address(storage), index
         self._watched[watch.address] = watch
         self.nbytes.append(nbytes)
         if self.setting_up:

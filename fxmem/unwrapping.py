@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.ao.nn.quantized import FloatFunctional
 
-from fxmem import _torch_wrappers
+from fxmem import _torch_modules, _torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
 
 __all__ = ["COMPILED", "EXPORTED", "check_gradients", "plain_model", "without_compiled"]
@@ -73,16 +73,16 @@ def check_gradients(model: nn.Module) -> None:
 def without_compiled(model: nn.Module) -> nn.Module:
     """`model` itself, the modules that `torch.compile` wraps inside it put in their wrappers' place. Changes the model."""
     for module in list(model.modules()):
-        for name, child in module._modules.items():
+        for name, child in _torch_modules.children_of(module).items():
             inner = None if child is None else _torch_wrappers.wrapped_module(child)
             if inner is not None:
-                module._modules[name] = inner
+                _torch_modules.children_of(module)[name] = inner
     return model
 
 
 def _compiles(model: nn.Module) -> bool:
-    """Whether any of it is compiled: by `torch.compile(module)` or `module.compile()` (`Module._compiled_call_impl`, since 2.2)."""
-    return any(_torch_wrappers.wrapped_module(module) is not None or getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+    """Whether any of it is compiled: by `torch.compile(module)` or `module.compile()`."""
+    return any(_torch_wrappers.wrapped_module(module) is not None or _torch_modules.is_compiled_in_place(module) for module in model.modules())
 
 
 def _ddp_note(model: nn.parallel.DistributedDataParallel) -> str:
@@ -113,7 +113,7 @@ def _check(path: str, module: nn.Module) -> None:
                 f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is wrapped: "
                 "the peak of one GPU is then its own, the parameters, gradients and optimizer state of all shards included."
             )
-    for name, tensor in _registered(module):
+    for name, tensor in _torch_modules.tensors_of(module):
         _check_tensor(f"{path}.{name}".lstrip("."), tensor)
 
 
@@ -123,11 +123,6 @@ def _sharded() -> Iterator[type]:
         kind = getattr(sys.modules.get(where), name, None)
         if isinstance(kind, type):
             yield kind
-
-
-def _registered(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for held in (module._parameters, module._buffers):
-        yield from ((name, tensor) for name, tensor in held.items() if tensor is not None)
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:

@@ -164,7 +164,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         with _torch.no_modes():
             setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
         return
-    if not _is_trackable(result) or (result.dtype.is_floating_point and _is_factory(func) and func._opname not in _FLOAT_FACTORIES):
+    if not _is_trackable(result) or (result.dtype.is_floating_point and _is_factory(func) and _torch.op_name(func) not in _FLOAT_FACTORIES):
         return
     value = _compute(func, args, kwargs)
     if value is None:
@@ -278,7 +278,7 @@ def _forget(tensor: torch.Tensor) -> None:
 def _is_factory(func: Any) -> bool:
     known = _factory_calls.get(func)
     if known is None:
-        known = _factory_calls[func] = getattr(func, "_opname", "") in _FACTORIES and getattr(func, "namespace", "") == "aten"
+        known = _factory_calls[func] = _torch.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
     return known
 
 

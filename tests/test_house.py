@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fxmem
 
@@ -150,6 +151,52 @@ def test_private_torch_names_live_in_the_files_named_for_them() -> None:
         for path in SOURCES
         if not path.name.startswith("_torch")
         for line, name in private_torch_names(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "a private name belongs in fxmem/_torch*.py, with why and since when:\n" + "\n".join(found)
+
+
+def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every private attribute of something else than `self` and `cls` that the file does not itself give to its objects."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
+    given = {node.attr for node in own if isinstance(node.ctx, ast.Store)} | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    asked = (
+        (node.lineno, argument.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in ("getattr", "setattr", "hasattr", "patched")
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    )
+    for line, name in (*((node.lineno, node.attr) for node in attributes if node not in own), *asked):
+        if re.match(r"_(?!_)", name) and name not in given:
+            yield line, name
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("module._buffers", ["_buffers"]),
+        ("tensor.untyped_storage()._cdata", ["_cdata"]),
+        ("getattr(function, '_opname', '')", ["_opname"]),
+        ("self._buffers; cls._made; module.buffers; module.__dict__; getattr(module, name)", []),
+        ("self._code = 1; other._code", []),
+    ],
+)
+def test_private_attributes_are_recognised(code: str, names: list[str]) -> None:
+    assert [name for _, name in private_attributes(ast.parse(code))] == names
+
+
+def test_private_attributes_of_torch_s_objects_live_there_too() -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    traced = torch.fx.symbolic_trace(torch.nn.Identity())
+    objects = (weight, weight.untyped_storage(), (2 * weight).grad_fn, torch.ops.aten.add.Tensor, torch.optim.SGD([weight]), traced, traced.graph)
+    torchs = {name for each in objects for name in dir(each)}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in SOURCES
+        if not path.name.startswith("_torch")
+        for line, name in private_attributes(ast.parse(path.read_text(encoding="utf-8")))
+        if name in torchs
     ]
     assert not found, "a private name belongs in fxmem/_torch*.py, with why and since when:\n" + "\n".join(found)
 

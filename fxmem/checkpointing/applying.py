@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxmem import _torch_modules
 from fxmem.checkpointing import classes
 from fxmem.checkpointing.operators import ByOperator
 from fxmem.checkpointing.recomputing import Recomputation
@@ -112,7 +113,7 @@ class _Slices:
 
     def forward(self, module: nn.Module, input: Any) -> Any:
         """`nn.Sequential.forward`."""
-        children = [child for child in module._modules.values() if child is not None]
+        children = [child for child in _torch_modules.children_of(module).values() if child is not None]
         return _through(children, 0, len(children), self.slices, input)
 
 
@@ -183,7 +184,7 @@ def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple
     """The `nn.Sequential` whose consecutive children a region's modules are, and the position of the first."""
     path = region.modules[0].rpartition(".")[0]
     parent = _submodule(model, path)
-    names = [f"{path}.{name}" if path else name for name, child in parent._modules.items() if child is not None]
+    names = [f"{path}.{name}" if path else name for name, child in _torch_modules.children_of(parent).items() if child is not None]
     first = names.index(region.modules[0]) if region.modules[0] in names else -1
     if not isinstance(parent, nn.Sequential) or first < 0 or tuple(names[first : first + len(modules)]) != region.modules:
         raise UsageError(f"expected consecutive children of one nn.Sequential, but {described(region)} are not, in this {type(parent).__name__}")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem import _torch, _torch_checkpoint
+from fxmem import _torch, _torch_checkpoint, _torch_modules
 from fxmem.errors import UsageError
 
 __all__ = ["Audit"]
@@ -59,7 +59,7 @@ class Audit:
         self._norms: dict[int, nn.Module] = {key: module for module in modules if isinstance(module, _torch.NormBase) for key in _keys_of_statistics(module)}
         self._names = {_key(tensor): f"its input {name}" for name, tensor in _named_tensors(args, kwargs)}
         for module in modules:
-            for name, buffer in module._buffers.items():
+            for name, buffer in _torch_modules.buffers_of(module).items():
                 if buffer is not None:
                     self._names[_key(buffer)] = f"buffer {name} of {type(module).__name__}"
         self._fake = any(isinstance(tensor, _torch.FakeTensor) for tensor in (*_torch.tensors_in((args, kwargs)), *_first_parameters(modules)))
@@ -128,7 +128,7 @@ class Audit:
             old = before.get(name)
             if old is None and new is not None:
                 self._filled = True
-            elif not _may_replace(old, new, name in module._buffers):
+            elif not _may_replace(old, new, name in _torch_modules.buffers_of(module)):
                 self.note(f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; keep that outside of regions")
 
 
@@ -219,7 +219,7 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _keys_of_statistics(module: nn.Module) -> Iterator[int]:
     for name in _STATISTICS:
-        tensor = module._buffers.get(name)
+        tensor = _torch_modules.buffers_of(module).get(name)
         if tensor is not None:
             yield _key(tensor)
 
@@ -248,7 +248,7 @@ def _held(value: Any) -> Any:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(module).items() if name not in _PYTHONS_OWN and not name.startswith("_fxmem")}
-    return {name: _held(value) for name, value in (*own.items(), *module._buffers.items())}
+    return {name: _held(value) for name, value in (*own.items(), *_torch_modules.buffers_of(module).items())}
 
 
 def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:

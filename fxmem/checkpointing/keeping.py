@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fxmem import _torch
+from fxmem import _torch, _torch_autograd
 from fxmem.checkpointing.generators import Generators
 from fxmem.products import is_product
 
@@ -115,4 +115,4 @@ def _draws(func: Any) -> bool:
 
 
 def _versions(value: Any) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in _torch.tensors_in(value))
+    return tuple(_torch_autograd.version(tensor) for tensor in _torch.tensors_in(value))

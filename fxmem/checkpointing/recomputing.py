@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fxmem import _torch
+from fxmem import _torch, _torch_modules
 from fxmem.checkpointing.auditing import Audit
 from fxmem.checkpointing.keeping import keep
 
@@ -178,15 +178,16 @@ def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         for module in modules:
             if not isinstance(module, _torch.NormBase) or not module.track_running_stats or not module.training:
                 continue
+            buffers = _torch_modules.buffers_of(module)
             if isinstance(module, _torch.InstanceNorm):
                 for name in ("running_mean", "running_var"):
-                    stack.callback(module._buffers.__setitem__, name, module._buffers[name])
-                    module._buffers[name] = _copied(module._buffers[name])
+                    stack.callback(buffers.__setitem__, name, buffers[name])
+                    buffers[name] = _copied(buffers[name])
             else:
-                stack.callback(module._buffers.__setitem__, "num_batches_tracked", module._buffers.get("num_batches_tracked"))
+                stack.callback(buffers.__setitem__, "num_batches_tracked", buffers.get("num_batches_tracked"))
                 stack.callback(setattr, module, "momentum", module.momentum)
                 # SyncBatchNorm insists on a counter, but reads it only where there is no momentum.
-                module._buffers["num_batches_tracked"] = _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
+                buffers["num_batches_tracked"] = _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
                 module.momentum = 0.0
         yield
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxmem import _torch
+from fxmem import _torch, _torch_autograd
 from fxmem.checkpointing.generators import Generators
 
 __all__ = ["Fresh", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "mapped", "tensors_of"]
@@ -80,13 +80,13 @@ class Value:
     def looked_at(self) -> Value:
         """Itself; from now on it must not be written to if it is to be made anything from."""
         if self.held is not None and self.version is None:
-            self.version = self.held._version
+            self.version = _torch_autograd.version(self.held)
         return self
 
     def at_hand(self, made: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
         """A tensor on its storage, if it need not be made; `made`: what has been, by value's id."""
         if self.held is not None:
-            if self.version is not None and self.held._version != self.version:
+            if self.version is not None and _torch_autograd.version(self.held) != self.version:
                 raise _written(f"what {self.key[0]} made, which the plan holds", self.held)
             return self.held
         need = self.need()
@@ -135,7 +135,7 @@ class Outside:
     def read(self) -> torch.Tensor:
         """It, as it was."""
         freed = self.tensor.numel() and not self.tensor.untyped_storage().nbytes()  # as a sharded parameter is between the uses of its module
-        if self.tensor._version != self.version or freed:
+        if _torch_autograd.version(self.tensor) != self.version or freed:
             raise _written("what the model reads", self.tensor)
         return self.tensor
 

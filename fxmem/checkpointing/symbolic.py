@@ -18,7 +18,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from fxmem import _torch
+from fxmem import _torch, _torch_modules
 from fxmem.checkpointing import classes
 from fxmem.errors import UsageError
 from fxmem.faking import shadow_model
@@ -93,7 +93,7 @@ def trace(model: nn.Module) -> Symbolic:
     Raises UsageError where `torch.fx` cannot follow the program, or would fix what the program decides anew in each run.
     """
     name = type(model).__name__
-    hooked = next((path for path, module in model.named_modules() if path and _has_hooks(module) and not _is_leaf(module, path)), None)
+    hooked = next((path for path, module in model.named_modules() if path and _torch_modules.has_hooks(module) and not _is_leaf(module, path)), None)
     if hooked is not None:
         raise UsageError(f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls it as a whole")
     try:
@@ -141,10 +141,6 @@ def _written(node: torch.fx.Node) -> tuple[str, str, str, str]:
 
 def _is_leaf(module: nn.Module, path: str) -> bool:
     return _Tracer().is_leaf_module(module, path)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def _attribute(model: nn.Module, path: str) -> Any:

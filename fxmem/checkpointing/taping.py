@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fxmem import _torch
+from fxmem import _torch, _torch_autograd
 from fxmem.checkpointing.generators import Generators
 from fxmem.checkpointing.remaking import Fresh, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
 
@@ -179,7 +179,7 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     writes.add(number)
                 return Made(number, geometry_of(leaf))
             if id(leaf) not in written:
-                return Outside(leaf if isinstance(leaf, torch.nn.Parameter) else _torch.detached_sharing_version(leaf), leaf._version)
+                return Outside(leaf if isinstance(leaf, torch.nn.Parameter) else _torch.detached_sharing_version(leaf), _torch_autograd.version(leaf))
             if signature.overwrites and leaf.numel() * leaf.itemsize == leaf.untyped_storage().nbytes():
                 return Fresh(geometry_of(leaf), leaf.device)
             raise _NotAgainError

@@ -1,0 +1,49 @@
+"""Private names of `torch.nn.Module`, each with why and since when.
+
+`named_parameters` and its like leave out what is None and what came before, and assignment goes through the module's own checks; what is
+wanted here is what a module itself holds, by name, to read and to write. The tables are the module's own.
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["buffers_of", "children_of", "has_hooks", "is_compiled_in_place", "parameters_of", "tensors_of"]
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """The parameters a module itself holds (`Module._parameters`, since 0.1)."""
+    return module._parameters
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers a module itself holds (`Module._buffers`, since 0.1)."""
+    return module._buffers
+
+
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """The modules a module itself holds (`Module._modules`, since 0.1)."""
+    return module._modules
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its parameters and buffers, those that are there."""
+    for held in (parameters_of(module), buffers_of(module)):
+        yield from ((name, tensor) for name, tensor in held.items() if tensor is not None)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of it runs hooks of its own.
+
+    `Module._forward_hooks` and `_backward_hooks` (since 0.1), `_forward_pre_hooks` (since 0.2), `_backward_pre_hooks` (since 2.0).
+    """
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether `module.compile()` was called (`Module._compiled_call_impl`, since 2.2)."""
+    return getattr(module, "_compiled_call_impl", None) is not None
