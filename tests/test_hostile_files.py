@@ -302,7 +302,7 @@ ALLOWED = {
     ("commands/shared.py", "importlib.util.find_spec"): "whether torch is installed",
     ("exporting/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("measuring_cuda.py", "subprocess.run"): "nvidia-smi",
-    ("sources.py", "importlib.import_module"): "torchvision, timm and transformers",
+    ("sources/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
     ("usercode.py", "compile"): "the file that a model spec on the command line names: whether it is Python",
     ("usercode.py", "importlib.import_module"): "the module that a model spec on the command line names",
     ("usercode.py", "importlib.util.module_from_spec"): "the same",
