@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem._terminal import columns, why_plain
-from fxmem.commands.output import check_output, json_or
-from fxmem.commands.shared import Working, add_step, add_target, analyzed
+from fxmem.commands.output import add_text, check_output, json_or, layout
+from fxmem.commands.shared import Working, add_step, add_target, analyzed, check_budget
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
@@ -23,8 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is")
     parser.add_argument("--no-plans", action="store_true", help="leave out checkpoint plans, which take the longest")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the advice as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "advice")
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -33,14 +31,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.reporting import advice as advice_reporting
 
     check_output(options)
-    if options.budget is not None:
-        budgets.parse(options.budget)  # refused before the work, not after
+    check_budget(options)
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
         from fxmem import advising
 
         advice = advising.advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
-    width = columns() if options.width is None else options.width
-    text = json_or(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, width=width, color=not why_plain()))
+    text = json_or(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = advice.budget_bytes is not None and budgets.counted_bytes(advice.before) > advice.budget_bytes and advice.together is None
     return 4 if short else 0, text

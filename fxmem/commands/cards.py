@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fxmem._terminal import columns, why_plain
 from fxmem._units import printable
-from fxmem.commands.output import check_output, json_or
+from fxmem.commands.output import add_text, check_output, json_or, layout
 from fxmem.commands.shared import Working, add_prefetch, add_step, analyzed
 from fxmem.errors import UsageError
 
@@ -30,8 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own")
     plans = "also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is"
     parser.add_argument("--plan", action="store_true", help=plans)
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the result as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "result")
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -52,8 +50,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         from fxmem import card_fitting
 
         fits = card_fitting.cards_of(analysis, names=names, plans=options.plan, progress=None if options.quiet else _say)
-    width = columns() if options.width is None else options.width
-    text = json_or(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, width=width, color=not why_plain()))
+    text = json_or(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
     return 0 if fits.fitting else 4, text
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 
-from fxmem._terminal import columns, why_plain
-from fxmem.commands.output import check_output, json_or
+from fxmem.commands.output import add_text, check_output, json_or, layout
 from fxmem.commands.parsing import Parser
 from fxmem.commands.shared import add_step, add_target, is_report, loaded_or_analyzed
 from fxmem.errors import UsageError
@@ -30,8 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with", action="append", default=[], metavar="OPTION[=VALUE]", dest="changes", help=changed)
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)")
     parser.add_argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first (default 8)")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the comparison as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "comparison")
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -46,10 +44,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     before, _ = loaded_or_analyzed(options)
     after, _ = loaded_or_analyzed(other)
     comparison = compare(before, after)
-    width = columns() if options.width is None else options.width
 
     def text() -> str:
-        return comparison_reporting.table(comparison, width=width, depth=options.depth, top=options.top, color=not why_plain())
+        return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
 
     return 0, json_or(options, comparison.to_json(), text)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem._terminal import columns, why_plain
-from fxmem.commands.output import check_output, json_or
+from fxmem.commands.output import add_width, check_output, json_or, layout
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
@@ -21,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     forms = "table: for a terminal; md: Markdown; csv: every field, a row for each layer; json: the same and the totals (default table)"
     parser.add_argument("--format", choices=["table", "md", "csv", "json"], default="table", help=forms)
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show (default: all); json has all")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
+    add_width(parser)
     parser.add_argument("--json", metavar="FILE|-", help="also write the layers as JSON; `-` is --format json")
 
 
@@ -41,7 +40,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             return layer_reporting.markdown(layers, depth=options.depth)
         if options.format == "csv":
             return layer_reporting.csv_text(layers, depth=options.depth)
-        width = columns() if options.width is None else options.width
-        return layer_reporting.table(layers, width=width, depth=options.depth, color=not why_plain())
+        return layer_reporting.table(layers, depth=options.depth, **layout(options))
 
     return 0, json_or(options, layers.to_json(), text)

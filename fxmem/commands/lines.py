@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxmem._terminal import columns, why_plain
-from fxmem.commands.output import check_ending, check_output, check_writable, json_or
+from fxmem.commands.output import add_text, check_ending, check_output, check_writable, json_or, layout
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
 from fxmem.errors import UsageError
 
@@ -28,8 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     everything = "show installed packages' files too (the default where no line is your own)"
     parser.add_argument("--all", action="store_true", help=everything)
     parser.add_argument("--tensors", type=int, default=3, metavar="N", help="shapes to list below a line, most bytes first; 0 lists none (default 3)")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the text (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the lines as JSON; `-` writes it to stdout instead of the text")
+    add_text(parser, "lines", "text")
     parser.add_argument("--html", metavar="FILE.html", help="also write the annotated source as one HTML page")
 
 
@@ -52,5 +50,4 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     lines = by_line(report, files=options.file, installed=options.all)
     if options.html is not None:
         write_text(Path(options.html), lines_html(lines))
-    width = columns() if options.width is None else options.width
-    return 0, json_or(options, lines.to_json(), lambda: line_reporting.table(lines, width=width, tensors=options.tensors, color=not why_plain()))
+    return 0, json_or(options, lines.to_json(), lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options)))

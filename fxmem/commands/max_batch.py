@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fxmem._terminal import columns, why_plain
 from fxmem._units import format_bytes, printable
-from fxmem.commands.output import check_output, json_or
+from fxmem.commands.output import add_text, check_output, json_or, layout
 from fxmem.commands.shared import Working, add_step, add_target, analyzed
 from fxmem.errors import UsageError
 
@@ -30,8 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory")
     parser.add_argument("--limit", type=int, default=65536, metavar="N", help="try no larger size (default 65536)")
     parser.add_argument("--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the curve as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "curve")
     parser.add_argument("--svg", metavar="FILE.svg", help="also plot the curve")
 
 
@@ -55,8 +53,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     if options.svg is not None:
         write_text(Path(options.svg), sizes.sizes_svg(curve))
-    width = columns() if options.width is None else options.width
-    text = json_or(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, width=width, color=not why_plain()))
+    text = json_or(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text
     print(f"fxmem: expected a size that fits {format_bytes(curve.memory_bytes)}; none does, not even {curve.points[0].size}", file=sys.stderr)

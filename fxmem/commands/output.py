@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fxmem._terminal import columns, why_plain
 from fxmem.errors import UsageError
@@ -16,7 +16,7 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.records import Report, Timeline
 
-__all__ = ["add_output", "check_ending", "check_output", "check_writable", "json_or", "reported"]
+__all__ = ["Layout", "add_output", "add_text", "add_width", "check_ending", "check_output", "check_writable", "json_or", "layout", "reported"]
 
 _NARROWEST = 60
 """Columns that the table needs."""
@@ -25,9 +25,32 @@ _NARROWEST = 60
 def add_output(parser: argparse.ArgumentParser) -> None:
     """The table, and the files written beside it."""
     parser.add_argument("--depth", type=int, metavar="N", help="levels of the module tree to show")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the report as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "report")
     parser.add_argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose")
+
+
+def add_text(parser: argparse.ArgumentParser, document: str, text: str = "table") -> None:
+    """What is printed, and the JSON that may take its place."""
+    add_width(parser, text)
+    parser.add_argument("--json", metavar="FILE|-", help=f"write the {document} as JSON; `-` writes it to stdout instead of the {text}")
+
+
+def add_width(parser: argparse.ArgumentParser, text: str = "table") -> None:
+    """How wide what is printed may be."""
+    parser.add_argument("--width", type=int, metavar="COLUMNS", help=f"width of the {text} (default: the terminal's)")
+
+
+class Layout(TypedDict):
+    """How a report is laid out for where it is printed."""
+
+    width: int
+    """Columns."""
+    color: bool
+
+
+def layout(options: argparse.Namespace) -> Layout:
+    """As `--width` and the terminal say."""
+    return {"width": columns() if options.width is None else options.width, "color": not why_plain()}
 
 
 def check_output(options: argparse.Namespace) -> None:
@@ -67,8 +90,7 @@ def reported(options: argparse.Namespace, report: Report, timeline: Timeline) ->
 
     if options.svg is not None:
         _write_svg(options, report, timeline)
-    width = columns() if options.width is None else options.width
-    return json_or(options, report.model_dump_json(), lambda: reporting.table(report, timeline, width=width, depth=options.depth, color=not why_plain()))
+    return json_or(options, report.model_dump_json(), lambda: reporting.table(report, timeline, depth=options.depth, **layout(options)))
 
 
 def _write_svg(options: argparse.Namespace, report: Report, timeline: Timeline) -> None:

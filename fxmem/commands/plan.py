@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem._terminal import columns, why_plain
-from fxmem.commands.output import check_output, json_or
-from fxmem.commands.shared import Working, add_step, add_target, analyzed, is_report
+from fxmem.commands.output import add_text, check_output, json_or, layout
+from fxmem.commands.shared import Working, add_step, add_target, analyzed, check_budget, is_report
 
 if TYPE_CHECKING:
     from fxmem.plan_records import Plan
@@ -49,21 +48,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work (default {EFFORT:g}; needs fxmem[opt])",
     )
     parser.add_argument("--code", action="store_true", help="print the edits of your own source instead of the table")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="width of the table (default: the terminal's)")
-    parser.add_argument("--json", metavar="FILE|-", help="write the plan as JSON; `-` writes it to stdout instead of the table")
+    add_text(parser, "plan")
     parser.add_argument("--svg", metavar="FILE.svg", help="also write the annotated graph, the plan's regions boxed")
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem import budgets, drawing
+    from fxmem import drawing
     from fxmem.files import write_text
     from fxmem.planning import certifying
     from fxmem.reporting import plans as plan_reporting
 
     check_output(options)
-    if options.budget is not None:
-        budgets.parse(options.budget)  # refused before the work, not after
+    check_budget(options)
     if options.certificate is not None:
         certifying.cp_sat()
     plan, profile, timeline = _of_report(options) if is_report(options.model) else _of_model(options)
@@ -71,8 +68,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         plan = plan.model_copy(update={"certificate": certifying.certify(profile, plan, options.certificate)})
     if options.svg is not None:
         write_text(Path(options.svg), drawing.svg(profile, timeline, plan=plan))
-    width = columns() if options.width is None else options.width
-    show = plan.to_code if options.code else lambda: plan_reporting.table(plan, width=width, color=not why_plain())
+    show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
     return 0, json_or(options, plan.to_json(), show)
 
 

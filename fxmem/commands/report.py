@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from fxmem.commands.graph import RENDERERS
 from fxmem.commands.output import check_ending, check_writable
-from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
-from fxmem.commands.timeline import add_comparison, budget_of, check_budget, planned_step
+from fxmem.commands.shared import add_step, add_target, check_budget, loaded_or_analyzed
+from fxmem.commands.timeline import add_comparison, budget_of, planned_step
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:

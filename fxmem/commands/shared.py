@@ -31,6 +31,7 @@ __all__ = [
     "add_step",
     "add_target",
     "analyzed",
+    "check_budget",
     "is_report",
     "loaded_or_analyzed",
     "model_and_inputs",
@@ -86,6 +87,14 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_prefetch(parser: argparse.ArgumentParser) -> None:
     """What a data loader keeps on the card."""
     parser.add_argument("--prefetch", type=int, default=0, metavar="N", help="further batches that wait on the card during the step (default 0)")
+
+
+def check_budget(options: argparse.Namespace) -> None:
+    """Refuse a budget that cannot be understood before the work is done, not after."""
+    from fxmem import budgets
+
+    if options.budget is not None:
+        budgets.parse(options.budget)
 
 
 def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:

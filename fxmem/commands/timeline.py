@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.commands.output import check_ending, check_writable
-from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
+from fxmem.commands.shared import add_step, add_target, check_budget, loaded_or_analyzed
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records import Peak, Profile, Report, Timeline
 
-__all__ = ["BRIEF", "DESCRIPTION", "add_comparison", "add_options", "budget_of", "check_budget", "planned_step", "run"]
+__all__ = ["BRIEF", "DESCRIPTION", "add_comparison", "add_options", "budget_of", "planned_step", "run"]
 
 BRIEF = "bytes alive over the step, or by module, as SVG"
 DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by module; of a report, needs no torch."
@@ -69,14 +69,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     write_text(Path(options.output), text)
     return 0, ""
-
-
-def check_budget(options: argparse.Namespace) -> None:
-    """Refuse a budget that cannot be understood before the work is done, not after."""
-    from fxmem import budgets
-
-    if options.budget is not None:
-        budgets.parse(options.budget)
 
 
 def budget_of(options: argparse.Namespace, peak: Peak) -> int | None:
