@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable", "spreadsheet_text"]
+__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable", "short_bytes", "spreadsheet_text"]
 
 
 def format_bytes(n: int | None) -> str:
@@ -18,6 +18,11 @@ def format_bytes(n: int | None) -> str:
         return f"{n} B"
     value, unit = _scaled(n, 1024, ("KiB", "MiB", "GiB", "TiB"))
     return f"{value:.{2 if abs(value) < 9.995 else 1}f} {unit}"
+
+
+def short_bytes(n: int) -> str:
+    """As `format_bytes`, for a table full of it: no bytes are `0`."""
+    return format_bytes(n) if n else "0"
 
 
 def format_flops(n: int | None) -> str:

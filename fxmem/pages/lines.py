@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from fxmem import __version__
 from fxmem import _findings as findings
-from fxmem._units import exact_bytes, format_bytes
+from fxmem._units import exact_bytes, short_bytes
 from fxmem.lines import Line, LineFigures, LineReport, TensorGroup
 from fxmem.pages.parts import facts_table
 from fxmem.pages.tables import safe
@@ -112,17 +112,13 @@ def _rows(lines: Mapping[int, Line], source: Mapping[int, str], anchor: str, mos
 
 
 def _figures(row: LineFigures, most: int) -> str:
-    share = f'<td class="r bar" style="--share:{100 * row.kept_bytes / most:.1f}%">{_bytes(row.kept_bytes)}</td>' if most else _cell(row.kept_bytes)
+    share = f'<td class="r bar" style="--share:{100 * row.kept_bytes / most:.1f}%">{short_bytes(row.kept_bytes)}</td>' if most else _cell(row.kept_bytes)
     cells = [_cell(row.allocated_bytes), share, *map(_cell, (row.freed_bytes, row.saved_bytes, row.peak_bytes, row.after_bytes, row.backward_allocated_bytes))]
     return f'<td class="r">{row.calls}</td>{"".join(cells)}'
 
 
 def _cell(nbytes: int | None) -> str:
-    return f'<td class="r">{"" if nbytes is None else _bytes(nbytes)}</td>'
-
-
-def _bytes(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "0"
+    return f'<td class="r">{"" if nbytes is None else short_bytes(nbytes)}</td>'
 
 
 def _tensors(came: tuple[TensorGroup, ...], went: tuple[TensorGroup, ...], what: str) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from fxmem import _findings as findings
 from fxmem._module_tree import call_name
 from fxmem._owners import bytes_at_peak
-from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
+from fxmem._units import exact_bytes, format_flops, format_shape, percent, printable, short_bytes
 from fxmem.plotting.colors import KINDS
 from fxmem.records import Kind, Node, Profile, SourceLine, Timeline
 
@@ -49,7 +49,7 @@ def cell(text: str, classes: str = "", *, value: int | None = None, is_number: b
 
 def bytes_cell(nbytes: int) -> str:
     """A cell of bytes."""
-    return cell(format_bytes(nbytes) if nbytes else "0", "r", value=nbytes, is_number=True)
+    return cell(short_bytes(nbytes), "r", value=nbytes, is_number=True)
 
 
 def sortable(label: str, columns: Sequence[tuple[str, str, str]], rows: Iterator[str], *, name: str, sorted_by: int = 0, order: str = "ascending") -> str:

@@ -12,9 +12,10 @@ from rich.text import Text
 from fxmem._findings import header_facts
 from fxmem._siblings import folded
 from fxmem._units import format_bytes, format_flops, format_shape, percent, printable
-from fxmem.comparing import Change, Comparison, Grown, ModuleChange, NodeChange
+from fxmem.comparing import Change, Comparison, ModuleChange, NodeChange
 from fxmem.records import Phase
-from fxmem.reporting.tables import RULED, facts, fit, fit_left, render
+from fxmem.reporting.columns import Column, choose, named, ruled
+from fxmem.reporting.tables import GAP, RULED, facts, fit_left, render
 
 __all__ = ["table"]
 
@@ -131,16 +132,16 @@ def _signed(delta: int, written: Callable[[int], str]) -> str:
 
 # --- modules ------------------------------------------------------------------------------------------------------------------
 
-_COLUMNS: tuple[tuple[str, int, Callable[[Grown], str]], ...] = (
-    ("At peak", 10, lambda row: _cell(row.at_peak)),
-    ("Saved", 10, lambda row: _cell(row.saved)),
-    ("Params", 10, lambda row: _cell(row.params)),
+_COLUMNS: tuple[Column[ModuleChange], ...] = (
+    Column("At peak", 10, lambda row: _cell(row.at_peak)),
+    Column("Saved", 10, lambda row: _cell(row.saved)),
+    Column("Params", 10, lambda row: _cell(row.params)),
 )
-_MORE_COLUMNS: tuple[tuple[str, int, Callable[[Grown], str]], ...] = (
-    ("Fwd FLOPs", 10, lambda row: _cell(row.forward_flops, format_flops)),
-    ("Output", 10, lambda row: _cell(row.output)),
-    ("Scratch", 10, lambda row: _cell(row.scratch)),
-    ("Bwd FLOPs", 10, lambda row: _cell(row.backward_flops, format_flops)),
+_MORE_COLUMNS: tuple[Column[ModuleChange], ...] = (
+    Column("Fwd FLOPs", 10, lambda row: _cell(row.forward_flops, format_flops)),
+    Column("Output", 10, lambda row: _cell(row.output)),
+    Column("Scratch", 10, lambda row: _cell(row.scratch)),
+    Column("Bwd FLOPs", 10, lambda row: _cell(row.backward_flops, format_flops)),
 )
 
 
@@ -176,26 +177,14 @@ _FIGURES = ("at_peak", "saved", "params", "output", "scratch", "forward_flops", 
 
 
 def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
-    columns, names = list(_COLUMNS), width - sum(12 for _ in _COLUMNS)
-    for column in _MORE_COLUMNS:
-        if names - 12 < _NARROWEST_NAMES:
-            break
-        columns.append(column)
-        names -= 12
-    changed = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    changed.add_column("Module", width=names, no_wrap=True)
-    for heading, size, _ in columns:
-        changed.add_column(heading, width=size, justify="right", no_wrap=True)
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
+    changed = ruled("Module", names, columns)
     for row, title in rows:
-        name = Text(fit("  " * row.depth + printable(title), names))
         types = row.after_type or row.before_type
         if row.before_type and row.after_type and row.before_type != row.after_type:
             types = f"{row.before_type} -> {row.after_type}"
-        room = names - name.cell_len - len(" ()")
-        if types and room >= 6:
-            name.append(f" ({fit(printable(types), room)})", style="dim")
         style = "bold" if row.depth == 0 else "dim" if row.after_path is None else ""
-        changed.add_row(name, *(Text(cell(row)) for _, _, cell in columns), style=style)
+        changed.add_row(named(title, types or "", row.depth, names), *(Text(column.cell(row)) for column in columns), style=style)
     return changed
 
 

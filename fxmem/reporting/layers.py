@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from fxmem._findings import flops_sum, header_facts
 from fxmem._module_tree import Flops
 from fxmem._siblings import folded
-from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable, spreadsheet_text
+from fxmem._units import exact_bytes, format_bytes, format_flops, format_shape, printable, short_bytes, spreadsheet_text
 from fxmem.layers import Layer, LayerReport, layer_likeness
-from fxmem.reporting.tables import RULED, facts, fit, render
+from fxmem.reporting.columns import Column, choose, named, ruled
+from fxmem.reporting.tables import facts, fit, render
 
 __all__ = ["csv_text", "markdown", "table"]
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    width: int
-    cell: Callable[[Layer], str]
-    justify: Literal["left", "right"] = "right"
-
-
-_COLUMNS = (
-    _Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
-    _Column("Params", 7, lambda row: format_flops(row.params)),
-    _Column("MACs", 7, lambda row: flops_sum(Flops(row.macs, row.macs_unknown))),
-    _Column("FLOPs", 7, lambda row: flops_sum(Flops(row.forward_flops, row.forward_flops_unknown))),
-    _Column("Saved", 9, lambda row: _bytes(row.saved_bytes)),
+_COLUMNS: tuple[Column[Layer], ...] = (
+    Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
+    Column("Params", 7, lambda row: format_flops(row.params)),
+    Column("MACs", 7, lambda row: flops_sum(Flops(row.macs, row.macs_unknown))),
+    Column("FLOPs", 7, lambda row: flops_sum(Flops(row.forward_flops, row.forward_flops_unknown))),
+    Column("Saved", 9, lambda row: short_bytes(row.saved_bytes)),
 )
-_MORE_COLUMNS = (
-    _Column("Output", 9, lambda row: _bytes(row.output_bytes)),
-    _Column("Bwd FLOPs", 9, lambda row: flops_sum(Flops(row.backward_flops, row.backward_flops_unknown))),
-    _Column("Weights", 9, lambda row: _bytes(row.params_bytes)),
-    _Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
+_MORE_COLUMNS: tuple[Column[Layer], ...] = (
+    Column("Output", 9, lambda row: short_bytes(row.output_bytes)),
+    Column("Bwd FLOPs", 9, lambda row: flops_sum(Flops(row.backward_flops, row.backward_flops_unknown))),
+    Column("Weights", 9, lambda row: short_bytes(row.params_bytes)),
+    Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
 )
 _NARROWEST_NAMES = 30
 
@@ -56,16 +46,10 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    columns, names = _choose_columns(width)
-    tree = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 0, 0, 0), header_style="bold")
-    tree.add_column("Layer", width=names, no_wrap=True)
-    for column in columns:
-        tree.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)
+    tree = ruled("Layer", names, columns, padding=0)
     for layer, title in _shown(report, depth):
-        name = Text(fit("  " * layer.depth + printable(title), names))
-        room = names - name.cell_len - len(" ()")
-        if layer.type and layer.type != layer.name and room >= 6:
-            name.append(f" ({fit(printable(layer.type), room)})", style="dim")
+        name = named(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
     return render([facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
 
@@ -106,17 +90,6 @@ def _matters(layer: Layer) -> bool:
     return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
 
 
-def _choose_columns(width: int) -> tuple[list[_Column], int]:
-    columns = list(_COLUMNS)
-    names = width - sum(1 + column.width for column in columns)
-    for column in _MORE_COLUMNS:
-        if names - 1 - column.width < _NARROWEST_NAMES:
-            break
-        columns.append(column)
-        names -= 1 + column.width
-    return columns, names
-
-
 def _sums(report: LayerReport) -> Iterator[tuple[str, str]]:
     total = report.total
     trained = "" if report.trained_params is None else f", of which {report.trained_params:,} get a gradient"
@@ -134,7 +107,7 @@ def _count(known: int, unknown: int, what: str, why: str) -> str:
     return f"{'at least ' if unknown else ''}{known:,}" + (f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else "")
 
 
-def _legend(columns: Sequence[_Column]) -> str:
+def _legend(columns: Sequence[Column[Layer]]) -> str:
     notes = ["MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."]
     notes.append("Output: new memory of results, what activations take without backward. Saved: what is kept for backward.")
     return " ".join(notes if any(column.heading == "Output" for column in columns) else [notes[0], "Saved: what is kept for backward."])
@@ -143,7 +116,3 @@ def _legend(columns: Sequence[_Column]) -> str:
 def _markdown(text: str) -> str:
     """Untrusted text as a cell: nothing in it is markup."""
     return "".join(f"\\{char}" if char in "\\`*_{}[]<>|#~" else char for char in printable(text))
-
-
-def _bytes(n: int) -> str:
-    return format_bytes(n) if n else "0"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import linecache
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from fxmem._findings import header_facts
-from fxmem._units import exact_bytes, format_bytes, printable
+from fxmem._units import exact_bytes, format_bytes, printable, short_bytes
 from fxmem.lines import Line, LineFigures, LineReport, TensorGroup
+from fxmem.reporting.columns import Column, choose
 from fxmem.reporting.tables import facts, fit, render
 
 __all__ = ["MEANINGS", "format_group", "near", "short_file", "source_text", "table"]
@@ -32,23 +32,16 @@ _AROUND = 2
 _LARGEST_FILE = 4 << 20
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    width: int
-    cell: Callable[[LineFigures], str]
-
-
-_COLUMNS = (
-    _Column("Allocated", 9, lambda row: _bytes(row.allocated_bytes)),
-    _Column("Kept", 9, lambda row: _bytes(row.kept_bytes)),
-    _Column("Saved", 9, lambda row: _bytes(row.saved_bytes)),
+_COLUMNS: tuple[Column[LineFigures], ...] = (
+    Column("Allocated", 9, lambda row: short_bytes(row.allocated_bytes)),
+    Column("Kept", 9, lambda row: short_bytes(row.kept_bytes)),
+    Column("Saved", 9, lambda row: short_bytes(row.saved_bytes)),
 )
-_MORE_COLUMNS = (
-    _Column("Alive", 9, lambda row: "" if row.after_bytes is None else format_bytes(row.after_bytes)),
-    _Column("Backward", 9, lambda row: "" if row.backward_allocated_bytes is None else _bytes(row.backward_allocated_bytes)),
-    _Column("Freed", 9, lambda row: _bytes(row.freed_bytes)),
-    _Column("Calls", 5, lambda row: str(row.calls)),
+_MORE_COLUMNS: tuple[Column[LineFigures], ...] = (
+    Column("Alive", 9, lambda row: "" if row.after_bytes is None else format_bytes(row.after_bytes)),
+    Column("Backward", 9, lambda row: "" if row.backward_allocated_bytes is None else short_bytes(row.backward_allocated_bytes)),
+    Column("Freed", 9, lambda row: short_bytes(row.freed_bytes)),
+    Column("Calls", 5, lambda row: str(row.calls)),
 )
 _NUMBER = 5
 """Columns of a line's number."""
@@ -67,7 +60,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     A file's text is shown if it can be read here and is the one that was analysed, by the lines that have figures; else those lines alone.
     """
     width = max(width, 60)
-    columns = _choose_columns(width)
+    columns, _ = choose(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
     parts: list[RenderableType] = [facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
@@ -137,30 +130,19 @@ def _read(file: str) -> list[str]:
 # --- layout -------------------------------------------------------------------------------------------------------------------
 
 
-def _choose_columns(width: int) -> list[_Column]:
-    columns = list(_COLUMNS)
-    room = width - _NUMBER - sum(1 + column.width for column in columns) - 2
-    for column in _MORE_COLUMNS:
-        if room - 1 - column.width < _NARROWEST_CODE:
-            break
-        columns.append(column)
-        room -= 1 + column.width
-    return columns
-
-
-def _row(number: str, figures: LineFigures | None, columns: Sequence[_Column], code: str, width: int) -> str:
+def _row(number: str, figures: LineFigures | None, columns: Sequence[Column[LineFigures]], code: str, width: int) -> str:
     cells = " ".join(f"{'' if figures is None else column.cell(figures):>{column.width}}" for column in columns)
     return fit(f"{number:>{_NUMBER}} {cells}  {printable(code)}".rstrip(), width)
 
 
-def _head(columns: Sequence[_Column], code: str, width: int) -> Text:
+def _head(columns: Sequence[Column[LineFigures]], code: str, width: int) -> Text:
     heads = " ".join(f"{column.heading:>{column.width}}" for column in columns)
     rules = " ".join("-" * column.width for column in columns)
     text = Text(f"{'Line':>{_NUMBER}} {heads}  {fit(code, width - _NUMBER - len(heads) - 3)}\n", style="bold")
     return text.append(f"{'-' * _NUMBER} {rules}  {'-' * max(width - _NUMBER - len(rules) - 3, 0)}\n")
 
 
-def _file(report: LineReport, file: str, columns: Sequence[_Column], tensors: int, width: int) -> Text:
+def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
     lines = {line.line: line for line in report.lines if line.file == file}
     source = source_text(report, file)
     shown = near(lines, source, _AROUND)
@@ -196,7 +178,7 @@ def _tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup], most: int
             yield f"{indent}{sign} {count} of other shapes {format_bytes(nbytes)}"
 
 
-def _rest(report: LineReport, columns: Sequence[_Column], tensors: int, width: int) -> Text:
+def _rest(report: LineReport, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
     text = Text(no_wrap=True).append("Of no line shown\n", style="bold").append_text(_head(columns, "What", width))
     for each in report.rest:
         text.append(_row("", each, columns, each.what, width) + "\n")
@@ -206,7 +188,7 @@ def _rest(report: LineReport, columns: Sequence[_Column], tensors: int, width: i
     return text
 
 
-def _total(figures: LineFigures, columns: Sequence[_Column], what: str, width: int) -> Text:
+def _total(figures: LineFigures, columns: Sequence[Column[LineFigures]], what: str, width: int) -> Text:
     rules = " ".join("-" * column.width for column in columns)
     return Text(f"{'-' * _NUMBER} {rules}\n").append(_row("", figures, columns, what, width), style="bold")
 
@@ -229,7 +211,3 @@ def _sums(report: LineReport) -> Iterator[tuple[str, str]]:
     yield "After it", f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed"
     if report.step.mode == "train":
         yield "Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward"
-
-
-def _bytes(n: int) -> str:
-    return format_bytes(n) if n else "0"

@@ -15,7 +15,7 @@ from itertools import pairwise
 from fxmem import _findings as findings
 from fxmem import drawing
 from fxmem._module_tree import Row, module_tree, step_rows, total_row, visible
-from fxmem._units import format_bytes, percent, printable
+from fxmem._units import format_bytes, percent, printable, short_bytes
 from fxmem.plotting.colors import KINDS
 from fxmem.records import Profile, Timeline
 
@@ -135,7 +135,7 @@ def _nested(rows: Sequence[tuple[int, Row]], whole: int) -> Iterator[str]:
 def _figures(row: Row, whole: int) -> str:
     figures = row.figures
     kind = f" <small>{escape(printable(row.type_name))}</small>" if row.type_name else ""
-    cells = [*(format_bytes(n) if n else "0" for n in (figures.params, figures.output, figures.saved, figures.at_peak)), percent(figures.at_peak, whole)]
+    cells = [*(short_bytes(n) for n in (figures.params, figures.output, figures.saved, figures.at_peak)), percent(figures.at_peak, whole)]
     return f'<span class="n">{escape(printable(row.title))}{kind}</span>' + "".join(f'<span class="r">{escape(cell)}</span>' for cell in cells)
 
 

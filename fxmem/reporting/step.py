@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from fxmem import _findings as findings
 from fxmem._findings import fits, flops_sum
 from fxmem._module_tree import Row, module_tree, step_rows, total_row, visible
-from fxmem._units import format_bytes, printable
+from fxmem._units import format_bytes, printable, short_bytes
 from fxmem.records import Profile, Timeline
-from fxmem.reporting.tables import GAP, LABEL, RULED, facts, fit, fit_left, grid, listed, render, under
+from fxmem.reporting.columns import Column, choose, named, ruled
+from fxmem.reporting.tables import GAP, LABEL, facts, fit, fit_left, grid, listed, render, under
 
 __all__ = ["table"]
 
@@ -40,75 +38,45 @@ def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int 
     return render([facts(findings.header_facts(profile)), *_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)], width, color)
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    width: int
-    cell: Callable[[Row], str]
-    justify: Literal["left", "right"] = "right"
-
-
-_COLUMNS = (
-    _Column("Params", 9, lambda row: _bytes(row.figures.params)),
-    _Column("Output", 9, lambda row: _bytes(row.figures.output)),
-    _Column("Saved", 9, lambda row: _bytes(row.figures.saved)),
-    _Column("At peak", 9, lambda row: _bytes(row.figures.at_peak)),
+_COLUMNS: tuple[Column[Row], ...] = (
+    Column("Params", 9, lambda row: short_bytes(row.figures.params)),
+    Column("Output", 9, lambda row: short_bytes(row.figures.output)),
+    Column("Saved", 9, lambda row: short_bytes(row.figures.saved)),
+    Column("At peak", 9, lambda row: short_bytes(row.figures.at_peak)),
 )
-_MORE_COLUMNS = (
-    _Column("Fwd FLOPs", 9, lambda row: flops_sum(row.figures.forward)),
-    _Column("Live", 9, lambda row: _bytes(row.figures.live)),
-    _Column("Scratch", 9, lambda row: _bytes(row.figures.scratch)),
-    _Column("Bwd FLOPs", 9, lambda row: flops_sum(row.figures.backward)),
-    _Column("Output shape", 16, lambda row: _one_of(row.shapes), "left"),
-    _Column("Dtype", 8, lambda row: _one_of(row.dtypes), "left"),
-    _Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
+_MORE_COLUMNS: tuple[Column[Row], ...] = (
+    Column("Fwd FLOPs", 9, lambda row: flops_sum(row.figures.forward)),
+    Column("Live", 9, lambda row: short_bytes(row.figures.live)),
+    Column("Scratch", 9, lambda row: short_bytes(row.figures.scratch)),
+    Column("Bwd FLOPs", 9, lambda row: flops_sum(row.figures.backward)),
+    Column("Output shape", 16, lambda row: _one_of(row.shapes), "left"),
+    Column("Dtype", 8, lambda row: _one_of(row.dtypes), "left"),
+    Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
 )
 
 
 def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
-    columns, names = _choose_columns(width)
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     root = module_tree(profile, timeline)
     rest = step_rows(profile, timeline)
     worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
     rows = [*visible(root, depth=depth, worth=worth), *((0, row) for row in rest)]
 
-    tree = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    tree.add_column("Module", width=names, no_wrap=True)
-    for column in columns:
-        tree.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
+    tree = ruled("Module", names, columns)
     for level, row in rows:
-        tree.add_row(_name(row, level, names), *_cells(row, columns))
+        tree.add_row(named(row.title, row.type_name, level, names), *_cells(row, columns))
     tree.add_section()
     total = total_row([root, *rest])
-    tree.add_row(_name(total, 0, names), *_cells(total, columns), style="bold")
+    tree.add_row(named(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
     yield tree
     yield facts([("", _legend([row for _, row in rows], columns))])
 
 
-def _choose_columns(width: int) -> tuple[list[_Column], int]:
-    columns = list(_COLUMNS)
-    names = width - sum(GAP + column.width for column in columns)
-    for column in _MORE_COLUMNS:
-        if names - GAP - column.width < _NARROWEST_NAMES:
-            break
-        columns.append(column)
-        names -= GAP + column.width
-    return columns, names
-
-
-def _name(row: Row, level: int, width: int) -> Text:
-    name = Text(fit("  " * level + printable(row.title), width))
-    room = width - name.cell_len - len(" ()")
-    if row.type_name and room >= 6:
-        name.append(f" ({fit(printable(row.type_name), room)})", style="dim")
-    return name
-
-
-def _cells(row: Row, columns: Sequence[_Column]) -> Iterator[Text]:
+def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:
     return (Text(fit(printable(column.cell(row)), column.width)) for column in columns)
 
 
-def _legend(rows: Sequence[Row], columns: Sequence[_Column]) -> str:
+def _legend(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
     headings = {column.heading for column in columns}
     largest = [heading for heading in ("Live", "Scratch") if heading in headings]
     notes = ["A module's figures are the sums of its calls" + (f"; of {' and '.join(largest)}, the largest." if largest else ".")]
@@ -161,10 +129,6 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
         owner = fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
         aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), tensor.kind, fit(tensor.tensor, 24), owner, fit_left(tensor.source, sources))))
     return under("Largest", aligned if tensors else Text("nothing is alive"))
-
-
-def _bytes(n: int) -> str:
-    return format_bytes(n) if n else "0"
 
 
 def _one_of(values: Sequence[str]) -> str:
