@@ -35,7 +35,6 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only 
 __all__ = [
     "CHECKS",
     "DATA_DEPENDENT",
-    "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",

@@ -15,8 +15,10 @@ answer: equal on 3,600 random shapes over the four cell types, float32, float16 
 without projection and dropout; the answers are the same for compute capabilities 7.0 to 12.0 and for every algorithm torch
 picks.
 
-Not counted: cuDNN's workspace (it lives during one call and can exceed the reserve), and, for modules without biases, the flat gradient
-buffer that the copies are made from. Not supported: packed sequences, whose batch sizes are data.
+Not counted: cuDNN's workspace (it lives during one call and can exceed the reserve); for modules without biases, the flat gradient
+buffer that the copies are made from; the random-number state that the first RNN with dropout takes once per process and device (24 bytes
+for each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100).
+Not supported: packed sequences, whose batch sizes are data.
 
 Why the workspace stays unknown: `cudnnGetRNNTempSpaceSizes` wants a handle, `cudnnCreate` wants a driver, and there is no form of it for
 a device that is only described, as there is for convolutions. Handed a block of zeros for a handle, with the compute capability
@@ -38,7 +40,7 @@ from torch import Tensor
 from fxmem import _torch, _torch_kernels
 from fxmem.errors import AnalysisError
 
-__all__ = ["FAKE_RNN", "Recurrence", "dropout_state_bytes", "flatten_rnn_weights", "run_rnn"]
+__all__ = ["FAKE_RNN", "Recurrence", "flatten_rnn_weights", "run_rnn"]
 
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """`cudnnRNNMode_t` of each torch function."""
@@ -92,11 +94,6 @@ class Recurrence:
         between = _aligned((self.num_layers - 1) * self.directions * states * self.hidden_size)
         mask = _aligned(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
         return 256 + kept + between + (self.num_layers - 1) * self.directions * mask
-
-
-def dropout_state_bytes(multi_processors: int, threads_per_multi_processor: int) -> int:
-    """Bytes of the random-number state that the first RNN with dropout allocates once per process and device (`cudnnDropoutGetStatesSize`, cuDNN 9.19)."""
-    return 24 * multi_processors * threads_per_multi_processor
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-import fxmem
+import fxmem.analysis
 from fxmem.__main__ import main
 from fxmem.commands import VERBS
 from fxmem.records import Report
 from fxmem.schemas import RECORDS
+from fxmem.settings import KernelSettings
 from fxmem.validation_records import Verdict
 from tests.test_reports import small_report
 
@@ -284,6 +286,47 @@ def test_debug_adds_the_traceback_and_changes_nothing_else(capsys: Capture, argu
     assert (found, out) == (code, ""), err
     assert err.startswith("Traceback (most recent call last):\n")
     assert err.endswith(f"\nfxmem: {line}\n")
+
+
+# --- the step's options -----------------------------------------------------------------------------------------------
+
+
+def test_the_options_of_a_step_reach_its_report(capsys: Capture) -> None:
+    options = ("--accumulate", "3", "--prefetch", "2", "--weights", "bf16", "--loss", "own.py:mean", "--optimizer", "sgd-momentum", "--freeze", "bias")
+    report = Report.model_validate_json(succeeds(capsys, *analyze(*options, "--json", "-")))
+    assert (report.step.accumulate, report.step.prefetch, report.step.loss, report.step.optimizer) == (3, 2, "mean", "SGD")
+    dtypes = {storage.name: storage.dtype for storage in report.storages if storage.kind in ("parameter", "gradient")}
+    assert dtypes == {"weight": "bfloat16", "bias": "bfloat16", "weight.grad": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), KernelSettings()),
+        (("--sdpa", "math", "--allow-tf32"), KernelSettings(sdpa="math", allow_tf32=True)),
+        (("--no-allow-tf32", "--cudnn-benchmark", "--deterministic"), KernelSettings(allow_tf32=False, cudnn_benchmark=True, deterministic=True)),
+    ],
+)
+def test_the_options_of_kernels_reach_the_analysis(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], settings: KernelSettings
+) -> None:
+    asked: list[KernelSettings] = []
+    real = fxmem.analysis.analyze_call
+    monkeypatch.setattr("fxmem.analysis.analyze_call", lambda *args, **step: asked.append(step["settings"]) or real(*args, **step))
+    succeeds(capsys, *analyze(*options))
+    assert asked == [settings]
+
+
+def test_channels_last_is_how_weights_and_inputs_lie(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    real = fxmem.analysis.analyze_call
+    monkeypatch.setattr(
+        "fxmem.analysis.analyze_call", lambda model, args, *rest, **step: asked.append((model.weight, args[0])) or real(model, args, *rest, **step)
+    )
+    settings = ("--set", "in_channels=3", "--set", "out_channels=4", "--set", "kernel_size=3")
+    for options in ((), ("--channels-last",)):
+        succeeds(capsys, "analyze", "torch.nn:Conv2d", "--input", "2x3x8x8", "--target", "cpu", "--quiet", *settings, *options)
+    assert [[tensor.stride()[1] for tensor in each] for each in asked] == [[9, 64], [1, 1]]
 
 
 # --- what goes where --------------------------------------------------------------------------------------------------

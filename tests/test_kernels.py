@@ -789,10 +789,6 @@ def test_cells_run_forward_and_backward() -> None:
         assert [g.shape for g in state.grad_fn(torch.empty_like(state))] == [(3, 24), (3, 24), (3, 8), (24,), (24,)]
 
 
-def test_the_dropout_state() -> None:
-    assert recurrent.dropout_state_bytes(132, 2048) == 6488064
-
-
 # --- batch normalisation and the optimizer ----------------------------------------------------------------------------------
 
 
