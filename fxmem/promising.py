@@ -20,6 +20,7 @@ from fxmem.faking import shadow_model
 from fxmem.plan_records import ONE_PLAN, Application, CurvePoint, Plan, Region, Strategy
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
 from fxmem.planning.choices import Call, Value
+from fxmem.planning.geometry import Geometry
 from fxmem.records import Assumption, Kind, Peak, Phase, Profile
 from fxmem.resizing import resizing_of
 from fxmem.tracing import named_arguments
@@ -32,6 +33,8 @@ _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
 _CLOSE = 200
 """A budget is used up when less than this part of it is left."""
+_EXACT = 50
+"""By what part of a budget a plan for single operators may turn out to take less than was estimated: four times as much as has been seen."""
 _PIECES = 16
 """What part of a budget is asked for less when the allocator runs out of it by fragmentation."""
 _POINTS = 12
@@ -229,6 +232,8 @@ class _Search:
 
     def best(self) -> _Proposal | None:
         """The proposal with the least recomputation that keeps the limit; None if there is none."""
+        if self.limit.nbytes is not None and Geometry(self.analysis.profile, ()).floor > self.limit.nbytes:
+            return None  # of which no plan needs to be tried
         best: _Proposal | None = None
         refused: list[FxmemError] = []
         for way in self.ways:
@@ -262,6 +267,8 @@ class _Search:
         ask, unplanned = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes), self.analysis.peak.requested_bytes
         # Asked for as much as `below` or less, a plan keeps the limit or there is none; for as much as `above` or more, none keeps it.
         below, above, best = 0, unplanned if nbytes < unplanned else 2 * nbytes, None
+        if isinstance(way.planner, OperatorPlanner):
+            above = min(above, ask + ask // _EXACT)
         for _ in range(_ATTEMPTS):
             try:
                 proposed = way.planner.plan(strategy, ask)

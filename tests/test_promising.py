@@ -12,13 +12,14 @@ import torchvision
 from torch import nn
 
 import fxmem
-from fxmem import analyze, budgets
+from fxmem import analyze, budgets, promising
 from fxmem.analysis import Analysis
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.estimating import estimate
 from fxmem.measuring import measure_cpu
 from fxmem.plan_records import ONE_PLAN, Application, Plan
 from fxmem.planning import STRATEGIES
+from fxmem.planning.geometry import Geometry
 
 
 class Block(nn.Module):
@@ -133,7 +134,7 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
     assert plan.budget_bytes == budget
     after = plan.after
     assert budgets.counted_bytes(after) <= budget
-    from fxmem import allocator, promising
+    from fxmem import allocator
 
     carried_out = promising.applied(analysis, plan.regions, plan.application)
     assert carried_out.peak == after
@@ -151,6 +152,15 @@ def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None
     with pytest.raises(ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter") as refused:
         fxmem.plan(stack(), budget="1MiB")
     assert "\n" not in str(refused.value)
+
+
+def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> None:
+    told: list[str] = []
+    analysis = analyze(Stack(), torch.randn(256, 64), target="cpu", optimizer="adamw")
+    with pytest.raises(ExceededError, match=r"reaches .* at the least"):
+        promising.plan(analysis, budget=int(Geometry(analysis.profile, ()).floor) - 1, progress=told.append)
+    tried = [each for each in told if "analysing a plan" in each]
+    assert 1 <= len(tried) <= len(Application)
 
 
 def test_without_a_budget_there_is_the_curve() -> None:
