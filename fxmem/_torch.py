@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only 
 __all__ = [
     "CHECKS",
     "DATA_DEPENDENT",
+    "DispatchMode",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
@@ -74,6 +75,17 @@ CHECKS = frozenset((torch._is_all_true, torch.Tensor._is_all_true))
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose calls neither go through nor import torch._dynamo, which those of every other do.
+
+    `TorchDispatchMode._should_skip_dynamo` (in 2.11; pytorch/pytorch#166417). FakeTensorMode says the same of itself.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def device_type(tensor: torch.Tensor) -> str:

@@ -58,7 +58,7 @@ _IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
 aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of the input's size where a fake one would have two."""
 
 
-class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Runs the ops of one program.
 
     Args:
@@ -90,11 +90,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Numbers the optimizer read from tensors without values, each answered with 1."""
         self.passed_checks = 0
         """Conditions without values that the program asked for only to raise an error."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Without this each call would go through, and import, torch._dynamo; FakeTensorMode says the same of itself."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _torch_fakes.DEVICE_OF:

@@ -132,7 +132,7 @@ class Audit:
                 self.note(f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; keep that outside of regions")
 
 
-class _Ops(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Ops(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Sees every op of the region's first run."""
 
     def __init__(self, audit: Audit, names: dict[int, str], norms: dict[int, nn.Module]) -> None:
@@ -141,10 +141,6 @@ class _Ops(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = names
         self._norms = norms
         self._born: set[int] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `recording.Recorder`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

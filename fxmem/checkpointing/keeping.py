@@ -57,7 +57,7 @@ Results = dict[int, _Result]
 """By number of the product."""
 
 
-class Keeping(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Keeping(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a region's first run.
 
     Args:
@@ -68,10 +68,6 @@ class Keeping(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, keeps: Collection[int], results: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._keeps, self._results, self._number = frozenset(keeps), results, -1
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `recording.Recorder`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -84,7 +80,7 @@ class Keeping(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class Reusing(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Reusing(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a region's second run: hands each kept result out, once. A third run (`retain_graph`) runs everything."""
 
     def __init__(self, results: Results) -> None:
@@ -94,10 +90,6 @@ class Reusing(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Any:
         self._number = -1
         return super().__enter__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if is_product(str(func)):

@@ -171,16 +171,12 @@ def _loaded(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
     return value
 
 
-class _Observer(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Observer(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Counts ops for the tracer, and looks at nothing else; see `tracing.CallObserver`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `recording.Recorder`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         self._ops += not (func.is_view or str(func) == "aten.detach.default")

@@ -105,7 +105,7 @@ class Observer(Protocol):
         """Autograd saves it."""
 
 
-class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tape(_torch.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a module's forward, with `saved_tensors_hooks(tape.pack, tape.unpack)`.
 
     Args:
@@ -121,10 +121,6 @@ class Tape(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counts: dict[str, int] = {}
         self._values: dict[int, tuple[Value, Need, weakref.ref[Any]]] = {}
         """By storage that is alive, what it holds now."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `recording.Recorder`
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
