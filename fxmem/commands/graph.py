@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.commands.output import check_ending, check_writable
+from fxmem.commands.output import check_file
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem import drawing, reports
     from fxmem.files import write_bytes
 
-    check_ending("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
-    check_writable("--output", options.output)
+    check_file("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
     ending = Path(options.output).suffix
     form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
     if form is not None:

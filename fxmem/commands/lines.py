@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxmem.commands.output import add_text, check_ending, check_output, check_writable, json_or, layout
+from fxmem.commands.output import add_text, check_file, check_output, json_or, layout
 from fxmem.commands.shared import add_step, add_target, loaded_or_analyzed
 from fxmem.errors import UsageError
 
@@ -40,8 +40,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     if options.html is not None:
-        check_ending("--html", options.html, (".html", ".htm"))
-        check_writable("--html", options.html)
+        check_file("--html", options.html, (".html", ".htm"))
     if options.tensors < 0:
         raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:

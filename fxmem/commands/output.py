@@ -16,7 +16,7 @@ from fxmem.errors import UsageError
 if TYPE_CHECKING:
     from fxmem.records import Report, Timeline
 
-__all__ = ["Layout", "add_output", "add_text", "add_width", "check_ending", "check_output", "check_writable", "json_or", "layout", "reported"]
+__all__ = ["Layout", "add_output", "add_text", "add_width", "check_file", "check_output", "check_writable", "json_or", "layout", "reported"]
 
 _NARROWEST = 60
 """Columns that the table needs."""
@@ -63,8 +63,7 @@ def check_output(options: argparse.Namespace) -> None:
     if options.json is not None and options.json != "-":
         check_writable("--json", options.json, ", or - for stdout")
     if getattr(options, "svg", None) is not None:
-        check_ending("--svg", options.svg, (".svg",))
-        check_writable("--svg", options.svg)
+        check_file("--svg", options.svg, (".svg",))
 
 
 def check_writable(option: str, name: str, or_else: str = "") -> None:
@@ -78,10 +77,11 @@ def check_writable(option: str, name: str, or_else: str = "") -> None:
         raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")
 
 
-def check_ending(option: str, name: str, endings: Sequence[str]) -> None:
-    """Refuse a file whose ending does not say a known format."""
+def check_file(option: str, name: str, endings: Sequence[str]) -> None:
+    """Refuse a file whose ending does not say a known format, or that cannot be written."""
     if Path(name).suffix not in endings:
         raise UsageError(f"expected {option} to name a file that ends in {' or '.join(endings)}, got {name!r}")
+    check_writable(option, name)
 
 
 def reported(options: argparse.Namespace, report: Report, timeline: Timeline) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.commands.graph import RENDERERS
-from fxmem.commands.output import check_ending, check_writable
+from fxmem.commands.output import check_file
 from fxmem.commands.shared import add_step, add_target, check_budget, loaded_or_analyzed
 from fxmem.commands.timeline import add_comparison, budget_of, planned_step
 from fxmem.errors import UsageError
@@ -40,8 +40,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.allocator import settings_of
     from fxmem.files import write_text
 
-    check_ending("--output", options.output, (".html", ".htm"))
-    check_writable("--output", options.output)
+    check_file("--output", options.output, (".html", ".htm"))
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
     check_budget(options)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.commands.output import check_ending, check_writable
+from fxmem.commands.output import check_file
 from fxmem.commands.shared import add_step, add_target, check_budget, loaded_or_analyzed
 from fxmem.errors import UsageError
 
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.allocator import levels_of, settings_of
     from fxmem.files import write_text
 
-    check_ending("--output", options.output, (".svg",))
-    check_writable("--output", options.output)
+    check_file("--output", options.output, (".svg",))
     if options.width < 280:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
     if options.by == "modules" and (options.budget is not None or options.after is not None):
