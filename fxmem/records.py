@@ -326,14 +326,9 @@ class Headed(Record):
 
     def heading(self) -> Heading:
         """The same for another record about this step."""
-        return {
-            "fxmem_version": self.fxmem_version,
-            "torch_version": self.torch_version,
-            "model": self.model,
-            "inputs": self.inputs,
-            "step": self.step,
-            "target": self.target,
-        }
+        return Heading(
+            fxmem_version=self.fxmem_version, torch_version=self.torch_version, model=self.model, inputs=self.inputs, step=self.step, target=self.target
+        )
 
 
 class Profile(Headed, Versioned):

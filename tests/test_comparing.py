@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,14 @@ from fxmem.commands import compare as verb
 from fxmem.commands.parsing import Parser
 from fxmem.comparing import Change, Comparison, compare
 from fxmem.errors import UsageError
-from fxmem.records import Kind, Phase, Profile, Report
+from fxmem.records import Kind, Phase, Profile
 from fxmem.reporting import comparisons as comparison_reporting
 from fxmem.reports import load_report
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.test_reporting import call, hostile
+from tests.verbs import report_of
 
 MIB = 1 << 20
-
-
-def report_of(profile: Profile, **peak: Any) -> Report:
-    """A report of a hand-made profile."""
-    return Report(**dict(profile), peak=liveness.timeline(profile).peak.model_copy(update=peak))
 
 
 def profile_of(*modules: tuple[str, str, int], functions: tuple[str, ...] = ()) -> Profile:

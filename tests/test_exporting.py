@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -23,10 +22,11 @@ from fxmem._owners import bytes_at_peak
 from fxmem.commands import export as export_verb
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.exporting import EXPORTERS, FORMATS, Format, export
-from fxmem.records import Node, PhaseBytes, Profile, Report, TensorInfo
+from fxmem.records import Node, PhaseBytes, Profile, TensorInfo
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.test_drawing import NAMES
 from tests.test_plotting import hostile
+from tests.verbs import called, saved
 
 MIB = 1 << 20
 EXAMPLE = Path(__file__).parent.parent / "examples" / "export_resnet50.py"
@@ -42,17 +42,6 @@ def exported(profile: Profile, to: Format) -> Any:
     if to == "graphml":
         return networkx.read_graphml(io.BytesIO(content.encode()))
     return content if to in ("dot", "markdown") else json.loads(content)
-
-
-def saved(path: Path, profile: Profile) -> str:
-    path.write_text(Report(**dict(profile), peak=liveness.timeline(profile).peak).model_dump_json(), encoding="utf-8")
-    return str(path)
-
-
-def called(*arguments: str) -> tuple[int, str]:
-    parser = argparse.ArgumentParser()
-    export_verb.add_options(parser)
-    return export_verb.run(parser.parse_args(arguments))
 
 
 # --- all formats ------------------------------------------------------------------------------------------------------------
@@ -260,17 +249,17 @@ def test_markdown_keeps_names_in_code(name: str) -> None:
 def test_the_command_writes_what_the_library_gives(tmp_path: Path, to: Format) -> None:
     report, out = saved(tmp_path / "r.json", small_profile()), tmp_path / "out"
     content = export(small_profile(), liveness.timeline(small_profile()), to)
-    assert called(report, "--to", to, "-o", str(out)) == (0, "")
+    assert called(export_verb, report, "--to", to, "-o", str(out)) == (0, "")
     assert out.read_bytes() == (content if isinstance(content, bytes) else content.encode())
     if isinstance(content, str):
-        assert called(report, "--to", to, "-o", "-") == (0, content)
+        assert called(export_verb, report, "--to", to, "-o", "-") == (0, content)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "r.json"]
 
 
 def test_bytes_are_not_for_stdout(tmp_path: Path) -> None:
     report = saved(tmp_path / "r.json", small_profile())
     with pytest.raises(UsageError, match="expected --output to name a file, got '-': memory-viz is no text"):
-        called(report, "--to", "memory-viz", "-o", "-")
+        called(export_verb, report, "--to", "memory-viz", "-o", "-")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +274,7 @@ def test_bad_input_is_refused_and_nothing_is_written(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "r.json", small_profile())
     with pytest.raises(UsageError, match=re.escape(complaint)):
-        called(*arguments)
+        called(export_verb, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -306,7 +295,7 @@ def test_what_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_allocators_settings_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, out = saved(tmp_path / "r.json", small_profile()), tmp_path / "x.pickle"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    called(report, "--to", "memory-viz", "-o", str(out))
+    called(export_verb, report, "--to", "memory-viz", "-o", str(out))
     content = pickle.loads(out.read_bytes())
     assert content["allocator_settings"]["expandable_segments"] is True
     assert {segment["is_expandable"] for segment in content["segments"]} == {True}
@@ -315,7 +304,7 @@ def test_the_allocators_settings_are_those_of_the_environment(tmp_path: Path, mo
 def test_a_model_in_the_place_of_a_report(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 3)\n", encoding="utf-8")
     arguments = (f"{tmp_path / 'toy.py'}:make", "--input", "2x4", "--target", "cpu", "--quiet", "--to", "csv", "-o", "-")
-    code, text = called(*arguments)
+    code, text = called(export_verb, *arguments)
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(text)))
     assert sum(int(row["params_bytes"]) for row in rows) == 4 * (4 * 3 + 3)

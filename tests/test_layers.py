@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import re
@@ -15,16 +14,16 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 import fxmem
-from fxmem import reports
 from fxmem._siblings import folded
 from fxmem.commands import layers as verb
 from fxmem.flops import UNCOUNTED
 from fxmem.layers import MAC_OPS, UNKNOWN_MAC_OPS, Layer, LayerReport, by_layer
-from fxmem.records import Kind, Profile
+from fxmem.records import Kind
 from fxmem.reporting import layers as layer_reporting
 from fxmem.reports import load_report
 from tests.profiles import Log, deep_profile, small_profile
 from tests.test_reporting import hostile
+from tests.verbs import called, saved
 
 
 class Net(nn.Module):
@@ -215,31 +214,21 @@ def test_folding() -> None:
 # --- the verb ---------------------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """Exit code and text for stdout."""
-    parser = argparse.ArgumentParser()
-    verb.add_options(parser)
-    return verb.run(parser.parse_args(arguments))
-
-
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> str:
     """A report in a file."""
-    path = tmp_path / "report.json"
-    profile: Profile = small_profile()
-    path.write_text(reports.Report(**dict(profile), peak=reports.liveness.timeline(profile).peak).model_dump_json())
-    return path
+    return saved(tmp_path / "report.json", small_profile())
 
 
-def test_every_form(saved: Path) -> None:
-    report = by_layer(load_report(saved))
-    assert run(str(saved), "--width", "80") == (0, layer_reporting.table(report, width=80))
-    assert run(str(saved), "--format", "md") == (0, layer_reporting.markdown(report))
-    assert run(str(saved), "--format", "csv", "--depth", "1") == (0, layer_reporting.csv_text(report, depth=1))
-    assert LayerReport.model_validate_json(run(str(saved), "--format", "json")[1]) == report
+def test_every_form(path: str) -> None:
+    report = by_layer(load_report(Path(path)))
+    assert called(verb, path, "--width", "80") == (0, layer_reporting.table(report, width=80))
+    assert called(verb, path, "--format", "md") == (0, layer_reporting.markdown(report))
+    assert called(verb, path, "--format", "csv", "--depth", "1") == (0, layer_reporting.csv_text(report, depth=1))
+    assert LayerReport.model_validate_json(called(verb, path, "--format", "json")[1]) == report
 
 
-def test_json_beside_another_form(saved: Path, tmp_path: Path) -> None:
-    _, text = run(str(saved), "--format", "csv", "--json", str(tmp_path / "layers.json"))
+def test_json_beside_another_form(path: str, tmp_path: Path) -> None:
+    _, text = called(verb, path, "--format", "csv", "--json", str(tmp_path / "layers.json"))
     assert text.startswith("path,name,type,")
     assert LayerReport.model_validate_json((tmp_path / "layers.json").read_text()).total.name == "Small"

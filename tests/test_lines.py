@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -18,7 +17,7 @@ from torch import nn
 from torch.profiler import record_function
 
 import fxmem
-from fxmem import _torch_profiler, reports
+from fxmem import _torch_profiler
 from fxmem.commands import lines as verb
 from fxmem.errors import UsageError
 from fxmem.lines import LineReport, TensorGroup, by_line, is_installed
@@ -29,6 +28,7 @@ from fxmem.reporting import lines as line_reporting
 from fxmem.reports import load_report
 from tests.profiles import Log, profiles, small_profile
 from tests.test_reporting import Balanced, hostile
+from tests.verbs import called, saved
 
 MIB = 1 << 20
 LINE = "/home/user/project/model.py"
@@ -391,29 +391,18 @@ def test_the_page_is_one_file(own: Path) -> None:
 # --- the verb ---------------------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """Exit code and text for stdout."""
-    parser = argparse.ArgumentParser()
-    verb.add_options(parser)
-    return verb.run(parser.parse_args(arguments))
-
-
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> str:
     """A report in a file."""
-    path = tmp_path / "report.json"
-    profile = small_profile()
-    line = reports.liveness.timeline(profile)
-    path.write_text(reports.Report(**dict(profile), peak=line.peak).model_dump_json())
-    return path
+    return saved(tmp_path / "report.json", small_profile())
 
 
-def test_the_verb_reads_a_report(saved: Path, tmp_path: Path) -> None:
-    code, text = run(str(saved), "--width", "80", "--html", str(tmp_path / "lines.html"))
+def test_the_verb_reads_a_report(path: str, tmp_path: Path) -> None:
+    code, text = called(verb, path, "--width", "80", "--html", str(tmp_path / "lines.html"))
     assert code == 0
-    assert text == line_reporting.table(by_line(load_report(saved)), width=80)
-    assert (tmp_path / "lines.html").read_text() == lines_html(by_line(load_report(saved)))
-    assert LineReport.model_validate_json(run(str(saved), "--json", "-")[1]) == by_line(load_report(saved))
+    assert text == line_reporting.table(by_line(load_report(Path(path))), width=80)
+    assert (tmp_path / "lines.html").read_text() == lines_html(by_line(load_report(Path(path))))
+    assert LineReport.model_validate_json(called(verb, path, "--json", "-")[1]) == by_line(load_report(Path(path)))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +414,6 @@ def test_the_verb_reads_a_report(saved: Path, tmp_path: Path) -> None:
         (["--file", "other.py"], "expected files of the program, got other.py"),
     ],
 )
-def test_what_the_verb_refuses(saved: Path, arguments: list[str], message: str) -> None:
+def test_what_the_verb_refuses(path: str, arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        run(str(saved), *arguments)
+        called(verb, path, *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -26,11 +25,12 @@ from fxmem.errors import FxmemError, UsageError
 from fxmem.pages import html
 from fxmem.pages.links import box_of_node, link_data, script_json
 from fxmem.plan_records import Application, CurvePoint, Plan, Region
-from fxmem.records import Profile, Report, Timeline
+from fxmem.records import Profile, Timeline
 from fxmem.reporting import notebook
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
 from tests.test_drawing import NAMES
 from tests.test_plotting import hostile, with_allocator
+from tests.verbs import called, saved
 
 MIB = 1 << 20
 EXAMPLE = Path(__file__).parent.parent / "examples" / "report_resnet50.py"
@@ -390,19 +390,6 @@ def test_json_inside_a_script_cannot_end_it() -> None:
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------------
-
-
-def saved(path: Path, profile: Profile, **peak: Any) -> str:
-    found = liveness.timeline(profile).peak.model_copy(update=peak)
-    path.write_text(Report(**dict(profile), peak=found).model_dump_json(), encoding="utf-8")
-    return str(path)
-
-
-def called(verb: Any, *arguments: str) -> tuple[int, str]:
-    parser = argparse.ArgumentParser()
-    verb.add_options(parser)
-    answer: tuple[int, str] = verb.run(parser.parse_args(arguments))
-    return answer
 
 
 def test_report_of_a_report(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Verbs of the command line called by tests: in this process, on a report in a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fxmem import liveness
+from fxmem.records import Profile, Report
+
+
+def report_of(profile: Profile, **peak: Any) -> Report:
+    """What `fxmem analyze --json` writes of a profile, some fields of its peak as they are given."""
+    return Report(**dict(profile), peak=liveness.timeline(profile).peak.model_copy(update=peak))
+
+
+def saved(path: Path, profile: Profile, **peak: Any) -> str:
+    """The name of the file that it was written to."""
+    path.write_text(report_of(profile, **peak).model_dump_json(), encoding="utf-8")
+    return str(path)
+
+
+def called(verb: ModuleType, *arguments: str) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    parser = argparse.ArgumentParser()
+    verb.add_options(parser)
+    answer: tuple[int, str] = verb.run(parser.parse_args(arguments))
+    return answer
