@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fxmem import budgets, fitting, promising, rooflines
 from fxmem._changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
@@ -66,7 +67,7 @@ def advise(
 class _Advisor:
     def __init__(self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]) -> None:
         self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
-        self.start = Variant(analysis.model, analysis.call, dict(os.environ))
+        self.start = Variant(analysis.model, replace(analysis.call, progress=None), dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
         self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {(): Outcome(self.start, analysis, analysis.profile, analysis.peak)}
@@ -237,10 +238,9 @@ class _Advisor:
 
 
 def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
-    count = sum(1 for _ in plan.all_regions())
     return Suggestion(
         key=key,
-        title=f"activation checkpoints: {count} regions ({plan.chosen}, {plan.application.value})",
+        title=f"activation checkpoints: {plan.extent}",
         effect="none",
         code="\n".join(["import fxmem", "analysis = fxmem.analyze(model, x)", _planned_by(plan), "model = fxmem.checkpoint(model, plan)"]),
         note="analysed as you train: loss, optimizer, precision, target",

@@ -98,8 +98,11 @@ class Analysis:
         return self._call
 
     def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
-        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`."""
-        call = dataclasses.replace(self._call, **changes)
+        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`. Nothing is told while it runs.
+
+        Whoever makes many analyses says what each is for; that each runs a step says nothing more.
+        """
+        call = dataclasses.replace(self._call, **{"progress": None, **changes})
         return analyze_call(self._model if model is None else model, **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)})
 
     def report(self) -> Report:

@@ -203,6 +203,15 @@ class Plan(Headed, Versioned):
             return None
         return self.extra_flops / self.forward_flops
 
+    @property
+    def extent(self) -> str:
+        """How much is made again, in words: `6 regions of whole modules`."""
+        count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)
+        if self.application is Application.OPERATORS:
+            return f"{results} result{'s' if results > 1 else ''} of operators in {count} part{'s' if count > 1 else ''} of the model"
+        where = "whole modules" if self.application is Application.MODULES else "the traced graph"
+        return f"{count} region{'s' if count > 1 else ''} of {where}"
+
     def all_regions(self) -> Iterator[Region]:
         """Every region, each before those within it."""
         pending = list(reversed(self.regions))

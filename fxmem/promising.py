@@ -219,7 +219,7 @@ class _Search:
         regions = tuple(_named(region, way.names) for region in proposed.regions)
         key = way.application, tuple((each.first_node, each.last_node, each.keeps, each.remakes, each.holds) for each in _flattened(regions))
         if key not in self.seen:
-            self.tell(f"analysing a plan of {len(regions)} regions")
+            self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
             self.seen[key] = _Proposal(way, proposed.chosen, regions, applied(self.analysis, regions, way.application))
         return self.seen[key]
 
@@ -270,6 +270,7 @@ class _Search:
         if isinstance(way.planner, OperatorPlanner):
             above = min(above, ask + ask // _EXACT)
         for _ in range(_ATTEMPTS):
+            self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(ask)}")
             try:
                 proposed = way.planner.plan(strategy, ask)
             except ExceededError:

@@ -159,7 +159,7 @@ def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> N
     analysis = analyze(Stack(), torch.randn(256, 64), target="cpu", optimizer="adamw")
     with pytest.raises(ExceededError, match=r"reaches .* at the least"):
         promising.plan(analysis, budget=int(Geometry(analysis.profile, ()).floor) - 1, progress=told.append)
-    tried = [each for each in told if "analysing a plan" in each]
+    tried = [each for each in told if "analysing the step" in each]
     assert 1 <= len(tried) <= len(Application)
 
 

@@ -47,12 +47,7 @@ def _summary(plan: Plan) -> str:
     if not plan.regions:
         return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
     strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
-    count = sum(1 for _ in plan.all_regions())
-    if plan.application == "operators":
-        results = sum(len(region.remakes) for region in plan.regions)
-        return f"{strategy}, {results} result{'s' if results > 1 else ''} of operators in {count} part{'s' if count > 1 else ''} of the model"
-    where = "whole modules" if plan.application == "modules" else "the traced graph"
-    return f"{strategy}, {count} region{'s' if count > 1 else ''} of {where}"
+    return f"{strategy}, {plan.extent}"
 
 
 def _effect(plan: Plan) -> Table:
