@@ -252,7 +252,7 @@ class Geometry:
     def again(self) -> Floats:
         """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
-        others = self.live - running(births, deaths, sizes, len(self.live)) - self._floor
+        others = self.live - running(births, deaths, sizes, len(self.live)) - self.resident
         whole, stopped = (
             most_beyond(*self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count) for until_stop in (False, True)
         )
@@ -268,7 +268,7 @@ class Geometry:
         return table
 
     @cached_property
-    def _floor(self) -> float:
+    def resident(self) -> float:
         """Bytes alive before the step that stay throughout."""
         return float(sum(s.nbytes for s in self.profile.storages if s.birth == 0))
 
@@ -281,7 +281,7 @@ class Geometry:
             if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
                 begins[unit] = min(begins.get(unit, op.begin), op.begin)
         births, deaths, sizes, units = self._columns(kept_only=True)
-        found = np.full(self.count + 1, self._floor)
+        found = np.full(self.count + 1, self.resident)
         for cut in range(1, self.count + 1):
             tick = next((begins[unit] for unit in range(cut - 1, -1, -1) if unit in begins), None)
             if tick is None:
@@ -305,7 +305,7 @@ class Geometry:
     # --- compute -----------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
+    def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
         """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a FLOP count is missing."""
         profile = self.profile
         whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
@@ -346,7 +346,7 @@ class Geometry:
     @cached_property
     def cost(self) -> Floats:
         """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save nothing."""
-        whole, until, packs, _ = self._node_costs
+        whole, until, packs, _ = self.node_costs
         total = np.concatenate([[0.0], np.cumsum(whole)])
         table = np.zeros((self.count + 1, self.count + 1))
         stops = np.full(self.count, -1.0)
@@ -361,7 +361,7 @@ class Geometry:
 
     def flops(self, first: int, last: int) -> int | None:
         """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no formula."""
-        profile, (_, _, packs, unknown) = self.profile, self._node_costs
+        profile, (_, _, packs, unknown) = self.profile, self.node_costs
         saving = [node for node in range(first, last) if packs[node]]
         if not saving:
             return 0

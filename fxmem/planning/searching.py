@@ -99,7 +99,7 @@ class Tables:
     def whole_cost(self) -> Floats:
         """By cut: cost of running every unit before it."""
         geometry = self.geometry
-        total = np.concatenate([[0.0], np.cumsum(geometry._node_costs[0])])
+        total = np.concatenate([[0.0], np.cumsum(geometry.node_costs[0])])
         return np.asarray([total[cut] - total[geometry.first] for cut in geometry.cuts])
 
     @cached_property
@@ -188,7 +188,7 @@ class _Nested:
     def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
         self.selective = tables.offers[1:] if selective else ()
         self.tables, self.n = tables, tables.geometry.count
-        floor = float(tables.geometry._floor)
+        floor = float(tables.geometry.resident)
         self.unit = max((budget - floor) / SLOTS, 1.0)
         self.floor = floor
         n = self.n
