@@ -16,6 +16,7 @@ from fxmem.records import Assumption, Phase, Target, Unknown
 from fxmem.workspaces import attention
 from fxmem.workspaces.asking import conv_workspaces
 from fxmem.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
+from fxmem.workspaces.copies import COPYING, with_copies
 from fxmem.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.workspaces.hidden import HiddenMemory, alloc, output
 from fxmem.workspaces.kernels import kernel_memory
@@ -115,7 +116,8 @@ class Collector:
             tensors = [layout_of(t) for t in args[0]]
         if short == "embedding_dense_backward":
             tensors.append(layout_of(result))
-        return kernel_memory(name, [t.shape for t in tensors], [t.dtype for t in tensors], self._target)
+        memory = kernel_memory(name, [t.shape for t in tensors], [t.dtype for t in tensors], self._target)
+        return with_copies(short, args, result, memory) if short in COPYING else memory
 
     def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
         backward = short.endswith("_backward")
@@ -214,13 +216,13 @@ _INTERESTING = (
     | _ATTENTION
     | _RECURRENT
     | _INDEX_PUT
+    | COPYING.keys()
     | {
         "_ctc_loss_backward",
         "_safe_softmax",
         "sort",
         "topk",
         "embedding_dense_backward",
-        "native_layer_norm_backward",
         "_softmax_backward_data",
         "_foreach_norm",
     }

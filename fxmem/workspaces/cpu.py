@@ -10,6 +10,7 @@ from typing import Any
 
 from fxmem.records import Assumption, Phase, Unknown
 from fxmem.workspaces.collecting import Seen
+from fxmem.workspaces.copies import COPYING, with_copies
 from fxmem.workspaces.hidden import HiddenMemory, alloc, output
 from fxmem.workspaces.layouts import MemoryFormat, layout_of
 
@@ -31,6 +32,9 @@ class CpuCollector:
     def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
         """What a call hides; None for nothing."""
         memory = _batch_norm_backward(args, result) if name == _BATCH_NORM else None
+        short = name.removeprefix("aten.").partition(".")[0]
+        if short in COPYING:
+            memory = with_copies(short, args, result, None)
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase) -> None:

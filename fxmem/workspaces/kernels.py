@@ -2,7 +2,8 @@
 
 Only ops whose scratch follows from the shapes are here; each entry names its source, and nothing here was measured.
 Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak it is
-left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as torch makes them.
+left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as torch makes them;
+`copies.py` has what is copied where they are not.
 """
 
 from __future__ import annotations
