@@ -54,6 +54,7 @@ def bytecodes(work: Callable[[], Any]) -> int:
         return inside
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 tells of opcodes from the first settrace on that comes after a frame asked for them
     sys.settrace(entered)
     try:
         work()
