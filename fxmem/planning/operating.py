@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
@@ -144,10 +144,11 @@ class OperatorPlanner:
         """The calls that are made again, by the part of the model they are for; parts share no node."""
         cutter, profile = self._cutter, self.profile
         found: list[tuple[str, list[int]]] = []
+        parents = {path.rpartition(".")[0] for path in (node.module for node in profile.nodes)}
         last = -1
         for call in sorted(choice.again):
             node = profile.ops[cutter.ops[call]].node
-            part = _part(profile.nodes[node].module)
+            part = _part(profile.nodes[node].module, parents)
             if found and (found[-1][0] == part or node <= last):
                 found[-1][1].append(call)
             else:
@@ -164,8 +165,16 @@ class OperatorPlanner:
         return tuple(found)
 
 
-def _part(module: str) -> str:
-    """The block that a module is in: its path up to the first number, or its outermost ancestor."""
+def _part(module: str, parents: Collection[str]) -> str:
+    """The block that a module is in: its path up to the last of the first numbered names (`layer1.0`, `denseblock1.denselayer2`), or its outermost ancestor.
+
+    Args:
+        parents: modules that have others within them; one that is numbered and has none is a block only if its name is nothing but a number.
+    """
     names = module.split(".")
-    numbers = [index for index, name in enumerate(names) if name.isdigit()]
-    return ".".join(names[: numbers[0] + 1]) if numbers else names[0]
+    numbered = [bool(name) and name[-1].isdigit() and (name.isdigit() or ".".join(names[: index + 1]) in parents) for index, name in enumerate(names)]
+    if True not in numbered:
+        return names[0]
+    first = numbered.index(True)
+    last = next((index for index in range(first, len(names)) if not numbered[index]), len(names))
+    return ".".join(names[:last])
