@@ -23,7 +23,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ class Source:
     """Case to error."""
     context: ContextSize | None = None
     """What a process takes of the card beside the allocator; None if it was not measured."""
+    times: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By case with a checkpoint plan, the median milliseconds of a step without it and with it."""
 
 
 def read(path: Path) -> Source:
@@ -130,7 +132,10 @@ def read(path: Path) -> Source:
             elif "peak" in one:
                 measured.append(_plain(name, case, operator, one))
     card, versions, settings = _machine(document["about"])
-    return Source(path.stem, card, versions, settings, tuple(measured), failed, _context(card, versions, document["results"].get("context", {}), path.stem))
+    context = _context(card, versions, document["results"].get("context", {}), path.stem)
+    timed = {name: result["times"] for name, result in document["results"].items() if "without_ms" in result.get("times", {})}
+    times = {name: (statistics.median(found["without_ms"]), statistics.median(found["with_ms"])) for name, found in timed.items()}
+    return Source(path.stem, card, versions, settings, tuple(measured), failed, context, times)
 
 
 def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any], name: str) -> ContextSize | None:
@@ -403,9 +408,28 @@ def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
         errors = ", ".join(f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None)
         yield f"- `{row.name}`: {errors}{'; not counted: ' + ', '.join(row.unknown) if row.unknown else ''}"
         yield from (f"    - {describe_difference(difference).strip()}" for difference in row.differences[:DIFFERENCES_LISTED])
+    yield from _plan_lines(source)
     without = {**source.failed, **{row.name: row.failure for row in rows if row.failure}}
     if without:
         yield from ("", "### Without a number", "", *(f"- `{name}`: {why}" for name, why in sorted(without.items())))
+
+
+def _plan_lines(source: Source) -> Iterator[str]:
+    """What checkpoint plans do to peak and time, as measured."""
+    if not source.times:
+        return
+    allocated = {measured.name: measured.peaks["allocated"] for measured in source.measured}
+    yield from (
+        "",
+        "### Steps with a checkpoint plan, measured",
+        "",
+        "| step | allocated, of that without | time of a step | of that without |",
+        "|---|---:|---:|---:|",
+    )
+    for name, (without, with_plan) in source.times.items():
+        unplanned = allocated.get(name.partition("-plan-")[0])
+        share = f"{allocated[name] / unplanned:.1%}" if unplanned and name in allocated else "-"
+        yield f"| {name} | {share} | {with_plan:.1f} ms | {with_plan / without:.1%} |"
 
 
 def _predicted_by(source: Source) -> str:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from planned import PLANNED, of_any_size, plan_of
 
+import fxmem
 from fxmem.sources import build_model
 from fxmem.step import OptimizerSpec
 
-__all__ = ["Built", "Case", "build", "every_case", "kernel_settings"]
+__all__ = ["Built", "Case", "build", "every_case", "kernel_settings", "plan_for"]
 
 Shape = tuple[int, ...]
 
@@ -48,6 +50,8 @@ class Case:
     """As `torch.backends.cudnn.deterministic`."""
     grad_checkpointing: bool = False
     """The model's own checkpointing of blocks."""
+    plan: str = ""
+    """Name of a plan in benchmarks/plans whose checkpoints it has; none if empty."""
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Case:
@@ -121,7 +125,9 @@ _CONVOLUTIONS = (
 
 def every_case() -> dict[str, Case]:
     """All cases by name, `family/model/what is special`."""
-    return {"context": Case("context", "context"), **dict(_ops()), **dict(_vision()), **dict(_timm()), **dict(_transformers())}
+    unplanned = {"context": Case("context", "context"), **dict(_ops()), **dict(_vision()), **dict(_timm()), **dict(_transformers())}
+    with_plans = {f"{each.case}-plan-{each.application.value}": dataclasses.replace(unplanned[each.case], plan=each.name) for each in PLANNED}
+    return unplanned | with_plans
 
 
 def _vision() -> Iterator[tuple[str, Case]]:
@@ -190,13 +196,14 @@ class Built:
     kwargs: dict[str, Any]
 
 
-def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False) -> Built:
+def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False, unplanned: bool = False) -> Built:
     """The model of a case in its mode and the arguments of its step.
 
     Args:
         case: of a model's family.
         device: `meta` for a prediction, `cpu` for values.
-        tiny: a batch of two, short texts, one layer where the config has `num_hidden_layers`; the same code in seconds on a CPU.
+        tiny: a batch of two, short texts, one layer where the config has `num_hidden_layers`; the same code in seconds on a CPU. A plan is made for it anew.
+        unplanned: without its plan, if it has one.
     """
     module = build_model(
         f"{case.family}:{case.model}", _settings(case, tiny), mode=case.mode, weights_dtype=case.weights, channels_last=case.channels_last, device=device
@@ -211,7 +218,17 @@ def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False) -> 
     elif case.grad_checkpointing:
         kind.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     inputs = {name: _input(case, shape, high, device, tiny) for name, (shape, high) in case.inputs.items()}
-    return Built(module, (), inputs) if case.family == "hf" else Built(module, tuple(inputs.values()), {})
+    args, kwargs = ((), inputs) if case.family == "hf" else (tuple(inputs.values()), {})
+    built = Built(module, args, kwargs)
+    if case.plan and not unplanned:
+        fxmem.checkpoint(module, plan_for(case, built, tiny=tiny))
+    return built
+
+
+def plan_for(case: Case, built: Built, *, tiny: bool = False) -> fxmem.Plan:
+    """The plan of a case; of one that is tiny, whose modules and calls are others, a plan made anew, of the same application."""
+    kept = plan_of(case.plan)
+    return of_any_size(built.module, built.args, built.kwargs, kept.application) if tiny else kept
 
 
 # What transformers' models read from their config although the config class does not declare it, so that it is no setting.

@@ -4,6 +4,8 @@
     python benchmarks/gpu.py --only resnet50     cases whose name contains this; --list shows the names
     python benchmarks/gpu.py --dry-run           the same road with tiny versions on the CPU
 
+At the end, alone on the card: how long the steps with a checkpoint plan of fxmem's take, beside the same steps without it.
+
 Each case runs in a process of its own with a time limit, several side by side: three warm-up steps, then the one that is
 measured (`fxmem.measuring_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after card, torch and
 cuDNN: `about` (the machine and every version), `cases`, and by case the whole measurement: peaks by phase, what rests between
@@ -23,6 +25,7 @@ import importlib.util
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,6 +45,8 @@ STEPS = 4
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "triton", "nvidia-cudnn-cu13", "nvidia-cublas")
 NEEDED = ("torch", "pydantic", "torchvision", "timm", "transformers")
 GIB = 1 << 30
+TIMED = 3, 10, 2
+"""Steps that are not timed and steps that are, without and then with a plan; and how often that."""
 RESERVE_S = 30
 """No case is begun in the last seconds of the time that is given."""
 
@@ -94,6 +99,38 @@ def measure(name: str, dry_run: bool) -> dict[str, Any]:
             return _measured(lambda: (built.module, built.args, built.kwargs), step, dry_run)
         step = {"mode": "train", "loss": gradient_of_ones, "optimizer": None, "precision": None}
         return {"ops": {op: _tried(make, step, dry_run) for op, make in probes(case, "cpu", tiny=dry_run).items()}}
+
+
+def timed(name: str, dry_run: bool) -> dict[str, Any]:
+    """Of a case with a plan: milliseconds of single steps without it and with it, in turns."""
+    import torch
+    from cases import build, every_case, kernel_settings, plan_for
+
+    import fxmem
+    from fxmem.step import make_optimizer, run_step
+
+    device, (warm_up, count, turns) = ("cpu", (1, 1, 1)) if dry_run else ("cuda", TIMED)
+    case = every_case()[name]
+    with kernel_settings(case):
+        torch.manual_seed(0)
+        built = build(case, "cpu", tiny=dry_run, unplanned=True)
+        plan, model = plan_for(case, built, tiny=dry_run), built.module.to(device)
+        args, kwargs = [value.to(device) for value in built.args], {key: value.to(device) for key, value in built.kwargs.items()}
+        optimizer = make_optimizer(case.optimizer_spec, model.parameters())
+
+        def milliseconds() -> float:
+            began = time.perf_counter()
+            run_step(model, args, kwargs, loss=None, optimizer=optimizer, precision=case.precision, device_type=device, mode="train", mark=lambda _: None)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return round(1e3 * (time.perf_counter() - began), 3)
+
+        found: dict[str, Any] = {"without_ms": [], "with_ms": []}
+        for _ in range(turns):
+            for kind, change in (("without_ms", fxmem.uncheckpoint), ("with_ms", lambda model: fxmem.checkpoint(model, plan))):
+                change(model)
+                found[kind] += [milliseconds() for _ in range(warm_up + count)][warm_up:]
+    return found
 
 
 def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -199,6 +236,27 @@ class Runner:
         result = child(["--one", name], dry_run=self.asked.dry_run, limit_s=min(self.asked.limit, remaining), threads=max(1, (os.cpu_count() or 1) // jobs))
         return {**result, "seconds": round(time.monotonic() - began, 1)}
 
+    def time_all(self, names: Sequence[str]) -> list[str]:
+        """Time these one after the other; those there was no time for."""
+        left: list[str] = []
+        for name in names:
+            remaining = self.end - time.monotonic()
+            if remaining < RESERVE_S:
+                left.append(name)
+                continue
+            found = child(["--times", name], dry_run=self.asked.dry_run, limit_s=min(self.asked.limit, remaining), threads=os.cpu_count() or 1)
+            self.document["results"][name]["times"] = found
+            print(f"{name}: {_times(found)}", file=sys.stderr, flush=True)
+            write(self.path, self.document)
+        return left
+
+
+def _times(found: Mapping[str, Any]) -> str:
+    if "error" in found:
+        return str(found["error"])
+    without, with_plan = statistics.median(found["without_ms"]), statistics.median(found["with_ms"])
+    return f"a step takes {without:.1f} ms, with the plan {with_plan:.1f} ms"
+
 
 def child(arguments: Sequence[str], *, dry_run: bool, limit_s: float, threads: int) -> dict[str, Any]:
     """What a process of this script answers, or an `error` if it does not."""
@@ -285,10 +343,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if jobs > 1:
         again = [name for name in todo if name not in left and _is_short_of_memory(document["results"][name])]
         left += runner.run_all(again, 1)
+    planned = [name for name in names if every_case()[name].plan and is_done(document["results"].get(name))]
+    untimed = runner.time_all([name for name in planned if "without_ms" not in document["results"][name].get("times", {})])
     write(path, document)
     failed = [name for name in names if name not in left and not is_done(document["results"].get(name))]
+    failed += [name for name in planned if "error" in document["results"][name].get("times", {})]
+    left += untimed
     for name in failed:
-        print(f"  {name}: {_summary(document['results'][name])[:160]}")
+        result = document["results"][name]
+        print(f"  {name}: {(_times(result['times']) if is_done(result) else _summary(result))[:160]}")
     print(f"{path}: {len(names) - len(failed) - len(left)} measured, {len(failed)} failed, {len(left)} not reached")
     return 1 if failed or left else 0
 
@@ -302,7 +365,7 @@ def _answer(asked: argparse.Namespace) -> int:
     from fxmem.errors import EnvironmentLacksError
 
     try:
-        found = about(asked.dry_run) if asked.about else measure(asked.one, asked.dry_run)
+        found = about(asked.dry_run) if asked.about else timed(asked.times, asked.dry_run) if asked.times else measure(asked.one, asked.dry_run)
     except EnvironmentLacksError as error:
         found = {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
@@ -322,6 +385,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the file goes")
     parser.add_argument("--dry-run", action="store_true", help="tiny versions on the CPU, to see that everything runs")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--times", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--about", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fxmem import measuring_cuda
+from fxmem.analysis import analyze_call
 from fxmem.measuring import resident_bytes
 from fxmem.records import Phase
 from fxmem.validation_records import Measurement, Side
@@ -186,6 +187,22 @@ def test_the_size_of_a_context_is_read_off_and_kept(tmp_path: Path) -> None:
     assert accuracy.read(path).context is None
 
 
+def test_the_table_says_what_plans_did(tmp_path: Path) -> None:
+    document = json.loads(MEASUREMENT.read_text(encoding="utf-8"))
+    alexnet = {"family": "torchvision", "model": "alexnet", "inputs": {"x": [[2, 3, 64, 64], None]}, "kw": {}}
+    made_up = document["results"]["ops/misc-bf16"]["ops"]["gelu"]["measurement"]
+    for name, allocated in (("tv/alexnet/train", 1000), ("tv/alexnet/train-plan-modules", 600)):
+        document["cases"][name] = alexnet
+        document["results"][name] = {"measurement": {**made_up, "allocated_bytes": allocated}}
+    document["results"][name]["times"] = {"without_ms": [10.0, 30.0, 11.0], "with_ms": [12.0, 13.2, 40.0]}
+    path = tmp_path / "made-up.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert "| tv/alexnet/train-plan-modules | 60.0% | 13.2 ms | 120.0% |" in accuracy.table([(accuracy.read(path), [])])
+    document["results"][name]["times"] = {"error": "made up"}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert "with a checkpoint plan" not in accuracy.table([(accuracy.read(path), [])])
+
+
 # --- the cases ------------------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +220,18 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
         key: (tuple(value[0]), value[1]) if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) else value
         for key, value in fields.items()
     }
+
+
+@pytest.mark.parametrize("planned", [each for each in cases.PLANNED if EVERY == 1 or each.case.startswith("tv/")], ids=lambda planned: planned.name)
+def test_a_plan_that_is_kept_is_still_carried_out(planned: Any) -> None:
+    case = cases.every_case()[f"{planned.case}-plan-{planned.application.value}"]
+    plan = cases.plan_of(planned.name)
+    with cases.kernel_settings(case):
+        built = cases.build(case, "meta")
+        peak = analyze_call(built.module, built.args, built.kwargs, name="planned", target="h200", optimizer=case.optimizer_spec).peak
+    assert plan.application is planned.application
+    assert peak.allocated_bytes == pytest.approx(plan.after.allocated_bytes, rel=0.002)
+    assert peak.allocated_bytes <= 1.002 * planned.budget * plan.before.allocated_bytes
 
 
 def test_settings_of_a_case_are_put_back() -> None:
@@ -249,6 +278,7 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
         "context": cases.Case("context", "context"),
         "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8), (4, 4, 1, 1, 8)]}),
         "tv/alexnet": cases.Case("torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}),
+        "tv/alexnet-plan-graph": cases.Case("torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}, plan="tv-resnet50-train-graph"),
         "tv/none": cases.Case("torchvision", "no_such_model", {}),
     }
     begun: list[str] = []
@@ -257,7 +287,8 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
         """What a child would answer, without one."""
         begun.append(arguments[-1])
         answer = tmp_path / "answer.json"
-        asked = argparse.Namespace(about="--about" in arguments, one=arguments[-1], dry_run=dry_run, answer=answer)
+        times = arguments[-1] if "--times" in arguments else None
+        asked = argparse.Namespace(about="--about" in arguments, one=arguments[-1], times=times, dry_run=dry_run, answer=answer)
         assert gpu._answer(asked) == 0
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
@@ -276,13 +307,18 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(alexnet.events_by_phase.values()) == len(alexnet.events)
     assert alexnet.resident_by_kind["input"] == 2 * 3 * 64 * 64 * 4  # tiny: a batch of two
     assert [op["measurement"]["step"]["optimizer"] for op in results["ops/convs"]["ops"].values()] == [None, None]
-    assert "3 measured, 1 failed, 0 not reached" in capsys.readouterr().out
+    assert "4 measured, 1 failed, 0 not reached" in capsys.readouterr().out
+    planned = results["tv/alexnet-plan-graph"]
+    events = [found.events_by_phase[Phase.BACKWARD] for found in (alexnet, Measurement.model_validate(planned["measurement"]))]
+    assert events[0] < events[1]  # something is made again
+    assert [len(planned["times"][kind]) for kind in ("without_ms", "with_ms")] == [1, 1]
+    assert begun[-1] == "tv/alexnet-plan-graph"  # after all that is measured
     begun.clear()
     del every["tv/none"]
     assert gpu.main(command) == 0
     assert begun == ["--about"]  # everything else is there
     assert gpu.main([*command, "--only", "tv/", "--again"]) == 0
-    assert begun[-1] == "tv/alexnet"
+    assert begun[-1] == "tv/alexnet-plan-graph"
 
 
 class PretendedCard:
@@ -336,7 +372,7 @@ def test_the_road_on_a_card_from_measuring_to_the_page(tmp_path: Path, monkeypat
         with pytest.MonkeyPatch.context() as patches:
             PretendedCard(patches)
             answer = tmp_path / "answer.json"
-            assert gpu._answer(argparse.Namespace(about="--about" in arguments, one=arguments[-1], dry_run=dry_run, answer=answer)) == 0
+            assert gpu._answer(argparse.Namespace(about="--about" in arguments, one=arguments[-1], times=None, dry_run=dry_run, answer=answer)) == 0
             found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return found
 
