@@ -49,17 +49,28 @@ class Observer(Protocol):
     def on_save(self, value: Any, handle: weakref.ref[Saved]) -> None:
         """A node in the making keeps `value` (a tensor, or whatever the program's own pack hook made of it); it is gone when `handle` is dead or empty."""
 
+    def on_unpack(self, tensor: torch.Tensor) -> None:
+        """The program's own unpack hook gives this to the node that runs."""
+
     def on_backward_node(self, sequence_number: int) -> None:
         """The node with this number is about to run; numbers are those of `_torch_autograd.next_sequence_number` at its making."""
 
 
 class Engine:
-    """One per analysis. Use `routed()` around everything that may call backward; what the program itself runs in a backward runs inside `around()`."""
+    """One per analysis. Use `routed()` around everything that may call backward.
 
-    def __init__(self, observer: Observer, around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
+    What the program itself runs in a backward runs inside `around()`, its unpack hooks inside `unpacking()`.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        unpacking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._observer = observer
         self._around = around
-        self._saved = SavedTensors(observer.on_save, around)
+        self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking)
         self._tasks: list[int] = []
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers
         self._callbacks: list[Callable[[], None]] = []

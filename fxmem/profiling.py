@@ -147,7 +147,7 @@ class _Run:
         with self.fakes:
             self.waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs]
         self.tracer = ProgramTracer(self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method)
-        self.engine = Engine(self.log, around=self.tracer.listening_in_backward)
+        self.engine = Engine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
         self.optimizer_spec = optimizer if mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
@@ -300,6 +300,11 @@ class _Run:
 
     def _tensor_method(self, name: str, tensor: torch.Tensor) -> None:
         (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
+
+    @contextlib.contextmanager
+    def _unpacking(self) -> Iterator[None]:
+        with self.tracer.listening_in_backward(), self.log.bringing_back():
+            yield
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Looked:
         return Looked(flops.op_flops(func, args, kwargs, result), self.collector.look(name, args, result))

@@ -133,7 +133,7 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call]
                 self._looked[replay] = looked
         elif self._replayer.compares and looked != self._look(func, name, args, kwargs, result):
             raise AnalysisError(different(func))
-        index = log.note_op(name, begin, looked.flops)
+        index = log.note_op(name, begin, looked.flops, (args, kwargs))
         if looked.hidden is not None:
             self._saw(index, looked.hidden, log.phase)
         return result

@@ -35,9 +35,11 @@ __all__ = [
     "PhaseBytes",
     "PhaseSpan",
     "Profile",
+    "RecomputedOp",
     "RecomputedRegion",
     "Record",
     "Report",
+    "RestoredTensor",
     "SourceLine",
     "Step",
     "Storage",
@@ -249,6 +251,22 @@ class RecomputedRegion(Record):
     """One past the last."""
 
 
+class RecomputedOp(Record):
+    """An op that ran in backward to make again what had been let go of: in a checkpointed region that ran again, or in an unpack hook."""
+
+    op: int
+    """Its index."""
+    read_bytes: Bytes
+    """What it read that no such op had made."""
+
+
+class RestoredTensor(Record):
+    """What the backward of a node read, though it had not been saved: a checkpointed region made it again, or an unpack hook."""
+
+    node: int
+    storage: int
+
+
 class Assumption(Record):
     """Something taken for granted that moves a number, and why."""
 
@@ -346,6 +364,10 @@ class Profile(Headed, Versioned):
     """Calls of the modules inside the model that are not leaves, in the order they began; a leaf's call is a node."""
     recomputed: Many[RecomputedRegion] = ()
     """What the program checkpoints, in the order the regions began; a nested one after the one around it."""
+    recomputed_ops: Many[RecomputedOp] = ()
+    """In the order they ran."""
+    restored: Many[RestoredTensor] = ()
+    """In the order they were read."""
     saved_bytes: Bytes
     """Bytes saved for backward when forward ends; equals the sum over nodes."""
     assumptions: Many[Assumption] = ()

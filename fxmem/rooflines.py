@@ -16,6 +16,9 @@ from fxmem.records import Phase, Profile, Record
 
 __all__ = ["RATES", "Rates", "step_seconds"]
 
+_Run = tuple[int, Phase, int | None]
+"""A node, a phase, and an op of it that takes a time of its own."""
+
 
 class Rates(Record):
     """Peak rates of a card, as its vendor publishes them: dense, without sparsity."""
@@ -65,26 +68,32 @@ RATES: Final = MappingProxyType(
 def step_seconds(profile: Profile) -> float | None:
     """The least time of the step on its target; None where the card's rates are not known.
 
-    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved and its parameters backward) and the
-    storages it makes; the optimizer reads and writes parameters, gradients and its state once.
+    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved or is made again for it and its parameters backward) and the
+    storages it makes; the optimizer reads and writes parameters, gradients and its state once. An op that makes something again takes a time of its own.
     """
     rates = RATES.get(profile.target.name)
     if rates is None:
         return None
-    flops: dict[tuple[int, Phase], float] = defaultdict(float)
-    moved: dict[tuple[int, Phase], float] = defaultdict(float)
-    for op in profile.ops:
-        flops[op.node, op.phase] += (op.flops or 0) / _rate(rates, op.name, _dtype(profile, op.node))
+    again = {each.op: each.read_bytes for each in profile.recomputed_ops}
+    flops: dict[_Run, float] = defaultdict(float)
+    moved: dict[_Run, float] = defaultdict(float)
+    for index, op in enumerate(profile.ops):
+        run = (op.node, op.phase, index if index in again else None)
+        flops[run] += (op.flops or 0) / _rate(rates, op.name, _dtype(profile, op.node))
+        moved[run] += again.get(index, 0)
     for storage in profile.storages:
         if storage.op is not None:
             op = profile.ops[storage.op]
-            moved[op.node, op.phase] += storage.nbytes
+            moved[op.node, op.phase, storage.op if storage.op in again else None] += storage.nbytes
+    kept = [set(node.saved) for node in profile.nodes]
+    for restored in profile.restored:
+        kept[restored.node].add(restored.storage)
     for index, node in enumerate(profile.nodes):
         read = {output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None}
-        moved[index, Phase.FORWARD] += sum(profile.storages[each].nbytes for each in read) + node.params_bytes
-        moved[index, Phase.BACKWARD] += sum(profile.storages[each].nbytes for each in node.saved) + node.params_bytes
-    ran = dict.fromkeys((op.node, op.phase) for op in profile.ops)  # in order, on which the last digit of a sum depends
-    return sum(max(flops[key], moved[key] / rates.bandwidth) for key in ran)
+        moved[index, Phase.FORWARD, None] += sum(profile.storages[each].nbytes for each in read) + node.params_bytes
+        moved[index, Phase.BACKWARD, None] += sum(profile.storages[each].nbytes for each in kept[index]) + node.params_bytes
+    # `flops` in order, on which the last digit of a sum depends.
+    return sum(max(arithmetic, moved[run] / rates.bandwidth) for run, arithmetic in flops.items())
 
 
 def _dtype(profile: Profile, node: int) -> str:

@@ -37,11 +37,17 @@ class SavedTensors:
 
     Args:
         on_save: told what is kept (a tensor, or whatever the program's own pack hook made of it); it is gone when the handle is dead or empty.
-        around: what the program's own unpack hooks run inside.
+        on_unpack: told what the program's own unpack hooks give.
+        around: what these run inside.
     """
 
-    def __init__(self, on_save: Callable[[Any, weakref.ref[Saved]], None], around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-        self._on_save = on_save
+    def __init__(
+        self,
+        on_save: Callable[[Any, weakref.ref[Saved]], None],
+        on_unpack: Callable[[torch.Tensor], None],
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._on_save, self._on_unpack = on_save, on_unpack
         self._around = around
         self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
         self._unpacked: list[list[Saved]] = []
@@ -73,7 +79,9 @@ class SavedTensors:
             if handle.hooks.change_nothing:
                 return handle.value
             with self._around():
-                return handle.hooks.unpack(handle.value)
+                found = handle.hooks.unpack(handle.value)
+            self._on_unpack(found)
+            return found
         finally:
             self._unpacking -= 1
 

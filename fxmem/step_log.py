@@ -78,6 +78,11 @@ class StepLog:
         self.tick = 1
         self._over = False
         self.ops: list[LoggedOp] = []
+        self.recomputed: dict[int, int] = {}
+        """By op that made again what had been let go of, bytes it read that no other such op had made."""
+        self.restored: dict[tuple[int, int], None] = {}
+        """Node and storage, where its backward read what had not been saved."""
+        self._bringing_back = 0
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
@@ -230,10 +235,23 @@ class StepLog:
 
     # --- ops and phases ---------------------------------------------------------------------------------------------------
 
-    def note_op(self, name: str, begin: int, flops: int | None) -> int:
-        """An op has run that began at this tick; its index."""
+    def note_op(self, name: str, begin: int, flops: int | None, given: Any = ()) -> int:
+        """An op has run on what it was given, and began at this tick; its index."""
         self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops))
-        return len(self.ops) - 1
+        index = len(self.ops) - 1
+        if self._bringing_back and self.phase is Phase.BACKWARD:
+            read = {self.index_of(tensor) for tensor in _torch.tensors_in(given)}
+            self.recomputed[index] = sum(self.nbytes[storage] for storage in read if storage is not None and self.op_of[storage] not in self.recomputed)
+        return index
+
+    @contextlib.contextmanager
+    def bringing_back(self) -> Iterator[None]:
+        """What runs inside makes again what had been let go of."""
+        self._bringing_back += 1
+        try:
+            yield
+        finally:
+            self._bringing_back -= 1
 
     def note_call(self, name: str) -> None:
         """Something that is no operator ran, allocated nothing and computed nobody knows how much."""
@@ -306,10 +324,18 @@ class StepLog:
             if index is None or self.birth[index] == 0:
                 continue
             self.saved_by_node.setdefault(self._node, {})[index] = None
+            if self._bringing_back and self.phase is Phase.BACKWARD:
+                self.restored[self._node, index] = None
             if self.kind[index] is None:
                 self.kind[index] = Kind.SAVED
             if self.phase is Phase.FORWARD:
                 self._live_saved.append((handle, self._node, index))
+
+    def on_unpack(self, tensor: torch.Tensor) -> None:
+        """The program's own hook gives this to the backward of the node."""
+        index = self.index_of(tensor)
+        if index is not None:
+            self.restored[self._node, index] = None
 
     def end_of_forward(self) -> None:
         """Settle which node owns each saved storage: the first to save it whose hold is still there."""

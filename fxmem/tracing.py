@@ -57,6 +57,9 @@ class CallObserver(Protocol):
     def resume_call(self, node: int) -> None:
         """Go on with what `current_call` told before an interruption."""
 
+    def bringing_back(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a checkpointed region runs again."""
+
 
 class ProgramTracer(torch.fx.Tracer):
     """Traces one call of `root`, made by whoever runs the program inside `listening()`.
@@ -281,7 +284,8 @@ class ProgramTracer(torch.fx.Tracer):
                 outer, interrupted = (self._state, self._cursor, self._writer.stack), self._observer.current_call()
                 self._state, self._cursor, self._writer.stack = "recomputing", start, list(stack)
                 try:
-                    return function(*args, **kwargs)
+                    with self._observer.bringing_back():
+                        return function(*args, **kwargs)
                 finally:
                     self._state, self._cursor, self._writer.stack = outer
                     self._observer.resume_call(interrupted)

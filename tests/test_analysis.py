@@ -272,6 +272,22 @@ def test_a_step_that_is_run_twice_says_what_its_nodes_return(reentrant: bool | N
     assert sum(node.output_bytes for node in twice)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_ops_of_a_checkpoint_that_runs_again(reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(lambda y: torch.relu(self.second(y)), self.first(x), use_reentrant=reentrant)
+
+    profile = analyze(Net(), torch.zeros(32, 8), target="cpu").profile
+    again = [(profile.ops[each.op].name, profile.nodes[profile.ops[each.op].node].target, each.read_bytes) for each in profile.recomputed_ops]
+    read = 4 * (32 * 16 + 16 * 4 + 4)
+    assert again == [("aten.addmm.default", "second", read), ("aten.relu.default", "torch.relu", 0)]
+
+
 class HalfKept(nn.Module):
     """The first to read an element of a tuple is a module."""
 

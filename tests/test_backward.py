@@ -21,6 +21,9 @@ class Watching:
     def on_save(self, value, handle):
         self.saved.append(handle)
 
+    def on_unpack(self, tensor):
+        pass
+
     def on_backward_node(self, sequence_number):
         self.ran.append(sequence_number)
 

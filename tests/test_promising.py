@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fxmem.measuring import measure_cpu
 from fxmem.plan_records import ONE_PLAN, Application, Plan
 from fxmem.planning import STRATEGIES
 from fxmem.planning.geometry import Geometry
+from fxmem.records import Phase
 
 
 class Block(nn.Module):
@@ -107,6 +109,23 @@ def test_a_way_that_does_not_go_with_the_model_is_left_for_another() -> None:
     assert plan.after.requested_bytes <= 0.45 * plan.before.requested_bytes
 
 
+@pytest.mark.parametrize("application", list(Application))
+def test_what_runs_again_is_told_apart(application: Application) -> None:
+    analysis = resnet()
+    plan = fxmem.plan(analysis, "auto", 0.93, application=application)
+    before, after = analysis.profile, promising.applied(analysis, plan.regions, plan.application).profile
+    again = [after.ops[each.op] for each in after.recomputed_ops]
+    computed = [Counter(op.name for op in ops if "empty" not in op.name) for ops in (again, after.ops, before.ops)]
+    assert computed[0] == computed[1] - computed[2]
+    assert before.recomputed_ops == before.restored == ()
+    assert all(op.phase is Phase.BACKWARD for op in again)
+    assert sum(each.read_bytes for each in after.recomputed_ops) > 0
+    kept = {(index, after.storages[storage].nbytes) for index, node in enumerate(after.nodes) for storage in node.saved}
+    restored = {(each.node, after.storages[each.storage].nbytes) for each in after.restored}
+    saved = {(index, before.storages[storage].nbytes) for index, node in enumerate(before.nodes) for storage in node.saved}
+    assert saved <= kept | restored  # each node's backward reads what it does without the plan
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
     analysis = resnet()
@@ -119,6 +138,7 @@ def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
     assert plan.after.reserved_bytes is not None
     assert (plan.extra_flops or 0) > 0
     assert plan.after_seconds is not None
+    assert plan.after_seconds > (plan.before_seconds or 0)
 
 
 def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:

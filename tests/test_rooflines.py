@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.records import Kind, Phase
+from fxmem.records import Kind, Phase, RecomputedOp, RestoredTensor
 from fxmem.rooflines import RATES, step_seconds
 from fxmem.targets import CATALOGUE
 from tests.profiles import CPU, Log
@@ -44,6 +44,23 @@ def step(name: str, *, flops: int) -> float | None:
 def test_a_node_takes_the_longer_of_its_arithmetic_and_its_traffic() -> None:
     assert step("h100", flops=0) == pytest.approx(1_000_000 / 3.35e12)
     assert step("h100", flops=67 * 10**9) == pytest.approx(1e-3)
+
+
+def test_what_is_made_again_reads_and_writes_and_is_read() -> None:
+    log = Log(target=CATALOGUE["h100"].target)
+    node = log.node("relu")
+    with log.phase(Phase.FORWARD), log.op("aten.relu.default", node, Phase.FORWARD):
+        log.allocate(1_000_000, Kind.OUTPUT)
+    with log.phase(Phase.BACKWARD):
+        with log.op("aten.relu.default", node, Phase.BACKWARD):
+            log.allocate(1_000_000, Kind.TEMPORARY)
+        with log.op("aten.threshold_backward.default", node, Phase.BACKWARD):
+            log.allocate(1_000_000, Kind.TEMPORARY)
+    once = log.profile()
+    made_again = {"recomputed_ops": (RecomputedOp(op=1, read_bytes=500_000),), "restored": (RestoredTensor(node=node, storage=1),)}
+    again = once.model_copy(update=made_again)
+    assert step_seconds(once) == pytest.approx(3_000_000 / 3.35e12)
+    assert step_seconds(again) == pytest.approx((1_000_000 + 1_500_000 + 1_000_000 + 1_000_000) / 3.35e12)
 
 
 def test_no_estimate_without_rates() -> None:

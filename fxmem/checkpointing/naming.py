@@ -7,6 +7,7 @@ each call's node is known. Where they do not, `torch.fx` has fixed a branch that
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -198,3 +199,7 @@ class _Observer(_torch.DispatchMode):  # type: ignore[no-untyped-call]
 
     def resume_call(self, node: int) -> None:
         """Of no interest."""
+
+    def bringing_back(self) -> contextlib.AbstractContextManager[None]:
+        """Of no interest."""
+        return contextlib.nullcontext()

@@ -235,16 +235,17 @@ class Saved:
 
     Args:
         value: what it lies on.
-        need: of that value; None if it is held.
+        need: of that value.
         tensor: the tensor; looked at only.
         checked: whether what is made again is held against its sums.
     """
 
     __slots__ = ("geometry", "need", "sums", "value")
 
-    def __init__(self, value: Value, need: Need | None, tensor: torch.Tensor, *, checked: bool) -> None:
-        self.value, self.need, self.geometry = value, need, geometry_of(tensor)
-        self.sums = _sums(tensor) if checked and value.held is None else None
+    def __init__(self, value: Value, need: Need, tensor: torch.Tensor, *, checked: bool) -> None:
+        self.value, self.geometry = value, geometry_of(tensor)
+        self.need: Need | None = need
+        self.sums = _sums(tensor) if checked else None
         value.users += 1
 
     def unpacked(self) -> torch.Tensor:

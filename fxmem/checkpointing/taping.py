@@ -235,9 +235,9 @@ class Tape(_torch.DispatchMode):  # type: ignore[no-untyped-call]
         value.looked_at()
         if self._observer is not None:
             self._observer.on_save(value.key)
-        if value.held is None and value.key not in self._dropped:
+        if value.held is not None or value.key not in self._dropped:
             return tensor
-        return Saved(value, need if value.held is None else None, tensor, checked=self._checked)
+        return Saved(value, need, tensor, checked=self._checked)
 
     @staticmethod
     def unpack(packed: Any) -> torch.Tensor:
