@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxmem import _torch, values
 
-__all__ = ["FAKE_KERNELS", "ONE_DTYPE", "check_one_dtype"]
+__all__ = ["FAKE_KERNELS", "LOSSES", "ONE_DTYPE", "check_one_dtype"]
 
 aten = torch.ops.aten
 
@@ -113,6 +113,35 @@ def _ctc_loss_backward(fakes: _torch.FakeTensorMode, _: Any, grad: Tensor, log_p
     with fakes:
         return log_probs.new_empty(log_probs.shape)
 
+
+def _elementwise_loss(fakes: _torch.FakeTensorMode, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any) -> Any:
+    """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which frees nothing.
+
+    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Held until the loss is let go, as a rule by the step's end.
+    """
+    if reduction == 0:
+        return NotImplemented
+    with fakes:
+        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]  # torch has no types for it
+        return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
+
+
+def _binary_cross_entropy(fakes: _torch.FakeTensorMode, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
+    """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp): `loss.resize_as_(loss_reduced)`."""
+    del target, weight
+    if reduction == 0:
+        return NotImplemented
+    with fakes:
+        return torch.empty_like(source).resize_(())
+
+
+LOSSES: Final[dict[Any, Callable[..., Any]]] = {
+    aten.mse_loss.default: _elementwise_loss,
+    aten.smooth_l1_loss.default: _elementwise_loss,
+    aten.soft_margin_loss.default: _elementwise_loss,
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
+}
+"""The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its decompositions of them."""
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,

@@ -20,7 +20,7 @@ from fxmem import _torch, _torch_fakes, values
 from fxmem.backward import NODE_CALL
 from fxmem.checks import passing
 from fxmem.errors import AnalysisError
-from fxmem.fake_kernels import ONE_DTYPE, check_one_dtype
+from fxmem.fake_kernels import LOSSES, ONE_DTYPE, check_one_dtype
 from fxmem.records import Phase
 from fxmem.replaying import Fresh, Replay, Replayer, different
 from fxmem.source_lines import user_frame
@@ -145,6 +145,8 @@ class Recorder(_torch.DispatchMode):  # type: ignore[no-untyped-call]
             return number
         if func in ONE_DTYPE:
             check_one_dtype(func, args)
+        if func in LOSSES and (loss := LOSSES[func](self._fakes, func, *args, **kwargs)) is not NotImplemented:
+            return loss
         try:
             needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
             result = None if needs_no_run else func(*args, **kwargs)
