@@ -248,9 +248,8 @@ class Choices:
         passed = course.passed.copy()
         for tick in touched:
             passed[min(max(tick - 1, 0), ticks - 1)] = self._passing(sorted(passing[tick]), again)
-        planned = self.live + np.cumsum(change)[:ticks] + passed
-        cost = float(self.costs[np.frombuffer(again, dtype=bool)].sum())
-        return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, float(planned.max(initial=0.0)))
+        cost, peak = float(self.costs[np.frombuffer(again, dtype=bool)].sum()), float(self._alive(change, passed).max(initial=0.0))
+        return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, peak)
 
     def _counted(
         self, number: int, again: bool, first: int, last: int, sign: float, change: Floats, passing: dict[int, tuple[int, ...]], touched: set[int]
@@ -297,9 +296,12 @@ class Choices:
         return [(float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved) for i, value in enumerate(self.values)]
 
     def planned(self, course: Course) -> Floats:
-        """Estimated bytes alive at every tick, but for what is only passing."""
-        planned: Floats = self.live + np.cumsum(course.change)[: len(self.live)] + course.passed
-        return planned
+        """Estimated bytes alive at every tick."""
+        return self._alive(course.change, course.passed)
+
+    def _alive(self, change: Floats, passed: Floats) -> Floats:
+        alive: Floats = self.live + np.cumsum(change)[: len(self.live)] + passed
+        return alive
 
     def _passing(self, group: Sequence[int], again: bytearray) -> float:
         """The most bytes of values that are there only while others are made from them."""

@@ -2,10 +2,9 @@
 
 Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same way. With a price on
 held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden,
-and solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: a byte costs what share of the
-moments near the peak it is there for, under the choice found before, so that bytes which are gone by then are held for nothing (multiplicative
-weights on the dual of the peak). Prices that lie between two cuts are reached by taking one cut's choice for what runs first and the other's for the
-rest; single calls then change sides until the budget is kept, and what it leaves is spent on holding the costliest results that are made again.
+and solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: every moment has one, and a byte costs
+those of the moments that it is there for, under the choice found before, so that bytes which are gone by the peak are held for nothing. For no budget in
+particular they lie near the peak; for one they ascend its Lagrangian dual (multiplicative weights). What cuts leave undone, `fxmem.planning.refining` does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fxmem.planning.refining import Refiner
 
 __all__ = ["Cutter"]
 
-_CUTS = 60, 18
+_CUTS = 60, 12
 """That are made for any budget, at most and at least."""
 _CUT_CALLS = 60_000
 """Calls of all graphs that are cut together, in between."""
@@ -196,7 +195,7 @@ class Cutter(Choices):
         That is ascent on the Lagrangian dual of the budget, with exponential steps that become smaller.
         """
         over = np.maximum(self.live - budget, 0.0)
-        if not self._prices or not over.any():
+        if not self._prices or not over.any() or budget <= 0:
             return
         course = self.course(())
         weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))

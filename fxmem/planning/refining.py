@@ -16,7 +16,7 @@ from fxmem.planning.choices import Choice, Choices, Course
 
 __all__ = ["Refiner"]
 
-_MOVES = 2_000_000
+_MOVES = 3_000_000
 """Calls of the step, and `_BESIDE` more, times changes of choices that are tried."""
 _BESIDE = 250
 _ABREAST = 6
