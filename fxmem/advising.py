@@ -11,7 +11,7 @@ from fxmem._changes import Change, NotToBeHadError, Outcome, Variant, changes_fo
 from fxmem.advice_records import Advice, Effect, Refused, Suggestion
 from fxmem.analysis import Analysis
 from fxmem.errors import AnalysisError, ExceededError, FxmemError
-from fxmem.plan_records import Plan
+from fxmem.plan_records import CurvePoint, Plan
 from fxmem.records import Peak, Profile
 
 __all__ = ["advise"]
@@ -102,7 +102,7 @@ class _Advisor:
             plan = promising.plan(self.analysis, progress=self.tell)
         except (ExceededError, AnalysisError):
             return []
-        points = [plan, *(plan.model_copy(update={"after": p.peak, "extra_flops": p.extra_flops, "regions": p.regions}) for p in plan.curve[-1:])]
+        points = [plan, *(_at(plan, point) for point in plan.curve[-1:])]
         found = [_of_plan(self.analysis, point, key) for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if point.regions]
         return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
 
@@ -235,6 +235,19 @@ class _Advisor:
             step_seconds=None if repeats > 1 else rooflines.step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
         )
+
+
+def _at(plan: Plan, point: CurvePoint) -> Plan:
+    """The plan at another point of its curve."""
+    update = {
+        "chosen": point.strategy,
+        "application": point.application,
+        "regions": point.regions,
+        "after": point.peak,
+        "extra_flops": point.extra_flops,
+        "after_seconds": point.step_seconds,
+    }
+    return plan.model_copy(update=update)
 
 
 def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:

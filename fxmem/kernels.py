@@ -208,6 +208,36 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
     }
 
 
+_STATE: Final = "_fxmem_generator_state"
+
+
+def _fake_state(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A state of the CPU's generator takes memory there: a program that asks for one gets a tensor that is counted, and the state on it."""
+
+    def get_rng_state() -> Tensor:
+        state = get()
+        with _torch.unwatched():
+            counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
+        if not isinstance(counted, _torch.FakeTensor):
+            return state
+        setattr(counted, _STATE, state)
+        return counted
+
+    made: Callable[[], Tensor] = _only_here(get_rng_state)(get)
+    return made
+
+
+def _set_fake_state(put: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def set_rng_state(new_state: Tensor) -> None:
+        if not isinstance(new_state, _torch.FakeTensor):
+            put(new_state)
+        elif hasattr(new_state, _STATE):
+            put(getattr(new_state, _STATE))
+
+    made: Callable[[Tensor], None] = _only_here(set_rng_state)(put)
+    return made
+
+
 @contextlib.contextmanager
 def target_kernels(target: Target) -> Iterator[None]:
     """For the duration and on this thread, torch chooses kernels and answers questions as on `target`.
@@ -219,7 +249,8 @@ def target_kernels(target: Target) -> Iterator[None]:
         UsageError: a CUDA target without a compute capability.
     """
     if target.device != "cuda":
-        yield
+        with _torch.patched(torch, "get_rng_state", _fake_state), _torch.patched(torch, "set_rng_state", _set_fake_state):
+            yield
         return
     card = _Card(target)
     with contextlib.ExitStack() as stack:

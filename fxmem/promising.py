@@ -340,9 +340,9 @@ class _Search:
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *proposal.analysis.profile.assumptions),
         )
 
-    def _largest_batch(self, reached: _Proposal | None) -> str:
+    def _largest_batch(self, reached: _Proposal) -> str:
         """With the plan that reaches lowest, how large a batch keeps the limit."""
-        if reached is None or self.limit.nbytes is None or self.strategy in (*ONE_PLAN, "flat"):
+        if self.limit.nbytes is None or self.strategy in (*ONE_PLAN, "flat"):
             return ""
         self.tell("looking for the largest batch that fits")
         regions, way = reached.regions, reached.way.application
@@ -351,7 +351,8 @@ class _Search:
             curve = sizing.curve_of(self.analysis, budget=self.limit.nbytes, limit=varied.size, change=lambda sized: applied(sized, regions, way))
         except FxmemError:
             return ""
-        return f"; with that plan a batch of {curve.largest} fits" if curve.largest else "; no batch fits, not even of 1"
+        how = "with that plan " if regions else ""
+        return f"; {how}a batch of {curve.largest} fits" if curve.largest else "; no batch fits, not even of 1"
 
     def _only_in_pieces(self, peak: Peak) -> bool:
         return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
@@ -361,8 +362,9 @@ class _Search:
             for way in self.ways:
                 with contextlib.suppress(*_REFUSALS):
                     self.carried_out(way, way.planner.smallest())
-        reached = min(self.seen.values(), key=lambda p: budgets.counted_bytes(p.analysis.peak), default=None)
-        peak = self.analysis.peak if reached is None else reached.analysis.peak
+        unplanned = _Proposal(self.ways[0], "flat", (), self.analysis)
+        reached = min((unplanned, *self.seen.values()), key=lambda p: budgets.counted_bytes(p.analysis.peak))
+        peak = reached.analysis.peak
         fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
         held = ", ".join(f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind))
         where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"

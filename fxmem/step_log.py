@@ -314,7 +314,9 @@ class StepLog:
         self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in _torch.tensors_in(result)])
 
     def on_backward_node(self, sequence_number: int) -> None:
-        """The gradient of what was made under this number is computed next."""
+        """The gradient of what was made under this number is computed next. In forward it is for whoever asks for it, a loss of gradients for one."""
+        if self.phase is Phase.FORWARD:
+            return
         self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:

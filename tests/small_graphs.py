@@ -157,7 +157,7 @@ def _carried_out(analysis: Analysis, regions: Sequence[Region]) -> tuple[int, in
 
     def named(region: Region) -> Region:
         nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
-        return region.model_copy(update={"nodes": nodes, "regions": tuple(map(named, region.regions))})
+        return region.model_copy(update={"nodes": nodes, "random": False, "regions": tuple(map(named, region.regions))})
 
     after = applied(analysis, [named(region) for region in regions], Application.GRAPH)
     before, planned = (sum(op.flops or 0 for op in each.profile.ops) for each in (analysis, after))

@@ -6,7 +6,7 @@ import os
 
 from tests.small_graphs import comparisons
 
-FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:14").partition(":")
+FIRST, _, LAST = os.environ.get("FXMEM_PLANS", "0:16").partition(":")
 
 
 def test_plans_keep_their_budget_and_most_are_the_cheapest_there_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import fxmem
 from fxmem import analyze, budgets, promising
+from fxmem._units import format_bytes
 from fxmem.analysis import Analysis
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.estimating import estimate
@@ -109,6 +111,28 @@ def test_a_way_that_does_not_go_with_the_model_is_left_for_another() -> None:
     assert plan.after.requested_bytes <= 0.45 * plan.before.requested_bytes
 
 
+class Dropping(nn.Module):
+    """Small, so that the states of the random generator that its dropout starts from weigh a lot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1)) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("application", list(Application))
+def test_states_of_the_random_generator_are_in_the_promise(application: Application) -> None:
+    model, x, state = Dropping(), torch.randn(64, 32), torch.get_rng_state()
+    plan = fxmem.plan(analyze(model, x, target="cpu", optimizer=None), budget=0.85, application=application)
+    assert torch.equal(torch.get_rng_state(), state)
+    measured = measure_cpu(fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer=None, precision=None)
+    assert measured.peak_without_kernel_scratch_bytes == plan.after.requested_bytes
+
+
 @pytest.mark.parametrize("application", list(Application))
 def test_what_runs_again_is_told_apart(application: Application) -> None:
     analysis = resnet()
@@ -172,6 +196,42 @@ def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None
     with pytest.raises(ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter") as refused:
         fxmem.plan(stack(), budget="1MiB")
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_reached_is_not_above_the_step_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))  # of which whole modules free nothing
+    with pytest.raises(ExceededError) as refused:
+        fxmem.plan(analyze(model, torch.randn(256, 64), target="cpu", optimizer=None), budget=0.6, application="modules")
+    reached, unplanned = re.search(r"reaches \S+ \S+ \(([\d,]+) bytes\) at the least \(without a plan (.*?)\)\.", str(refused.value)).groups()
+    assert format_bytes(int(reached.replace(",", ""))) == unplanned
+    assert "with that plan" not in str(refused.value)
+
+
+def test_a_loss_of_gradients_is_no_forward_of_the_modules() -> None:
+    """A gradient penalty: its gradients are computed before backward begins."""
+
+    def loss(out: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, y = out
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.mean() + ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(64, 256), nn.Softplus(), nn.Linear(256, 256), nn.Softplus(), nn.Linear(256, 1))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = x.requires_grad_()
+            return x, self.layers(x)
+
+    analysis = analyze(Critic(), (torch.randn(512, 64),), target="cpu", optimizer="sgd", loss=loss)
+    flops = {node.name: node.forward_flops for node in analysis.profile.nodes}
+    assert flops["layers_2"] == 2 * 512 * 256 * 256
+    assert (flops["loss"] or 0) > 2 * 512 * 256 * 256
+    plan = fxmem.plan(analysis, budget=0.96)
+    assert budgets.counted_bytes(plan.after) <= plan.budget_bytes
+    with pytest.raises(ExceededError):  # a line, no traceback
+        fxmem.plan(analysis, budget=0.6, application="modules")
 
 
 def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> None:

@@ -225,10 +225,10 @@ class Geometry:
     @cached_property
     def _stops(self) -> dict[int, int]:
         """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later is saved."""
+        saving = {int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved}  # by unit, the last node that saves
         stops: dict[int, int] = {}
-        for index, node in enumerate(self.profile.nodes):
-            unit = int(self.unit_of[index])
-            if node.saved and 0 <= unit < self.count:
+        for unit, index in saving.items():
+            if 0 <= unit < self.count:
                 before = (op for at in range(self.cuts[unit], index) for op in self._forward_ops.get(at, ()))
                 stops[unit] = max(self._last_saved(index), max(before, default=-1))
         return stops
