@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from torch import nn
 
 import fxmem
-from fxmem import analyze, budgets, schemas
+from fxmem import advising, analyze, budgets, schemas
 from fxmem.__main__ import main
 from fxmem._changes import variants
 from fxmem.advice_records import Advice
@@ -200,3 +200,13 @@ def test_a_mistake_is_one_line_that_says_what_to_write(
     assert complaint in said.err
     assert said.err.count("\n") == 1
     assert not said.out
+
+
+def test_a_point_of_a_curve_is_shown_for_what_it_is() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(6)))
+    plan = fxmem.plan(fxmem.analyze(model, torch.randn(256, 64), target="cpu", optimizer=None))
+    assert len(plan.curve) > 3
+    for point in plan.curve[1:]:
+        shown = advising._at(plan, point)
+        assert (shown.application, shown.chosen, shown.regions, shown.after) == (point.application, point.strategy, point.regions, point.peak)
+        assert not shown.extent.startswith("0 ")
