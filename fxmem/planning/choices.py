@@ -1,7 +1,8 @@
 """What making some calls of a step's forward again, instead of holding what they gave, does to its peak.
 
 The peak is estimated from the unplanned step: what is made again is taken off it from the last reader in forward on, and put back from
-the moment in backward that first asks for it or for something made from it. Analyses of the applied choices say the same to half a per cent.
+the moment in backward that first asks for it or for something made from it. Analyses of the applied choices say the same to half a per cent, and the
+states of random generators, which are a few kilobytes each and on the CPU alone.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem._garbage import uncollected
 from fxmem.planning.choices import Choice, Choices, Course
 from fxmem.planning.geometry import Floats
 from fxmem.planning.refining import Refiner
@@ -34,7 +35,7 @@ _LARGEST = 1 << 28
 """What the largest value counts as, in the 32 bits that capacities have; what is larger than them counts as endless."""
 _MANY = 1000
 """Calls from which on less is tried."""
-_STEPS = 80, 30
+_STEPS = 80, 20
 """Cuts that are made for one budget: of graphs of fewer than `_MANY` calls, and of others."""
 _STEP, _SLOWER = 10.0, 5.0
 """By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and after how many steps by 0.7 of that."""
@@ -160,6 +161,7 @@ class Cutter(Choices):
 
     # --- for a budget ------------------------------------------------------------------------------------------------------------
 
+    @uncollected()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[Choice]:
         """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest first."""
         return list(_front(self._known(seeds)))
@@ -170,6 +172,7 @@ class Cutter(Choices):
             found += [seed.choice, *(self.moved(seed, cut.again - seed.choice.again).choice for cut in self.pool[1:])]
         return found
 
+    @uncollected()
     def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> Choice | None:
         """The cheapest choice found whose estimated peak is within the budget; None if there is none.
 

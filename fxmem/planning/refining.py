@@ -17,8 +17,8 @@ from fxmem.planning.choices import Choice, Choices, Course
 __all__ = ["Refiner"]
 
 _MOVES = 3_000_000
-"""Calls of the step, and `_BESIDE` more, times changes of choices that are tried."""
-_BESIDE = 250
+"""Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY` calls their square over that."""
+_BESIDE, _MANY = 250, 1500
 _ABREAST = 6
 """Of the calls that free most for their cost, how many are tried at a time."""
 _REPAIRS = 24
@@ -35,7 +35,8 @@ class Refiner:
 
     def __init__(self, step: Choices, budget: float) -> None:
         self._step, self._budget = step, budget
-        self.moves = _MOVES // (_BESIDE + len(step.calls))
+        calls = len(step.calls)
+        self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY))
         """Changes that may still be tried."""
         self._courses: dict[frozenset[int], Course] = {}
 
