@@ -74,6 +74,7 @@ def account(run: Run) -> Profile:
     log = run.log
     readers = _first_readers(run)
     storages, renumbered = _storages(run, readers)
+    nodes = _nodes(run, storages, renumbered)
     profile = Profile.model_construct(
         fxmem_version=__version__,
         torch_version=torch.__version__,
@@ -83,14 +84,14 @@ def account(run: Run) -> Profile:
         target=run.target,
         ticks=log.tick,
         phases=tuple(log.phases),
-        nodes=_nodes(run, storages, renumbered),
+        nodes=nodes,
         ops=tuple(Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in log.ops),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=run.calls,
         recomputed=run.recomputed,
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
-        restored=tuple(RestoredTensor(node=run.row(node), storage=renumbered[index]) for node, index in log.restored if index in renumbered),
+        restored=_restored(run, nodes, renumbered),
         saved_bytes=sum(log.nbytes[index] for index in log.saved_at_end),
         assumptions=tuple(_assumptions(run, readers)),
         unknowns=tuple(_unknowns(run)),
@@ -109,6 +110,12 @@ def _annotated(profile: Profile) -> Profile:
         for i, node in enumerate(profile.nodes)
     )
     return profile.model_copy(update={"nodes": tuple(nodes)})
+
+
+def _restored(run: Run, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
+    """What unpack hooks gave, but for what had been saved as it was."""
+    found = ((run.row(node), renumbered[index]) for node, index in run.log.restored if index in renumbered)
+    return tuple(RestoredTensor(node=node, storage=storage) for node, storage in found if storage not in nodes[node].saved)
 
 
 def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:

@@ -242,6 +242,8 @@ def _set_fake_state(put: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
 def target_kernels(target: Target) -> Iterator[None]:
     """For the duration and on this thread, torch chooses kernels and answers questions as on `target`.
 
+    On the CPU that is its generator's state alone, which takes memory there.
+
     Nests, the innermost target holding; restores everything on the way out, also on error. Other threads see torch
     unchanged, but two threads must not be inside at overlapping times unless one lies within the other.
 

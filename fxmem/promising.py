@@ -168,7 +168,8 @@ def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
 def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False) -> Iterable[_Way]:
     wanted = ways_of(strategy, application, regions_only=regions_only)
     if not wanted:
-        raise UsageError(f"expected a plan of regions, got strategy {strategy!r}, which is about single operators; application 'graph' or 'modules' gives one")
+        asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
+        raise UsageError(f"expected a plan of regions, got {asked}, which is about single operators; application 'graph' or 'modules' gives one")
     note = ""
     if Application.OPERATORS in wanted:
         yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))

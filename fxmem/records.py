@@ -261,7 +261,7 @@ class RecomputedOp(Record):
 
 
 class RestoredTensor(Record):
-    """What the backward of a node read, though it had not been saved: a checkpointed region made it again, or an unpack hook."""
+    """What the backward of a node read besides what is saved for it: a checkpointed region made it again, or an unpack hook gave it."""
 
     node: int
     storage: int

@@ -85,13 +85,12 @@ def step_seconds(profile: Profile) -> float | None:
         if storage.op is not None:
             op = profile.ops[storage.op]
             moved[op.node, op.phase, storage.op if storage.op in again else None] += storage.nbytes
-    kept = [set(node.saved) for node in profile.nodes]
     for restored in profile.restored:
-        kept[restored.node].add(restored.storage)
+        moved[restored.node, Phase.BACKWARD, None] += profile.storages[restored.storage].nbytes
     for index, node in enumerate(profile.nodes):
         read = {output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None}
         moved[index, Phase.FORWARD, None] += sum(profile.storages[each].nbytes for each in read) + node.params_bytes
-        moved[index, Phase.BACKWARD, None] += sum(profile.storages[each].nbytes for each in kept[index]) + node.params_bytes
+        moved[index, Phase.BACKWARD, None] += sum(profile.storages[each].nbytes for each in node.saved) + node.params_bytes
     # `flops` in order, on which the last digit of a sum depends.
     return sum(max(arithmetic, moved[run] / rates.bandwidth) for run, arithmetic in flops.items())
 

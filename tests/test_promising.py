@@ -148,6 +148,7 @@ def test_what_runs_again_is_told_apart(application: Application) -> None:
     restored = {(each.node, after.storages[each.storage].nbytes) for each in after.restored}
     saved = {(index, before.storages[storage].nbytes) for index, node in enumerate(before.nodes) for storage in node.saved}
     assert saved <= kept | restored  # each node's backward reads what it does without the plan
+    assert {(each.node, each.storage) for each in after.restored}.isdisjoint((i, storage) for i, node in enumerate(after.nodes) for storage in node.saved)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -269,9 +270,10 @@ def test_the_users_model_is_left_as_it_was() -> None:
 
 
 def test_a_plan_of_regions_and_one_of_single_operators_are_not_asked_for_together() -> None:
-    for asked in ({"strategy": "mincut"}, {"application": "operators"}):
-        with pytest.raises(UsageError, match="expected a plan of regions, got strategy"):
-            fxmem.plan(stack(), budget=0.6, regions_only=True, **asked)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="expected a plan of regions, got strategy 'mincut', which is about single operators"):
+        fxmem.plan(stack(), "mincut", 0.6, regions_only=True)
+    with pytest.raises(UsageError, match="expected a plan of regions, got application 'operators', which is about single operators"):
+        fxmem.plan(stack(), budget=0.6, application="operators", regions_only=True)
 
 
 def test_a_model_that_cannot_be_traced_symbolically_is_planned_by_modules_and_that_is_said() -> None:
