@@ -51,11 +51,11 @@ lint: $(READY) ## linter, formatter, types, import contract
 check: lint test schemas-check examples ## all that must pass before a change is taken
 
 schemas: $(READY) ## write schemas/ from the records
-	$(BIN)/python -c 'import pathlib, fxmem.schemas; fxmem.schemas.write(pathlib.Path("schemas"))'
+	$(BIN)/python -c 'import pathlib, fxmem.cli.schemas; fxmem.cli.schemas.write(pathlib.Path("schemas"))'
 
 schemas-check: $(READY) ## fail when schemas/ is not what the records say
 	rm -rf $(VENV)/schemas
-	$(BIN)/python -c 'import pathlib, fxmem.schemas; fxmem.schemas.write(pathlib.Path("$(VENV)/schemas"))'
+	$(BIN)/python -c 'import pathlib, fxmem.cli.schemas; fxmem.cli.schemas.write(pathlib.Path("$(VENV)/schemas"))'
 	diff -r schemas $(VENV)/schemas
 
 examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment
@@ -90,7 +90,7 @@ drawings: $(READY) ## each engine on large graphs, and other tools' drawings bes
 	$(BIN)/python benchmarks/drawings.py
 
 fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which
-	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/test_fuzz.py
+	FXMEM_FUZZ=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) tests/validation/test_fuzz.py
 
 fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install atheris), SECONDS=60 each
 	$(BIN)/python -m tests.fuzzing.parsers --seconds $(SECONDS) --found $(VENV)/fuzz-found

@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py                    every file of benchmarks/results/gpu, to benchmarks/accuracy.md (`make accuracy`)
     python benchmarks/accuracy.py FILE.json ...      these files instead; the table goes to stdout
     python benchmarks/accuracy.py --bounds           also keep what they say: how far off each number may be from now on (bounds.json), and what
-                                                     a process takes of the card beside the allocator (fxmem/context_sizes.json)
+                                                     a process takes of the card beside the allocator (fxmem/hardware/context_sizes.json)
     python benchmarks/accuracy.py --predict h200     no measurement: every case predicted for a card, to see that it can be
 
 Reads what `benchmarks/gpu.py` writes, and the format of earlier measurements: `about`, `cases` and `results` with `peak`,
@@ -29,10 +29,10 @@ from typing import Any
 
 from workers import Lost, run_jobs
 
-from fxmem.records import Phase, Profile, Target
-from fxmem.targets import CONTEXT_SIZES, ContextSize
-from fxmem.validation_records import Difference
-from fxmem.verdicts import describe_difference
+from fxmem.hardware.catalogue import CONTEXT_SIZES, ContextSize
+from fxmem.records.profile import Phase, Profile, Target
+from fxmem.records.validation import Difference
+from fxmem.validation.verdict import describe_difference
 
 __all__ = ["Measured", "Row", "compare", "read", "rows_of", "summary"]
 
@@ -151,7 +151,7 @@ def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any
 
 
 def _machine(about: Mapping[str, Any]) -> tuple[Target, Mapping[str, str], str]:
-    from fxmem.measuring_cuda import card_target
+    from fxmem.validation.measure_cuda import card_target
 
     machine, packages = about.get("machine"), about.get("packages", {})
     collections = {name: packages[name] for name in COLLECTIONS if name in packages}
@@ -270,7 +270,7 @@ def _profile(case: Any, job: Job) -> Profile:
     from cases import build, kernel_settings
     from probes import gradient_of_ones, probes
 
-    from fxmem.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_call
 
     with kernel_settings(case):
         if job.operator is not None:
@@ -284,8 +284,8 @@ def _profile(case: Any, job: Job) -> Profile:
 
 def compare(profile: Profile, label: str, family: str, allocator_settings: str, measured: Measured | None) -> Row:
     """A profile's numbers beside the measured ones."""
-    from fxmem.allocator import complete_timeline
-    from fxmem.differences import first_differences, predicted_events
+    from fxmem.memory.allocator import complete_timeline
+    from fxmem.memory.log_diff import first_differences, predicted_events
 
     peak = complete_timeline(profile, {"PYTORCH_ALLOC_CONF": allocator_settings}).peak
     sizes = {"requested": peak.requested_bytes, "allocated": peak.allocated_bytes, "reserved": peak.reserved_bytes}
@@ -435,7 +435,7 @@ def _plan_lines(source: Source) -> Iterator[str]:
 def _predicted_by(source: Source) -> str:
     import torch
 
-    from fxmem.measuring_cuda import cudnn_version
+    from fxmem.validation.measure_cuda import cudnn_version
 
     here = {"torch": torch.__version__, "CUDA": torch.version.cuda, "cuDNN": cudnn_version(), **{name: _installed(name) for name in COLLECTIONS}}
     other = [f"{name} {here[name]}" for name, version in source.versions.items() if version != here[name]]
@@ -523,7 +523,7 @@ def _predict_all(card: str, workers: int, only: str) -> int:
     from cases import every_case
     from probes import probes
 
-    from fxmem.targets import target
+    from fxmem.hardware.catalogue import target
 
     wanted = target(card)
     jobs: list[Job] = []

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxmem
-from fxmem import budgets
-from fxmem.advice_records import Advice
-from fxmem.analysis import analyze_call
-from fxmem.inputs import make_inputs, parse_input
-from fxmem.sources import build_model
+from fxmem.cli.specs import build_model
+from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.memory import budgets
+from fxmem.records.advice import Advice
+from fxmem.simulation.analysis import analyze_call
 
 RESULTS = Path(__file__).parent / "results"
 MODELS: tuple[tuple[str, str, dict[str, object], tuple[str, ...]], ...] = (

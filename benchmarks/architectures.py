@@ -13,8 +13,8 @@ from typing import Literal
 import families
 import packages
 
+from fxmem.cli.specs import BuiltModel, build_model
 from fxmem.errors import FxmemError
-from fxmem.sources import BuiltModel, build_model
 
 __all__ = ["COLLECTIONS", "SAMPLE", "build", "every_architecture"]
 

@@ -13,9 +13,9 @@ import packages
 import torch
 from parts import BATCH, FRAMES, TOKENS, field, ids, image_size, numbers
 
+from fxmem.cli.specs import BuiltModel
+from fxmem.cli.specs.inputs import TensorSpec, default_inputs, make_inputs
 from fxmem.errors import FxmemError
-from fxmem.inputs import TensorSpec, default_inputs, make_inputs
-from fxmem.sources import BuiltModel
 
 __all__ = ["Way", "make_calls"]
 

@@ -17,8 +17,8 @@ import torch
 from planned import PLANNED, of_any_size, plan_of
 
 import fxmem
-from fxmem.sources import build_model
-from fxmem.step import OptimizerSpec
+from fxmem.cli.specs import build_model
+from fxmem.simulation.step import OptimizerSpec
 
 __all__ = ["Built", "Case", "build", "every_case", "kernel_settings", "plan_for"]
 

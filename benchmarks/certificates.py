@@ -15,12 +15,12 @@ import torch
 import torchvision
 
 import fxmem
-from fxmem.analysis import Analysis, analyze_call
+from fxmem.cli.specs import build_model
+from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
-from fxmem.inputs import make_inputs, parse_input
-from fxmem.plan_records import Application
 from fxmem.planning import certify
-from fxmem.sources import build_model
+from fxmem.records.plan import Application
+from fxmem.simulation.analysis import Analysis, analyze_call
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = (0.8, 0.6, 0.4)

@@ -12,7 +12,7 @@ Of every drawing is checked, from its geometry: it is well-formed XML, no two bo
 in its frame, and no box lies on a frame's heading. Where a Chromium is found, it lays out every text with its own fonts: no text of a
 box or a heading may leave its rectangle or touch another text in it, and none of the head's may leave the page or touch another.
 
-Seconds are wall time of `fxmem.drawing.svg`, the median of the rounds (of one, where that takes over five seconds): the choice of boxes,
+Seconds are wall time of `fxmem.show.graph.svg`, the median of the rounds (of one, where that takes over five seconds): the choice of boxes,
 the engine in its process, and the writing.
 
 Writes `benchmarks/results/drawings-DATE.json` and `.md`.
@@ -41,10 +41,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fxmem import __version__, drawing, reports
-from fxmem.drawing import placing
+from fxmem import __version__
 from fxmem.errors import FxmemError
-from fxmem.records import RecomputedRegion, Report
+from fxmem.memory import report_reader
+from fxmem.records.profile import RecomputedRegion, Report
+from fxmem.show import graph as drawing
+from fxmem.show.graph import graphviz_layout
 
 RESULTS = Path(__file__).parent / "results"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -81,7 +83,7 @@ def analyzed(folder: Path, arguments: Sequence[str]) -> Report:
     out = folder / "report.json"
     command = [sys.executable, "-m", "fxmem", "analyze", *arguments, "--quiet", "--json", str(out)]
     subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-    return reports.load_report(out)
+    return report_reader.load_report(out)
 
 
 def cut(report: Report) -> Report:
@@ -95,7 +97,7 @@ def cut(report: Report) -> Report:
 
 def measure(report: Report, engine: Any, options: Mapping[str, Any], rounds: int) -> tuple[list[float], str]:
     """Seconds, and the SVG; or what went wrong instead."""
-    timeline = reports.timeline(report)
+    timeline = report_reader.timeline(report)
     seconds: list[float] = []
     text = ""
     while len(seconds) < rounds and not any(taken > SLOW for taken in seconds):
@@ -243,7 +245,7 @@ def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
         "versions": {"fxmem": __version__, **dict(_versions()), **_said_by("dot", "-V"), **(_said_by(browser, "--version") if browser else {})},
         "browser": browser is not None,
         "missing": [program.name for program in drawing.engines() if not program.available],
-        "limit_seconds": placing.TIME_LIMIT,
+        "limit_seconds": graphviz_layout.TIME_LIMIT,
         "rounds": rounds,
         "rows": rows,
     }

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fxmem._torch import tree_iter, tree_map_only
-from fxmem.sources import BuiltModel, build_model
+from fxmem._torch.common import tree_iter, tree_map_only
+from fxmem.cli.specs import BuiltModel, build_model
 
 __all__ = ["raises_in_eager"]
 

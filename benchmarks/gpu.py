@@ -7,7 +7,7 @@
 At the end, alone on the card: how long the steps with a checkpoint plan of fxmem's take, beside the same steps without it.
 
 Each case runs in a process of its own with a time limit, several side by side: three warm-up steps, then the one that is
-measured (`fxmem.measuring_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after card, torch and
+measured (`fxmem.validation.measure_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after card, torch and
 cuDNN: `about` (the machine and every version), `cases`, and by case the whole measurement: peaks by phase, what rests between
 steps, the allocator's log. A case that failed is there with its error. What is measured already is kept, so a run that was cut
 short goes on; with `--out DIR` and nothing there yet, from the file under `benchmarks/results/gpu`. A case that ran short of memory
@@ -56,7 +56,7 @@ RESERVE_S = 30
 
 def about(dry_run: bool) -> dict[str, Any]:
     """What has to be known to read the numbers."""
-    from fxmem.measuring_cuda import card_machine, card_target
+    from fxmem.validation.measure_cuda import card_machine, card_target
 
     found: dict[str, Any] = {
         "fxmem": __version__,
@@ -107,7 +107,7 @@ def timed(name: str, dry_run: bool) -> dict[str, Any]:
     from cases import build, every_case, kernel_settings, plan_for
 
     import fxmem
-    from fxmem.step import make_optimizer, run_step
+    from fxmem.simulation.step import make_optimizer, run_step
 
     device, (warm_up, count, turns) = ("cpu", (1, 1, 1)) if dry_run else ("cuda", TIMED)
     case = every_case()[name]
@@ -146,8 +146,8 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
 
 
 def _measured(make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-    from fxmem.measuring import measure_cpu
-    from fxmem.measuring_cuda import measure_cuda
+    from fxmem.validation.measure_cpu import measure_cpu
+    from fxmem.validation.measure_cuda import measure_cuda
 
     model, args, kwargs = make()
     if dry_run:
@@ -169,7 +169,7 @@ def _context(dry_run: bool) -> list[list[Any]]:
     import torch.nn.functional as F
     from torch import nn
 
-    from fxmem.measuring_cuda import used_bytes
+    from fxmem.validation.measure_cuda import used_bytes
 
     device = "cpu" if dry_run else "cuda"
     before = None if dry_run else used_bytes()

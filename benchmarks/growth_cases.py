@@ -36,7 +36,7 @@ LLAMA_3 = {
     "dtype": "bfloat16",
 }  # fmt: skip
 """The same, where they agree."""
-IMPORTS = (("", "torch"), ("torch", "fxmem"), ("torch", "fxmem.analysis"), ("", "fxmem"), ("", "fxmem.__main__"), ("", "fxmem.reports"))
+IMPORTS = (("", "torch"), ("torch", "fxmem"), ("torch", "fxmem.simulation.analysis"), ("", "fxmem"), ("", "fxmem.__main__"), ("", "fxmem.memory.report_reader"))
 PACKAGES = ("torch", "transformers", "pydantic", "numpy")
 
 
@@ -88,12 +88,15 @@ def _told(work: Callable[[], Any]) -> Callable[[], Any]:
 
 def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Everything that is done with a report, without torch; the second reads what the first wrote."""
-    from fxmem import allocator, comparing, drawing, estimating, exporting, layers, lines, liveness, pages, plotting, reporting, reports, rooflines
-    from fxmem.plan_records import Application
+    from fxmem.hardware import roofline
+    from fxmem.memory import allocator, by_layer, by_line, comparison, liveness, report_reader
+    from fxmem.planning import estimate
+    from fxmem.records.plan import Application
+    from fxmem.show import export, graph, html, plots, text
 
     timeline = liveness.timeline(report)
     yield "save", lambda: path.write_text(report.model_dump_json(), encoding="utf-8")
-    yield "load, checked", lambda: reports.load_report(path)
+    yield "load, checked", lambda: report_reader.load_report(path)
     yield "liveness: check", lambda: liveness.check(report)
     yield "liveness: timeline", lambda: liveness.timeline(report)
     yield "liveness: live bytes of nodes", lambda: liveness.node_live_bytes(report)
@@ -101,22 +104,22 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "allocator: replay", lambda: allocator.replay(report)
     yield "allocator: replay, expandable segments", lambda: allocator.replay(report, settings=allocator.Settings(expandable_segments=True))
     yield "allocator: levels by tick", lambda: allocator.levels(report, allocator.DEFAULT_SETTINGS)
-    yield "table", lambda: reporting.table(report, timeline, width=100)
-    yield "by layer", lambda: layers.by_layer(report)
-    yield "by line", lambda: lines.by_line(report)
-    yield "compare with itself", lambda: comparing.compare(report, report)
-    yield "least time", lambda: rooflines.step_seconds(report)
-    yield "SVG, folded (built-in layout)", lambda: drawing.svg(report, timeline, renderer="plain")
-    yield "SVG, unfolded (built-in layout)", lambda: drawing.svg(report, timeline, renderer="plain", fold=False)
-    yield "timeline's SVG", lambda: plotting.timeline_svg(report, timeline)
-    yield "icicle's SVG", lambda: plotting.icicle_svg(report, timeline)
-    yield "page (built-in layout)", lambda: pages.html(report, timeline, renderer="plain")
-    for to in exporting.FORMATS:
-        yield f"export: {to}", lambda to=to: exporting.export(report, timeline, to)
+    yield "table", lambda: text.table(report, timeline, width=100)
+    yield "by layer", lambda: by_layer.by_layer(report)
+    yield "by line", lambda: by_line.by_line(report)
+    yield "compare with itself", lambda: comparison.compare(report, report)
+    yield "least time", lambda: roofline.step_seconds(report)
+    yield "SVG, folded (built-in layout)", lambda: graph.svg(report, timeline, renderer="plain")
+    yield "SVG, unfolded (built-in layout)", lambda: graph.svg(report, timeline, renderer="plain", fold=False)
+    yield "timeline's SVG", lambda: plots.timeline_svg(report, timeline)
+    yield "icicle's SVG", lambda: plots.icicle_svg(report, timeline)
+    yield "page (built-in layout)", lambda: html.html(report, timeline, renderer="plain")
+    for to in export.FORMATS:
+        yield f"export: {to}", lambda to=to: export.export(report, timeline, to)
     for application in (Application.MODULES, Application.GRAPH):
         for strategy, budget in (("sqrt", None), ("chen", None), ("norms", None), ("flat", 0.6), ("nested", 0.6)):
             name = f"plan: {strategy}, {application.value}"
-            yield name, lambda s=strategy, b=budget, a=application: estimating.estimate(report, report.peak, s, b, a)
+            yield name, lambda s=strategy, b=budget, a=application: estimate.estimate(report, report.peak, s, b, a)
 
 
 # --- analyses ---------------------------------------------------------------------------------------------------------------
@@ -126,7 +129,7 @@ def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
     """Seconds and memory of analyses, from the smallest on, after one that fills what is filled once."""
     import torch
 
-    from fxmem.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_call
 
     torch.set_num_threads(1)
     sizes = ANALYSES[name][1]
@@ -163,8 +166,8 @@ def _model(name: str, size: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def _language_model(spec: str, settings: dict[str, Any], batch: int, tokens: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    from fxmem.inputs import make_inputs, parse_input
-    from fxmem.sources import build_model
+    from fxmem.cli.specs import build_model
+    from fxmem.cli.specs.inputs import make_inputs, parse_input
 
     built = build_model(spec, settings)
     return (built.module, *make_inputs([parse_input(f"{name}:{batch}x{tokens}:int64") for name in ("input_ids", "labels")]))
@@ -174,7 +177,7 @@ def llama(name: str) -> Iterator[dict[str, Any]]:
     """Seconds and the whole process's memory for a published model."""
     import torch
 
-    from fxmem.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_call
 
     torch.set_num_threads(1)
     build, (module, args, kwargs) = timed(lambda: _language_model("hf:LlamaForCausalLM", {**LLAMA_3, **LLAMAS[name]}, 1, 2048))

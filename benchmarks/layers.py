@@ -27,7 +27,7 @@ from fvcore.nn import FlopCountAnalysis
 from ptflops import get_model_complexity_info
 
 import fxmem
-from fxmem.layers import Layer, by_layer
+from fxmem.memory.by_layer import Layer, by_layer
 
 MODELS = ("alexnet", "vgg16", "resnet18", "resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0", "convnext_tiny", "vit_b_16", "swin_t")
 PRODUCTS = ("conv", "linear", "matmul", "einsum", "bmm", "addmm")

@@ -11,8 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fxmem import liveness
-from fxmem.records import InputTensor, Kind, ModuleCall, Node, Op, Phase, PhaseSpan, Profile, Report, SourceLine, Step, Storage, Target, TensorInfo
+from fxmem.memory import liveness
+from fxmem.records.profile import (
+    InputTensor,
+    Kind,
+    ModuleCall,
+    Node,
+    Op,
+    Phase,
+    PhaseSpan,
+    Profile,
+    Report,
+    SourceLine,
+    Step,
+    Storage,
+    Target,
+    TensorInfo,
+)
 
 __all__ = ["EVENTS_PER_BLOCK", "FORMS", "Form", "long_report"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from fxmem.analysis import analyze_call
-from fxmem.inputs import make_inputs, parse_input
-from fxmem.sizing import curve_of
-from fxmem.sources import build_model
+from fxmem.cli.specs import build_model
+from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.simulation.analysis import analyze_call
+from fxmem.whatif.max_batch import curve_of
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = "rtx4090"

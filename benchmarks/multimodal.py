@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from parts import BATCH, field, image_size, numbers
 
-from fxmem.sources import BuiltModel
+from fxmem.cli.specs import BuiltModel
 
 __all__ = ["call"]
 

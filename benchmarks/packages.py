@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxmem.sources import BuiltModel
+from fxmem.cli.specs import BuiltModel
 
 __all__ = ["PACKAGES", "call", "every_model", "settings"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 import fxmem
-from fxmem import promising
-from fxmem.analysis import analyze_call
-from fxmem.plan_records import Application, Plan, Region
 from fxmem.planning import OperatorPlanner
+from fxmem.records.plan import Application, Plan, Region
+from fxmem.simulation.analysis import analyze_call
+from fxmem.whatif import verified_plan
 
 __all__ = ["CARD", "FOLDER", "PLANNED", "Planned", "made", "of_any_size", "plan_of"]
 
@@ -62,7 +62,7 @@ def of_any_size(model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[s
     """A plan for the training step of a model on the CPU that makes a lot again, whatever its size."""
     analysis = analyze_call(model, args, kwargs, name="tiny", target="cpu", optimizer=None)
     if application is Application.OPERATORS:
-        return OperatorPlanner(analysis.profile, lambda: promising.survey(analysis)).smallest()
+        return OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis)).smallest()
     return fxmem.plan(analysis, "sqrt", application=application)
 
 

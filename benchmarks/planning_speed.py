@@ -17,13 +17,13 @@ import torch
 import torchvision
 
 import fxmem
-from fxmem import promising
-from fxmem.analysis import Analysis, analyze_call
+from fxmem.cli.specs import build_model
+from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
-from fxmem.inputs import make_inputs, parse_input
-from fxmem.plan_records import Application
 from fxmem.planning import OperatorPlanner, Planner
-from fxmem.sources import build_model
+from fxmem.records.plan import Application
+from fxmem.simulation.analysis import Analysis, analyze_call
+from fxmem.whatif import verified_plan
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.28, 0.26, 0.25)
@@ -91,7 +91,7 @@ def _planner(analysis: Analysis, application: Application) -> Planner | Operator
     """Of the kind for an application; that for operators finds its survey made, which is an analysis."""
     if application is not Application.OPERATORS:
         return Planner(analysis.profile, application)
-    found = promising.survey(analysis)
+    found = verified_plan.survey(analysis)
     return OperatorPlanner(analysis.profile, lambda: found)
 
 

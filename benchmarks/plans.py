@@ -40,10 +40,10 @@ from plan_models import CASES, Case
 from plan_table import OURS, PUBLISHED, Published, Row, answer_to, challenged, markdown
 
 import fxmem
+from fxmem.cli.specs import build_model
 from fxmem.errors import ExceededError
-from fxmem.measuring import measure_cpu
-from fxmem.plan_records import Plan, Strategy
-from fxmem.sources import build_model
+from fxmem.records.plan import Plan, Strategy
+from fxmem.validation.measure_cpu import measure_cpu
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "timm", "transformers")

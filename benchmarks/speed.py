@@ -58,7 +58,7 @@ def _build(name: str) -> tuple[Any, dict[str, Any]]:
     """A model on meta and the keyword arguments of its step."""
     import torch
 
-    from fxmem.sources import build_model
+    from fxmem.cli.specs import build_model
 
     if name == "resnet152":
         return build_model("torchvision:resnet152").module, {"x": torch.empty(32, 3, 224, 224, device="meta")}
@@ -79,8 +79,8 @@ def _make_step(module: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, Callable[
     import torch
     from torch._subclasses import FakeTensorMode
 
-    from fxmem.faking import fake_inputs, fake_model
-    from fxmem.step import default_loss
+    from fxmem.simulation.model.fake_model import fake_inputs, fake_model
+    from fxmem.simulation.step import default_loss
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = fake_model(module, mode, torch.device("cpu"))

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import fxmem
-from fxmem.checkpointing.taping import rematerializing
+from fxmem.checkpointing.tape import rematerializing
 
 RUNS = 15
 

@@ -8,7 +8,7 @@ Nothing is allocated and no GPU is used: models are built on meta, the predictio
 and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted goes on
 where it stopped; `--again` does what it is asked for anew.
 
-Counted as failed: fxmem raised, or its result cannot be true (`fxmem.liveness.check`; parameters that are not the model's or
+Counted as failed: fxmem raised, or its result cannot be true (`fxmem.memory.liveness.check`; parameters that are not the model's or
 are more than the peak; kinds that do not sum to it), or its report cannot be printed, or read back.
 """
 
@@ -150,7 +150,7 @@ def _examine(spec: str, mode: str) -> Row:
 def _analyse(row: Row, built: Any, call: Any) -> Row:
     from eager import raises_in_eager
 
-    from fxmem.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_call
 
     args, kwargs = call
     try:
@@ -181,8 +181,8 @@ def _analyse(row: Row, built: Any, call: Any) -> Row:
 
 def _check(analysis: Any, parameters_bytes: int) -> None:
     """Refuse a profile that cannot be true, and a report that cannot be written or read back."""
-    from fxmem import liveness
-    from fxmem.records import Report
+    from fxmem.memory import liveness
+    from fxmem.records.profile import Report
 
     profile, peak = analysis.profile, analysis.peak
     liveness.check(profile)
@@ -201,9 +201,9 @@ def _check(analysis: Any, parameters_bytes: int) -> None:
 
 
 def _explain(error: BaseException) -> tuple[Why, str]:
-    from fxmem import _torch
+    from fxmem._torch import common as torch_common
     from fxmem.errors import EnvironmentLacksError
-    from fxmem.source_lines import innermost_user_line
+    from fxmem.simulation.observe.source_lines import innermost_user_line
 
     cause = error.__cause__ or error
     line = innermost_user_line(cause) if isinstance(cause, Exception) else None
@@ -212,9 +212,9 @@ def _explain(error: BaseException) -> tuple[Why, str]:
     said = _shortened(f"{type(cause).__name__}: {text}", 300) + where
     if isinstance(error, EnvironmentLacksError):
         return Why.PACKAGE, _portable(said)
-    if isinstance(cause, _torch.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
+    if isinstance(cause, torch_common.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
         return Why.DATA_DEPENDENT, _portable(f"{text}{where}")
-    if isinstance(cause, _torch.UnsupportedOperatorException):
+    if isinstance(cause, torch_common.UnsupportedOperatorException):
         return Why.NO_FAKE_KERNEL, _portable(said)
     return Why.FXMEM, _portable(said)
 

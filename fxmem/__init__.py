@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fxmem.advising import advise
-    from fxmem.analysis import Analysis, analyze
-    from fxmem.card_fitting import cards
     from fxmem.checkpointing import checkpoint, keep, uncheckpoint
-    from fxmem.comparing import compare
-    from fxmem.layers import by_layer
-    from fxmem.lines import by_line
-    from fxmem.plan_records import Plan
-    from fxmem.promising import plan
-    from fxmem.reports import load_plan
-    from fxmem.settings import KernelSettings
-    from fxmem.sizing import max_batch
-    from fxmem.validation import validate
+    from fxmem.memory.by_layer import by_layer
+    from fxmem.memory.by_line import by_line
+    from fxmem.memory.comparison import compare
+    from fxmem.memory.report_reader import load_plan
+    from fxmem.records.plan import Plan
+    from fxmem.simulation.analysis import Analysis, analyze
+    from fxmem.simulation.kernel_settings import KernelSettings
+    from fxmem.validation.validate import validate
+    from fxmem.whatif.advice.advise import advise
+    from fxmem.whatif.card_fit import cards
+    from fxmem.whatif.max_batch import max_batch
+    from fxmem.whatif.verified_plan import plan
 
 __all__ = [
     "Analysis",
@@ -46,22 +46,22 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Analysis": "fxmem.analysis",
-    "analyze": "fxmem.analysis",
-    "KernelSettings": "fxmem.settings",
-    "Plan": "fxmem.plan_records",
-    "advise": "fxmem.advising",
-    "by_layer": "fxmem.layers",
-    "by_line": "fxmem.lines",
-    "cards": "fxmem.card_fitting",
+    "Analysis": "fxmem.simulation.analysis",
+    "analyze": "fxmem.simulation.analysis",
+    "KernelSettings": "fxmem.simulation.kernel_settings",
+    "Plan": "fxmem.records.plan",
+    "advise": "fxmem.whatif.advice.advise",
+    "by_layer": "fxmem.memory.by_layer",
+    "by_line": "fxmem.memory.by_line",
+    "cards": "fxmem.whatif.card_fit",
     "checkpoint": "fxmem.checkpointing",
-    "compare": "fxmem.comparing",
+    "compare": "fxmem.memory.comparison",
     "keep": "fxmem.checkpointing",
-    "load_plan": "fxmem.reports",
-    "max_batch": "fxmem.sizing",
-    "plan": "fxmem.promising",
+    "load_plan": "fxmem.memory.report_reader",
+    "max_batch": "fxmem.whatif.max_batch",
+    "plan": "fxmem.whatif.verified_plan",
     "uncheckpoint": "fxmem.checkpointing",
-    "validate": "fxmem.validation",
+    "validate": "fxmem.validation.validate",
 }
 
 

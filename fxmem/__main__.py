@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import NoReturn
 
 from fxmem import __version__
-from fxmem._units import printable
-from fxmem.commands import VERBS
-from fxmem.commands.parsing import Parser
+from fxmem.cli.parser import Parser
+from fxmem.cli.verbs import VERBS
 from fxmem.errors import FxmemError
+from fxmem.records.units import printable
 
 __all__ = ["main"]
 
@@ -107,7 +107,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fxmem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for verb in VERBS:
-        module = import_module(f"fxmem.commands.{verb.replace('-', '_')}")
+        module = import_module(f"fxmem.cli.verbs.{verb.replace('-', '_')}")
         added: Parser = commands.add_parser(verb, help=module.BRIEF, description=module.DESCRIPTION)
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         module.add_options(added)

@@ -12,8 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fxmem.liveness import node_live_bytes, node_scratch_bytes
-from fxmem.records import (
+from fxmem.memory.liveness import node_live_bytes, node_scratch_bytes
+from fxmem.records.profile import (
     Assumption,
     InputTensor,
     Kind,

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fxmem.checkpointing import surveyed
-from fxmem.plan_records import Region, Result
-from fxmem.planning.choices import Call, Value
+from fxmem.planning.operators.choices import Call, Value
+from fxmem.records.plan import Region, Result
 
 
 def regions_of(calls: Sequence[Call], values: Sequence[Value], holds: Callable[[Value], bool]) -> list[Region]:

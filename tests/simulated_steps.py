@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from fxmem.plan_records import Region
-from fxmem.records import Kind, Phase, Profile
+from fxmem.records.plan import Region
+from fxmem.records.profile import Kind, Phase, Profile
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import fxmem
 from fxmem import analyze, checkpointing
-from fxmem.analysis import Analysis
 from fxmem.errors import ExceededError
-from fxmem.plan_records import Application, Region
-from fxmem.promising import applied
+from fxmem.records.plan import Application, Region
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif.verified_plan import applied
 from tests.simulated_steps import Simulator
 from tests.small_steps import every_plan, keeping
 

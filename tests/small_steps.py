@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fxmem import analyze
-from fxmem.plan_records import Region
-from fxmem.records import Phase, Profile
+from fxmem.records.plan import Region
+from fxmem.records.profile import Phase, Profile
 from tests.simulated_steps import Simulator
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fxmem import liveness
-from fxmem.records import Profile, Report
+from fxmem.memory import liveness
+from fxmem.records.profile import Profile, Report
 
 
 def report_of(profile: Profile, **peak: Any) -> Report:

@@ -17,9 +17,9 @@ first run: see `auditing`.
 
 from __future__ import annotations
 
-from fxmem.checkpointing.applying import apply, checkpoint, uncheckpoint
-from fxmem.checkpointing.keeping import keep
-from fxmem.checkpointing.naming import graph_names
+from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
+from fxmem.checkpointing.fx_names import graph_names
 from fxmem.checkpointing.operators import surveyed
+from fxmem.checkpointing.selective import keep
 
 __all__ = ["apply", "checkpoint", "graph_names", "keep", "surveyed", "uncheckpoint"]

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxmem.checkpointing import classes
-from fxmem.checkpointing.remaking import ValueKey
-from fxmem.checkpointing.surveying import Survey
-from fxmem.checkpointing.taping import rematerializing
-from fxmem.plan_records import Region, Result
+from fxmem.checkpointing import subclass
+from fxmem.checkpointing.tape import rematerializing
+from fxmem.checkpointing.tape_survey import Survey
+from fxmem.checkpointing.tape_values import ValueKey
+from fxmem.records.plan import Region, Result
 
 __all__ = ["ByOperator", "surveyed"]
 
 
 @dataclass
 class ByOperator:
-    """A model of whose operators some results are held and some made again; see `fxmem.checkpointing.taping`."""
+    """A model of whose operators some results are held and some made again; see `fxmem.checkpointing.tape`."""
 
     held: frozenset[ValueKey]
     dropped: frozenset[ValueKey]
@@ -49,7 +49,7 @@ class ByOperator:
 def surveyed(model: nn.Module) -> Survey:
     """From now on, until `uncheckpoint`, what each training forward of `model` comes down to is found in what is returned; nothing else changes."""
     survey = Survey()
-    classes.become(model, ByOperator(frozenset(), frozenset(), survey))
+    subclass.become(model, ByOperator(frozenset(), frozenset(), survey))
     return survey
 
 

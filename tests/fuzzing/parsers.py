@@ -21,15 +21,21 @@ from typing import Any
 
 import torch
 
-from fxmem import budgets, documents, inputs, liveness, reports, sources, step, targets, testing
 from fxmem.__main__ import _parse
-from fxmem.allocator import settings_of
-from fxmem.allocator.settings import Settings
+from fxmem.cli import specs
+from fxmem.cli.specs import inputs, models
 from fxmem.errors import FxmemError
-from fxmem.plan_records import Plan
-from fxmem.records import Peak, Phase, Report
-from fxmem.size_records import Baseline, PeakBaseline
-from fxmem.usercode import is_file_reference, is_reference
+from fxmem.hardware import catalogue
+from fxmem.memory import budgets, liveness, report_reader
+from fxmem.memory.allocator import settings_of
+from fxmem.memory.allocator.settings import Settings
+from fxmem.records import json_reader
+from fxmem.records.plan import Plan
+from fxmem.records.profile import Peak, Phase, Report
+from fxmem.records.sizes import Baseline, PeakBaseline
+from fxmem.simulation import step
+from fxmem.simulation.user_code import is_file_reference, is_reference
+from fxmem.testing import peak_checks
 
 __all__ = ["PARSERS", "SEEDS", "fed"]
 
@@ -46,7 +52,7 @@ def _budget(text: str) -> None:
 
 def _tolerance(text: str) -> None:
     before = PeakBaseline.model_construct(requested_bytes=1000, allocated_bytes=None)
-    assert testing.allowed_growth(text, before) >= 0
+    assert peak_checks.allowed_growth(text, before) >= 0
 
 
 def _input(text: str) -> None:
@@ -57,18 +63,18 @@ def _input(text: str) -> None:
 
 
 def _setting(text: str) -> None:
-    for value in sources.parse_settings([text]).values():
+    for value in specs.parse_settings([text]).values():
         repr(value) if not isinstance(value, int) else None
 
 
 def _model(text: str) -> None:
     # What is imported is trusted: a name that happens to be a module's is not followed.
     if not is_reference(text) or (is_file_reference(text) and not os.path.exists(text.rpartition(":")[0])):
-        sources.build_model(text)
+        specs.build_model(text)
 
 
 def _target(text: str) -> None:
-    targets.target(text)
+    catalogue.target(text)
 
 
 def _optimizer(text: str) -> None:
@@ -88,16 +94,16 @@ def _command(text: str) -> None:
 
 
 def _report(text: str) -> None:
-    content = documents.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED)
-    report = documents.record(Report, content, _HERE, _EXPECTED)
+    content = json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED)
+    report = json_reader.record(Report, content, _HERE, _EXPECTED)
     if report.ticks <= 2 * len(report.storages) + 1:
         liveness.check(report)
-        reports.timeline(report)
+        report_reader.timeline(report)
 
 
 def _record(kind: type[Any]) -> Callable[[str], None]:
     def read(text: str) -> None:
-        documents.record(kind, documents.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED)
+        json_reader.record(kind, json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED)
 
     return read
 
@@ -151,15 +157,15 @@ SEEDS: dict[str, list[str]] = {
 _WATCHED = (
     *(
         budgets.parse,
-        testing.allowed_growth,
+        peak_checks.allowed_growth,
         inputs.parse_input,
         inputs._parse_dtype,
-        sources.parse_settings,
-        sources.building._parse_value,
-        sources.build_model,
+        specs.parse_settings,
+        models._parse_value,
+        specs.build_model,
     ),
-    *(targets.target, step._parse, step._literal, settings_of, Settings.from_string, _parse, documents.parsed, documents.record, documents._unbounded),
-    *(documents._bad_mapping, liveness._contradictions, liveness._bad_indices, liveness._bad_ops, liveness._bad_phases),
+    *(catalogue.target, step._parse, step._literal, settings_of, Settings.from_string, _parse, json_reader.parsed, json_reader.record, json_reader._unbounded),
+    *(json_reader._bad_mapping, liveness._contradictions, liveness._bad_indices, liveness._bad_ops, liveness._bad_phases),
 )
 """Functions whose branches atheris sees: what it has reached there decides which texts it makes more of."""
 

@@ -1,0 +1,290 @@
+"""Private names of torch's autograd: its graph's nodes, what they save, who runs them, each with why and since when.
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.autograd
+
+from fxmem._torch.common import patched
+
+__all__ = [
+    "Hooks",
+    "accumulation_hooks",
+    "detached",
+    "engine_routed_to",
+    "function_calls_seen_by",
+    "input_metadata",
+    "is_accumulate_grad",
+    "is_sole_owner",
+    "is_view",
+    "next_sequence_number",
+    "output_number",
+    "saved_tensors_seen_by",
+    "sequence_number",
+    "tensor_hooks",
+    "version",
+]
+
+
+# --- the graph --------------------------------------------------------------------------------------------------------------
+
+
+def next_sequence_number() -> int:
+    """Number the next autograd node made on this thread will get (`torch._C._autograd._get_sequence_nr`, since 2.1)."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def sequence_number(node: Any) -> int:
+    """Order in which a node was made; `AccumulateGrad` has 2**64 - 1 (`Node._sequence_nr`, since 1.8)."""
+    return int(node._sequence_nr())
+
+
+def input_metadata(node: Any) -> list[Any]:
+    """Shape, dtype and device of each gradient a node takes (`Node._input_metadata`, since 2.1)."""
+    return list(node._input_metadata)
+
+
+def is_accumulate_grad(node: Any) -> bool:
+    """Whether a node is the sink that writes a leaf's `.grad`."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def output_number(tensor: torch.Tensor) -> int:
+    """Which output of its `grad_fn` a tensor is (`Tensor.output_nr`, since 0.4)."""
+    return int(tensor.output_nr)
+
+
+def _count_held_once(holder: list[Any], index: int) -> int:
+    held = holder[index]
+    return sys.getrefcount(held)
+
+
+_HELD_ONCE = _count_held_once([object()], 0)
+"""What `_count_held_once` answers for an object that only the list holds; differs between Python versions."""
+
+
+def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
+    """Whether nobody but `holder[index]` can see that tensor, as the C++ engine asks before it reuses a gradient.
+
+    With `storage`, no other tensor may share its storage either. Source: `can_accumulate_inplace` in
+    torch/csrc/autograd/input_buffer.cpp and `AccumulateGrad::accumulateGrad` in
+    torch/csrc/autograd/functions/accumulate_grad.h. `Tensor._use_count` (since 2.4) counts C++ owners, all of Python
+    being one; `_storage_Use_Count` (since 2.1) counts one for the tensor and one for the storage's Python object.
+    """
+    if _count_held_once(holder, index) > _HELD_ONCE or holder[index]._use_count() > 1:
+        return False
+    return not storage or torch._C._storage_Use_Count(holder[index].untyped_storage()._cdata) <= 2
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another (`Tensor._is_view`, since 1.0)."""
+    return bool(tensor._is_view())
+
+
+version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor's storage was written to (`Tensor._version`, since 0.4); the tape of an OPERATORS plan asks for each tensor of each op."""
+
+
+def tensor_hooks(tensor: torch.Tensor) -> dict[int, Callable[..., Any]] | None:
+    """The live table of `register_hook`, None before its first call (`Tensor._backward_hooks`, since 0.1)."""
+    return tensor._backward_hooks
+
+
+def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
+    """Those of `register_post_accumulate_grad_hook`, in order (`Tensor._post_accumulate_grad_hooks`, since 2.1)."""
+    return list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """The same storage without its history, made behind the back of whoever watches calls (`torch._C.DisableTorchFunction`, since 1.11)."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach()
+
+
+# --- saved tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Hooks:
+    """A pair of saved-tensor hooks. Held by those who still need to unpack, and by the context that pushed it."""
+
+    __slots__ = ("__weakref__", "change_nothing", "pack", "unpack")
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        self.pack = pack
+        self.unpack = unpack
+        self.change_nothing = pack is unpack is _same
+
+
+@contextlib.contextmanager
+def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
+    """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.
+
+    `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing.
+    C++ lets go of them when a node has run; the handle is therefore the only one of ours to hold them.
+    `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10). `torch.func` transforms refuse hooks
+    (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that belongs to a transform; the pair that changes
+    nothing does not, and stays.
+    """
+    me = threading.get_ident()
+    pushed: list[Hooks | None] = []
+
+    def make_push(push: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def pushing(own_pack: Any, own_unpack: Any) -> None:
+            if threading.get_ident() != me:
+                push(own_pack, own_unpack)
+                return
+            hooks = Hooks(own_pack, own_unpack)
+            pushed.append(hooks)
+            weak = weakref.ref(hooks)
+
+            def packing(tensor: Any) -> Any:
+                current = weak()
+                assert current is not None
+                return pack(current, tensor)
+
+            push(packing, unpack)
+
+        return pushing
+
+    def make_pop(pop: Callable[[], None]) -> Callable[[], None]:
+        def popping() -> None:
+            pop()
+            if threading.get_ident() == me:
+                pushed.pop()
+
+        return popping
+
+    def make_disable(disable: Callable[[str], Any]) -> Callable[[str], Any]:
+        def disabling(message: str) -> Any:
+            return disable(message) if threading.get_ident() != me or len(pushed) > 1 else contextlib.nullcontext()
+
+        return disabling
+
+    with (
+        patched(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
+        patched(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
+        patched(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
+        torch.autograd.graph.saved_tensors_hooks(_same, _same),
+    ):
+        yield
+
+
+# --- entry points routed elsewhere -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def engine_routed_to(
+    run_backward: Callable[..., tuple[Any, ...]], task_id: Callable[[], int], queue_callback: Callable[[Callable[[], None]], bool]
+) -> Iterator[None]:
+    """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine.
+
+    All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
+    allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how
+    `torch.utils.checkpoint` tells one backward from the next (since 1.11); `queue_callback(f) -> bool` takes what a
+    hook wants run at the end, or answers False when no walk of ours is under way.
+    """
+    me = threading.get_ident()
+
+    def route(original: Callable[..., Any]) -> Callable[..., Any]:
+        def running(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            return (run_backward if threading.get_ident() == me else original)(roots, *args, **kwargs)
+
+        return running
+
+    def task(original: Callable[[], int]) -> Callable[[], int]:
+        def current() -> int:
+            mine = task_id() if threading.get_ident() == me else -1
+            return mine if mine >= 0 else original()
+
+        return current
+
+    class Callbacks:
+        """Stands in for the C++ engine object; everything but `queue_callback` is the original's."""
+
+        def __init__(self, original: Any) -> None:
+            self._original = original
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._original, name)
+
+        def queue_callback(self, callback: Callable[[], None]) -> None:
+            if threading.get_ident() != me or not queue_callback(callback):
+                self._original.queue_callback(callback)
+
+    with (
+        patched(torch.autograd, "_engine_run_backward", route),
+        patched(torch._C, "_current_graph_task_id", task),
+        patched(torch.autograd.Variable, "_execution_engine", Callbacks),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def function_calls_seen_by(
+    call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
+    node_hook: Callable[[Any, str, Callable[..., Any]], None],
+    no_materialize: Callable[[Any], None],
+) -> Iterator[None]:
+    """Show every `autograd.Function.apply` on this thread to `call(cls, args, original)`.
+
+    Up to torch 2.14 `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so that functions
+    bound as `f = F.apply` at import time are seen too (since 2.0). From 2.15 it is the C method itself: what was bound
+    before goes past us, and is seen as the torch calls its forward makes. Hooks put on a Function's node are told to
+    `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs them;
+    `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
+    """
+    me = threading.get_ident()
+    function = torch.autograd.Function
+    applied: Any = torch.autograd.function._SingleLevelFunction if isinstance(vars(function).get("apply"), classmethod) else function
+    nodes = torch.autograd.function.BackwardCFunction
+
+    def apply(original: Any) -> Any:
+        del original  # bound to this class, but each call needs its own
+
+        def applying(cls: Any, *args: Any) -> Any:
+            c_apply = super(applied, cls).apply
+            return call(cls, args, c_apply) if threading.get_ident() == me else c_apply(*args)
+
+        return classmethod(applying)
+
+    def hook(name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def registering(self: Any, hook: Callable[..., Any]) -> Any:
+                if threading.get_ident() == me:
+                    node_hook(self, name, hook)
+                return original(self, hook)
+
+            return registering
+
+        return make
+
+    def materialize(original: Any) -> Any:
+        def setting(self: Any, value: bool) -> None:
+            if threading.get_ident() == me and not value:
+                no_materialize(self)
+            original(self, value)
+
+        return setting
+
+    with (
+        patched(applied, "apply", apply),
+        patched(nodes, "register_hook", hook("register_hook")),
+        patched(nodes, "register_prehook", hook("register_prehook")),
+        patched(torch.autograd.function.FunctionCtx, "set_materialize_grads", materialize),
+    ):
+        yield

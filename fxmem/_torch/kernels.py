@@ -1,0 +1,127 @@
+"""The private torch names that choosing the target's kernels needs, each with why and since when.
+
+Checked on torch 2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.nn.modules.rnn
+import torch.overrides
+from torch._subclasses import fake_impls, fake_tensor
+
+# The context `with torch.device(...)` and `torch.set_default_device` put on the function-mode stack (since 2.0).
+from torch.utils._device import DeviceContext
+
+from fxmem._torch import fakes as torch_fakes
+
+__all__ = [
+    "CALL_SITES",
+    "DEVICE_TOUCHING",
+    "RNN_FUNCTIONS",
+    "SDPA",
+    "allocates_as",
+    "is_watched",
+    "rnn_weights",
+    "sdpa_order",
+    "without_autocast",
+]
+
+SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
+"""The builtin behind `torch.nn.functional.scaled_dot_product_attention` (since 2.0); the same object."""
+
+RNN_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {name: getattr(torch._C._VariableFunctions, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+"""The builtins behind `nn.LSTM`, `nn.GRU` and `nn.RNN` (since 1.0)."""
+
+CALL_SITES: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
+    (torch.nn.functional, "scaled_dot_product_attention", SDPA),
+    # `torch._VF` is the module-like object through which nn.modules.rnn calls them (since 1.0).
+    *((torch._VF, name, function) for name, function in RNN_FUNCTIONS.items()),
+    *((torch, name, function) for name, function in RNN_FUNCTIONS.items()),
+)
+"""(owner, attribute, builtin): where programs and torch's own modules look these builtins up at the time of the call.
+
+`torch._C._nn` and `torch._C._VariableFunctions` are not among them: there C++ looks up what it hands to function modes.
+"""
+
+
+DEVICE_TOUCHING: Final[tuple[tuple[Any, str, Any], ...]] = (
+    # FakeTensor allocates one real byte on the device as soon as `torch.cuda.is_available()` (since 2.0).
+    (fake_tensor, "init_gpu_context", lambda *_: None),
+    # What FakeTensorMode does about devices that are not there: nothing is moved to them, and the CUDA device guard is a no-op (since 2.1).
+    (fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda _: True)),
+    # `with torch.cuda.device(...)` and `device_of` (public) end in these two (since 1.13).
+    (torch.cuda, "_exchange_device", lambda device: 0),
+    (torch.cuda, "_maybe_exchange_device", lambda device: 0),
+)
+"""(owner, attribute, stand-in): private names that reach for the driver once a CUDA device is said to be there."""
+
+
+def is_watched() -> bool:
+    """Whether a TorchFunctionMode that looks at calls is active: any but torch's own `DeviceContext`.
+
+    `torch.overrides._get_current_function_mode_stack` (since 2.0) lists them, outermost first.
+    """
+    return any(not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def sdpa_order() -> tuple[int, ...]:
+    """The process's priority order of attention backends, as numbers of `SDPBackend` (`torch._C._get_sdp_priority_order`, since 2.6)."""
+    return tuple(torch._C._get_sdp_priority_order())
+
+
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Run what an autocast wrapper calls: no op inside is cast again (`torch._C._DisableAutocast`, since 1.13)."""
+    return torch._C._DisableAutocast()
+
+
+def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
+    """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules and half-built ones.
+
+    The module remembers which objects they were (`_flat_weight_refs`, since 2.0) and would flatten them anew in forward if
+    they had changed; so it is told what they are now.
+    """
+    if not isinstance(module, torch.nn.RNNBase):
+        return None
+    weights = [weight for name in module._flat_weights_names if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)]
+    if len(weights) != len(module._flat_weights_names):
+        return None
+    module._flat_weights = [*weights]
+    module._flat_weight_refs = [weakref.ref(weight) for weight in weights]
+    return [*weights]
+
+
+@contextlib.contextmanager
+def allocates_as(implementations: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """For the duration, let `implementations[op](mode, op, *args, **kwargs)` say what an op on FakeTensors returns.
+
+    `fake_impls.op_implementations_dict` (since 2.3) is what FakeTensorMode looks at before meta kernels; results
+    it has cached for these ops are forgotten on both sides (`FakeTensorMode.cache`, since 2.2).
+    """
+    table = fake_impls.op_implementations_dict
+    before = {op: table[op] for op in implementations if op in table}
+    _forget(implementations)
+    table.update(implementations)
+    try:
+        yield
+    finally:
+        for op in implementations:
+            table.pop(op, None)
+        table.update(before)
+        _forget(implementations)
+
+
+def _forget(ops: dict[Any, Callable[..., Any]]) -> None:
+    torch_fakes.forget(ops)
+    cache = fake_tensor.FakeTensorMode.cache
+    for key in [key for key in cache if key.key[0] in ops]:
+        del cache[key]
+
+
+CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_conv_determine_backend_memory_format"))
+"""How the fake convolution learns which library would run and in which layout (torch/_subclasses/fake_impls.py, `conv`, since 1.13)."""

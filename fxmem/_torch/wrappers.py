@@ -1,0 +1,92 @@
+"""Private names of torch about tensors and callables that stand around others, each with why and since when.
+
+A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclass that says how to take it apart (torchao's quantised weights), or one of the
+views `torch.func` makes of a tensor while `vmap` or `grad` runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper  # `__tensor_flatten__` and `__tensor_unflatten__` (since 2.1)
+
+from fxmem._torch.common import FakeTensor, patched
+
+__all__ = ["compiled_as_eager", "is_wrapper", "named_parts", "parts", "rebuilt", "wrapped_module"]
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold a tensor's memory: itself, unless it is a wrapper."""
+    return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
+
+
+def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """`parts` with the path of attributes to each, empty for the tensor itself.
+
+    `is_functorch_wrapped_tensor` and `get_unwrapped` of `torch._C._functorch` (since 2.0).
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    if not is_wrapper(tensor):
+        return [("", tensor)]
+    inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
+
+
+def rebuilt(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A wrapper subclass with each tensor inside it replaced; what is no wrapper, replaced itself."""
+    if not is_wrapper(tensor):
+        return replace(tensor)
+    names, context = tensor.__tensor_flatten__()
+    inside = {name: rebuilt(getattr(tensor, name), replace) for name in names}
+    made: torch.Tensor = type(tensor).__tensor_unflatten__(inside, context, tensor.size(), tensor.stride())
+    return made
+
+
+def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The module inside what `torch.compile` returns (`OptimizedModule._orig_mod`, since 2.0); None for every other."""
+    compiled = sys.modules.get("torch._dynamo.eval_frame")
+    if compiled is None or not isinstance(module, compiled.OptimizedModule):
+        return None
+    inner: torch.nn.Module = module._orig_mod
+    return inner
+
+
+@contextlib.contextmanager
+def compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
+    """On this thread, what `torch.compile` returned runs as the function it was given; `told()` is called each time it does.
+
+    Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where torch._dynamo has not
+    been imported nothing is compiled yet, and a program that compiles in mid-step is given its function back.
+    """
+    me = threading.get_ident()
+
+    def stance(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def chosen(callback: Any) -> Any:
+            if threading.get_ident() != me:
+                return original(callback)
+            if callback not in (None, False):
+                told()
+            return None
+
+        return chosen
+
+    def compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != me:
+                return original(model, *args, **kwargs)
+            told()
+            return (lambda function: function) if model is None else model
+
+        return compile
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(torch, "compile", compiling))
+        if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            stack.enter_context(patched(compiled, "_callback_from_stance", stance))
+        yield

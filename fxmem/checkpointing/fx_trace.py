@@ -1,0 +1,156 @@
+"""The graph that regions of a GRAPH plan are cut from: `torch.fx`'s symbolic trace of the model in `train()`.
+
+It differs from `torch.fx.symbolic_trace(model).graph` in three ways, all towards what the program does. Buffers are read when
+the graph runs, and so is what is computed from them; symbolic_trace would keep the result as a constant of today's
+device and values. `x += y` stays in place. And every module with running statistics is a node, other libraries' included.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
+from fxmem.checkpointing import subclass
+from fxmem.errors import UsageError
+from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.simulation.step import set_training
+from fxmem.simulation.user_code import failure, one_line
+
+__all__ = ["IN_PLACE", "Symbolic", "trace"]
+
+
+@dataclass(frozen=True)
+class Symbolic:
+    """A traced model."""
+
+    graph: torch.fx.Graph
+    constants: dict[str, Any]
+    """What the graph reads that the model does not have, by name: tensors its forward makes from nothing."""
+    left_out: frozenset[str]
+    """Arguments that default to None; the graph is of a call that leaves them out, for `is None` cannot be traced."""
+    modes: dict[str, bool]
+    """Modules whose forward the graph has followed, and whether they were in `train()`; empty if that makes no difference to it."""
+
+
+def _make_in_place(name: str) -> Callable[[Any, Any], Any]:
+    # Not operator.iadd itself: torch.fx writes that as the statement `x += y`, which would rename x where x is a number.
+    function = getattr(operator, name)
+
+    def in_place(left: Any, right: Any) -> Any:
+        return function(left, right)
+
+    in_place.__name__ = in_place.__qualname__ = name
+    return in_place
+
+
+_NAMES = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ixor")
+IN_PLACE: dict[Any, Callable[[Any, Any], Any]] = {_make_in_place(name): getattr(operator, name[1:]) for name in _NAMES}
+"""What stands for `x += y` and its like, and the same out of place."""
+
+
+class _Proxy(torch.fx.Proxy):
+    """Keeps in-place operators, which a plain proxy turns into the others."""
+
+
+def _method(target: Any) -> Callable[[_Proxy, Any], torch.fx.Proxy]:
+    def method(self: _Proxy, other: Any) -> torch.fx.Proxy:
+        made: torch.fx.Proxy = self.tracer.create_proxy("call_function", target, (self, other), {})
+        return made
+
+    return method
+
+
+for _target in IN_PLACE:
+    setattr(_Proxy, f"__{_target.__name__}__", _method(_target))
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class _Tracer(torch.fx.Tracer):
+    proxy_buffer_attributes = True
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # Looked into, its momentum would be a constant and its counter a node of its own; whole, it can be told to leave its statistics alone.
+        return isinstance(m, torch_common.NormBase) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace(model: nn.Module) -> Symbolic:
+    """The model's graph when it trains; the model is left alone.
+
+    Raises UsageError where `torch.fx` cannot follow the program, or would fix what the program decides anew in each run.
+    """
+    name = type(model).__name__
+    hooked = next((path for path, module in model.named_modules() if path and torch_modules.has_hooks(module) and not _is_leaf(module, path)), None)
+    if hooked is not None:
+        raise UsageError(f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls it as a whole")
+    try:
+        shadow = shadow_model(model)
+    except Exception as error:
+        raise UsageError(f"{name} cannot be rewritten as a graph: it cannot be copied ({one_line(error)})") from error
+    for module in shadow.modules():
+        subclass.restore(module)
+    set_training(shadow, "train")
+    left_out = _left_out(type(shadow))
+    before = random.getstate(), torch.get_rng_state()
+    try:
+        graph = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
+    except Exception as error:
+        raise UsageError(f"{name} cannot be rewritten as a graph: {failure(error, 'torch.fx.symbolic_trace')}") from error
+    drew = random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1])
+    random.setstate(before[0])
+    torch.set_rng_state(before[1])
+    if drew:
+        raise UsageError(f"{name} cannot be rewritten as a graph: its forward draws random numbers that torch.fx would keep for good")
+    constants = {node.target: _attribute(shadow, node.target) for node in graph.nodes if node.op == "get_attr" and not _has(model, node.target)}
+    return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out))
+
+
+def _left_out(cls: type[nn.Module]) -> list[str]:
+    return [name for name, parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.items() if parameter.default is None]
+
+
+def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dict[str, bool]:
+    """The modes of the modules looked into, if the graph would be another in other modes. The model's own is left aside."""
+    followed = {path: module for path, module in shadow.named_modules() if path and not _is_leaf(module, path) and not isinstance(module, _CONTAINERS)}
+    modes = {path: module.training for path, module in followed.items()}
+    for module in followed.values():
+        module.training = not module.training
+    try:
+        other = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
+    except Exception:  # whatever it is: in other modes the model does something else
+        return modes
+    return {} if [_written(node) for node in graph.nodes] == [_written(node) for node in other.nodes] else modes
+
+
+def _written(node: torch.fx.Node) -> tuple[str, str, str, str]:
+    return node.op, str(node.target), str(node.args), str(node.kwargs)
+
+
+def _is_leaf(module: nn.Module, path: str) -> bool:
+    return _Tracer().is_leaf_module(module, path)
+
+
+def _attribute(model: nn.Module, path: str) -> Any:
+    return operator.attrgetter(path)(model)
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    try:
+        _attribute(model, path)
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,197 @@
+"""One call of a region: run now, and run again, just as it was, when backward reaches it.
+
+`torch.utils.checkpoint` (non-reentrant, early stop on) recomputes under the same autocast and, where asked to, from
+the same state of the random generators. What it leaves to its caller is done here:
+
+- batch norm's statistics are updated by the first run only;
+- results of products that the plan keeps are handed out and not computed again;
+- modules are in `train()` or `eval()` as they were in the first run;
+- lists and dicts among the arguments are those of the first run, whatever their owner has done to them since;
+- every tensor among the arguments is saved as a tensor, so that a region around this one can let go of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
+from fxmem.checkpointing.audit import Audit
+from fxmem.checkpointing.selective import keep
+
+__all__ = ["Recomputation", "statistics_kept", "with_modules"]
+
+
+@dataclass
+class Recomputation:
+    """How one region is run."""
+
+    where: str
+    """What to call it in a message."""
+    random: bool
+    """Whether the generators' states are kept for the second run."""
+    keeps: tuple[int, ...] = ()
+    """Of its products, by number, those whose results are kept; see `keeping`."""
+    audited: bool = False
+    """Whether a run of it was watched and nothing was found that must not be run twice."""
+
+    def __call__(self, modules: Callable[[], Iterable[nn.Module]], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`function(*args, **kwargs)`, recomputed in backward; `modules` are those it may call.
+
+        Raises UsageError if it does what must not be done twice.
+        """
+        if torch.compiler.is_compiling():  # the compiler keeps effects on buffers out of what it recomputes by itself
+            return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random)
+        held = with_modules(modules())
+        audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
+        run = _Run(function, args, kwargs, audit)
+        del args, kwargs
+        contexts = _Contexts(_AsItWas(held), self.keeps)
+        result = checkpoint(run, *run.leaves.pop(), use_reentrant=False, early_stop=True, preserve_rng_state=self.random, context_fn=contexts)
+        if audit is not None:
+            self.audited = audit.passed()
+        return result
+
+
+def with_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules and all that are inside them, each once."""
+    seen: dict[nn.Module, None] = {}
+    for module in modules:
+        seen.update(dict.fromkeys(module.modules()))
+    return list(seen)
+
+
+class _Run:
+    """Calls the function with the arguments it was given, the first time, and with copies of their containers afterwards."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], audit: Audit | None) -> None:
+        found: list[Any] = []
+        self._function = function
+        self._shape = _flattened((args, kwargs), found)
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = args, kwargs
+        self._audit = audit
+        self.leaves = [found]
+        """What `_shape` stands for, in a list, so that whoever takes it is its only owner."""
+
+    def __call__(self, *leaves: Any) -> Any:
+        if self._given is None:
+            args, kwargs = _rebuilt(self._shape, leaves)
+            del leaves
+            return self._function(*args, **kwargs)
+        (args, kwargs), self._given = self._given, None
+        audit, self._audit = self._audit, None
+        del leaves
+        with audit or contextlib.nullcontext():
+            return self._function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Stands for the leaf with this number."""
+
+    number: int
+
+
+def _flattened(value: Any, leaves: list[Any]) -> Any:
+    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`, each object once.
+
+    Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied. Each once, because
+    what autograd has saved twice comes back as two objects, and programs ask whether two arguments are one:
+    `nn.MultiheadAttention(x, x, x)` multiplies once, or three times.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(_flattened(item, leaves) for item in value)
+    if type(value) is dict:
+        return {key: _flattened(item, leaves) for key, item in value.items()}
+    for number, leaf in enumerate(leaves):
+        if leaf is value:
+            return _Leaf(number)
+    leaves.append(value)
+    return _Leaf(len(leaves) - 1)
+
+
+def _rebuilt(shape: Any, leaves: Sequence[Any]) -> Any:
+    if type(shape) in (tuple, list):
+        return type(shape)(_rebuilt(item, leaves) for item in shape)
+    if type(shape) is dict:
+        return {key: _rebuilt(item, leaves) for key, item in shape.items()}
+    return leaves[shape.number]
+
+
+class _Contexts:
+    """`context_fn` of `torch.utils.checkpoint`: around the first run what keeps results, if any are to be kept."""
+
+    def __init__(self, again: _AsItWas, keeps: tuple[int, ...]) -> None:
+        self._again = again
+        self._keeps = keeps
+
+    def __call__(self) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        if not self._keeps:
+            return contextlib.nullcontext(), self._again
+        keeping, self._again.reusing = keep(*self._keeps)()
+        return keeping, self._again
+
+
+class _AsItWas:
+    """Around each recomputation: modules in the mode they were in when this was made, statistics untouched.
+
+    Entered as often as backward needs the region (`retain_graph`).
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._training = [(module, module.training) for module in modules]
+        self._entered: list[contextlib.ExitStack] = []
+        self.reusing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """What hands the results out that the first run kept."""
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.reusing)
+            for module, training in self._training:
+                if module.training != training:
+                    stack.callback(setattr, module, "training", module.training)
+                    module.training = training
+            stack.enter_context(statistics_kept(module for module, _ in self._training))
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._entered.pop().close()
+
+
+@contextlib.contextmanager
+def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Running statistics of the modules come out as they went in, whatever runs inside.
+
+    Batch norm: statistics become `(1 - momentum) * statistics + momentum * batch's`, so with a momentum of 0 they stay, and the kernel
+    still saves what the first run's saved; with no counter of batches `momentum=None` means 0, too (torch/nn/modules/batchnorm.py).
+    Instance norm averages over the batch, which may round: it gets copies to write to.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            if not isinstance(module, torch_common.NormBase) or not module.track_running_stats or not module.training:
+                continue
+            buffers = torch_modules.buffers_of(module)
+            if isinstance(module, torch_common.InstanceNorm):
+                for name in ("running_mean", "running_var"):
+                    stack.callback(buffers.__setitem__, name, buffers[name])
+                    buffers[name] = _copied(buffers[name])
+            else:
+                stack.callback(buffers.__setitem__, "num_batches_tracked", buffers.get("num_batches_tracked"))
+                stack.callback(setattr, module, "momentum", module.momentum)
+                # SyncBatchNorm insists on a counter, but reads it only where there is no momentum.
+                buffers["num_batches_tracked"] = _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
+                module.momentum = 0.0
+        yield
+
+
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()

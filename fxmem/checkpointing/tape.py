@@ -1,0 +1,271 @@
+"""Single results of operators, let go of in forward and made again in backward, operator by operator.
+
+A region of `recomputing` runs the program a second time. Here nothing of the program runs twice: while a module runs, a record is taken of the
+ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`). Of a tensor that autograd saves, the record of how
+it was made may then stand in for the tensor. When backward asks for it, the operators that lead to it from what is held run again, each once, and
+what they give stays until the last that needs it has been asked for. It is what torch.compile's partitioner does with the graphs of AOTAutograd
+(torch/_functorch/partitioners.py), for programs that run eagerly. Modules, hooks, Python's side effects and statistics are as in one run: there is just one.
+
+What is made again is bit for bit what it was, where the kernels are deterministic:
+
+- an operator that draws random numbers starts again from the generators' states it started from, which then go on as if it had not;
+- a write in place makes a new value of the storage; made again, it writes to a copy, or to a storage that nobody else needs;
+- batch norm's running statistics are left alone;
+- operators outside of ATen, with a generator of the caller's, of tensor subclasses or of conjugated views are never run again, nor are storages
+  that were allocated empty and that a kernel unknown to the dispatcher may have filled: what they gave is held by whoever needs it;
+- what was read from outside, parameters included, must not have been written to since: RuntimeError, as autograd itself raises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem.checkpointing.rng_states import Generators
+from fxmem.checkpointing.tape_values import Fresh, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
+
+__all__ = ["Observer", "Tape", "rematerializing"]
+
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_OVERWRITES = frozenset({"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "zero_", "fill_", "copy_"})
+"""What they write does not depend on what was there."""
+_CHANGES_STORAGE = frozenset({"set_", "resize_", "resize_as_", "swap_"})
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_USES_BATCH = frozenset({"training", "train", "use_input_stats"})
+"""Arguments that say whether running statistics are written to or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What there is to know of an operator before it is called."""
+
+    name: str
+    again: bool
+    """Whether it may be made again, as far as that does not depend on its arguments."""
+    draws: bool
+    written: tuple[tuple[int, str], ...]
+    """Arguments that it writes to, by position and name."""
+    statistics: tuple[tuple[int, str], ...]
+    switch: tuple[int, str] | None
+    """The argument that says whether these are written to; None: they are."""
+    collective: bool
+    overwrites: bool
+
+
+@functools.cache
+def _signature(func: Any) -> _Signature:
+    name = str(func)
+    packet = name.split(".")[1]
+    arguments = list(enumerate(torch_common.op_arguments(func)))
+    return _Signature(
+        name=name,
+        again=name.startswith("aten.") and packet not in _EMPTY and packet not in _CHANGES_STORAGE,
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        written=tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+        if torch_common.is_mutable(func)
+        else (),
+        statistics=tuple((at, each.name) for at, each in arguments if each.name in _STATISTICS),
+        switch=next(((at, each.name) for at, each in arguments if each.name in _USES_BATCH), None),
+        collective="c10d" in name,
+        overwrites=packet in _OVERWRITES,
+    )
+
+
+def _argument(where: tuple[int, str], args: Any, kwargs: Any) -> Any:
+    return args[where[0]] if where[0] < len(args) else kwargs.get(where[1])
+
+
+def _tensors_at(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [tensor for place in places for tensor in torch_common.tensors_in(_argument(place, args, kwargs))]
+
+
+class Observer(Protocol):
+    """Is told what runs and what is saved."""
+
+    def on_call(self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]) -> None:
+        """An operator has run.
+
+        Args:
+            sources: what it read of what others made that can be made again.
+            made: a tensor on each storage that now holds something new, whether it has allocated that, and, if it has written over something, over what.
+        """
+
+    def on_hidden_write(self, key: ValueKey) -> None:
+        """A storage no longer holds what its last recorded writer left there."""
+
+    def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
+        """An operator that must not run again, or need not, has given these."""
+
+    def on_save(self, key: ValueKey) -> None:
+        """Autograd saves it."""
+
+
+class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
+    """Around a module's forward, with `saved_tensors_hooks(tape.pack, tape.unpack)`.
+
+    Args:
+        held: values that are held from the start, for others to be made from.
+        dropped: values that autograd saves and that are made again instead. What neither names is saved as without a tape.
+        checked: whether what is made again is held against two sums of what it was.
+        observer: told what happens.
+    """
+
+    def __init__(self, held: Collection[ValueKey], dropped: Collection[ValueKey], *, checked: bool = False, observer: Observer | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held, self._dropped, self._checked, self._observer = held, dropped, checked, observer
+        self._counts: dict[str, int] = {}
+        self._values: dict[int, tuple[Value, Need, weakref.ref[Any]]] = {}
+        """By storage that is alive, what it holds now."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._values.clear()
+
+    # --- what runs -----------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch_common.OpOverload) or func.is_view:
+            return func(*args, **kwargs)
+        signature = _signature(func)
+        number = self._counts[signature.name] = self._counts.get(signature.name, -1) + 1
+        op = self._recorded(func, signature, args, kwargs)
+        result = func(*args, **kwargs)
+        key = signature.name, number
+        if op is not None:
+            self._enter(key, op, signature, args, kwargs, result)
+            return result
+        for tensor in torch_common.tensors_in((args, kwargs)) if signature.collective else _tensors_at(signature.written, args, kwargs):
+            if _is_plain(tensor):
+                self._values.pop(torch_common.storage_key(tensor), None)
+        if self._observer is not None:
+            self._observer.on_allocation(key, [tensor for tensor in torch_common.tensors_in(result) if _is_plain(tensor)])
+        return result
+
+    def _recorded(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> Op | None:
+        """The call as it can be made again; None if it must not be."""
+        if not signature.again:
+            return None
+        written = {id(tensor) for tensor in _tensors_at(signature.written, args, kwargs)} if signature.written else ()
+        statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)} if signature.statistics else ()
+        inputs: dict[int, int] = {}
+        values: list[Value] = []
+        writes: set[int] = set()
+
+        def marked(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Generator):
+                raise _NotAgainError
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if not _is_plain(leaf) or leaf.is_conj() or leaf.is_neg():
+                raise _NotAgainError
+            if id(leaf) in statistics:
+                return Fresh(geometry_of(leaf), leaf.device)
+            entry = self._values.get(torch_common.storage_key(leaf))
+            if entry is not None:
+                number = inputs.setdefault(id(entry[0]), len(values))
+                if number == len(values):
+                    values.append(entry[0].looked_at())
+                if id(leaf) in written:
+                    writes.add(number)
+                return Made(number, geometry_of(leaf))
+            if id(leaf) not in written:
+                return Outside(leaf if isinstance(leaf, torch.nn.Parameter) else torch_common.detached_sharing_version(leaf), torch_autograd.version(leaf))
+            if signature.overwrites and leaf.numel() * leaf.itemsize == leaf.untyped_storage().nbytes():
+                return Fresh(geometry_of(leaf), leaf.device)
+            raise _NotAgainError
+
+        try:
+            given = mapped(marked, (args, kwargs))
+        except _NotAgainError:
+            return None
+        generators = Generators.now(tensors_of(None, args, kwargs)) if signature.draws else None
+        return Op(func, given, tuple(values), frozenset(writes), generators)
+
+    def _enter(self, key: OpKey, op: Op, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
+        """Note which storages hold what it made."""
+        given = {torch_common.storage_key(tensor) for tensor in tensors_of(None, args, kwargs) if _is_plain(tensor)}
+        old = given - {torch_common.storage_key(tensor) for tensor in _tensors_at(signature.written, args, kwargs)}
+        for storage in {torch_common.storage_key(tensor) for tensor in _statistics(signature, args, kwargs)}:
+            old.add(storage)
+            if (hidden := self._values.pop(storage, None)) is not None and self._observer is not None:
+                self._observer.on_hidden_write(hidden[0].key)
+        needs = tuple(need for each in op.inputs if each.held is None and (need := each.need()) is not None)
+        made: list[tuple[torch.Tensor, bool, ValueKey | None]] = []
+        for at, tensor in enumerate(tensors_of(result, args, kwargs)):
+            if not _is_plain(tensor) or (storage := torch_common.storage_key(tensor)) in old:
+                continue
+            old.add(storage)
+            need = Need(needs)
+            value = Value((*key, len(made)), op, need)
+            op.outputs.append((at, weakref.ref(value)))
+            if value.key in self._held:
+                value.hold(tensor)
+            before = self._values.get(storage)
+            made.append((tensor, storage not in given, None if before is None else before[0].key))
+            self._values[storage] = value, need, self._watched(tensor, storage)
+        for each in op.inputs:
+            each.users += 1
+        if self._observer is not None and made:
+            self._observer.on_call(key, [each.key for each in op.inputs], made)
+
+    def _watched(self, tensor: torch.Tensor, key: int) -> weakref.ref[Any]:
+        me = weakref.ref(self)
+
+        def gone(reference: weakref.ref[Any]) -> None:
+            tape = me()
+            if tape is not None and key in tape._values and tape._values[key][2] is reference:
+                del tape._values[key]
+
+        return weakref.ref(tensor.untyped_storage(), gone)
+
+    # --- what is saved ---------------------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """For `torch.autograd.graph.saved_tensors_hooks`."""
+        entry = self._values.get(torch_common.storage_key(tensor)) if _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg() else None
+        if entry is None:
+            return tensor
+        value, need, _ = entry
+        value.looked_at()
+        if self._observer is not None:
+            self._observer.on_save(value.key)
+        if value.held is not None or value.key not in self._dropped:
+            return tensor
+        return Saved(value, need, tensor, checked=self._checked)
+
+    @staticmethod
+    def unpack(packed: Any) -> torch.Tensor:
+        """For `torch.autograd.graph.saved_tensors_hooks`."""
+        return packed.unpacked() if isinstance(packed, Saved) else packed
+
+
+@contextlib.contextmanager
+def rematerializing(held: Collection[ValueKey], dropped: Collection[ValueKey], *, checked: bool = False, observer: Observer | None = None) -> Iterator[None]:
+    """Within, of what autograd saves, `dropped` is made again when backward asks for it; arguments as of `Tape`."""
+    tape = Tape(held, dropped, checked=checked, observer=observer)
+    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        yield
+
+
+class _NotAgainError(Exception):
+    """A call that must not be made again."""
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch_common.FakeTensor) or isinstance(tensor, torch.nn.Buffer)
+
+
+def _statistics(signature: _Signature, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Running statistics that the call writes to."""
+    if not signature.statistics or (signature.switch is not None and not _argument(signature.switch, args, kwargs)):
+        return []
+    return _tensors_at(signature.statistics, args, kwargs)

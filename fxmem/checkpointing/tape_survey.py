@@ -1,0 +1,71 @@
+"""What a model's forward comes down to: the calls of operators that can be made again, what each reads and makes, and what autograd saves of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.checkpointing.tape_values import OpKey, ValueKey
+from fxmem.planning.operators.choices import Call, Value
+
+__all__ = ["Survey"]
+
+
+class Survey:
+    """An `Observer` of a module's forward; of several, it tells of the last."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Survey:
+        return self  # copies of the module report to the same place
+
+    def begin(self) -> None:
+        """Forget what was seen."""
+        self._calls: list[tuple[OpKey, list[ValueKey], list[ValueKey]]] = []
+        self._storages: dict[ValueKey, ValueKey] = {}
+        self._allocated: dict[int, ValueKey] = {}
+        self._saved: set[ValueKey] = set()
+        self._overwritten: set[ValueKey] = set()
+        self._hidden: set[ValueKey] = set()
+
+    def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
+        """See `Observer`."""
+        for position, storage in enumerate(dict.fromkeys(map(torch_common.storage_key, tensors))):
+            self._allocated[storage] = (*key, position)
+
+    def on_hidden_write(self, key: ValueKey) -> None:
+        """See `Observer`. What it was cannot be made again in its place, so it is left as it is."""
+        self._hidden.add(key)
+
+    def on_call(self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]) -> None:
+        """See `Observer`."""
+        keys: list[ValueKey] = []
+        for position, (tensor, new, before) in enumerate(made):
+            keys.append((*key, position))
+            if before is not None:
+                self._overwritten.add(before)
+                storage = self._storages[before]
+            else:
+                storage = keys[-1] if new else self._allocated.get(torch_common.storage_key(tensor), keys[-1])
+            self._storages[keys[-1]] = storage
+        self._calls.append((key, sources, keys))
+
+    def on_save(self, key: ValueKey) -> None:
+        """See `Observer`."""
+        self._saved.add(key)
+
+    def found(self) -> tuple[list[Call], list[Value]]:
+        """The calls and what they made, in order."""
+        calls: list[Call] = []
+        values: list[Value] = []
+        index: dict[ValueKey, int] = {}
+        for (name, number), sources, made in self._calls:
+            for position, key in enumerate(made):
+                index[key] = len(values)
+                hidden = key in self._hidden
+                values.append(Value(len(calls), position, self._storages[key], key in self._saved and not hidden, hidden or key in self._overwritten))
+            calls.append(Call(name, number, tuple(dict.fromkeys(index[source] for source in sources)), tuple(index[key] for key in made)))
+        return calls, values

@@ -1,0 +1,304 @@
+"""Values that a tape has recorded, made again: what they are made from, by which operators, and what is at hand by now.
+
+A *value* is what a storage holds between two writes to it. Autograd holds a `Saved` for a tensor on it, which leads to the value, the operator that made
+it, that one's inputs and so on back to what is held or was there before; nothing else holds any of these, so they go when the last that needs them has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem.checkpointing.rng_states import Generators
+
+__all__ = ["Fresh", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "mapped", "tensors_of"]
+
+OpKey = tuple[str, int]
+"""An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
+ValueKey = tuple[str, int, int]
+"""The operator that made it, and the position among the values it made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, base: torch.Tensor) -> torch.Tensor:
+        """The tensor of this geometry in the storage of `base`."""
+        if base.dtype != self.dtype:
+            base = _whole_storage(base).view(self.dtype)
+        return base.as_strided(self.size, self.stride, self.offset)
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """How `tensor` lies in its storage."""
+    return Geometry(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+
+class Need:
+    """Somebody has yet to ask for a value, or for one that is made from it; until then it is held once it has been made."""
+
+    __slots__ = ("__weakref__", "inputs", "tensor")
+
+    def __init__(self, inputs: tuple[Need, ...]) -> None:
+        self.inputs = inputs
+        """What has to be made before."""
+        self.tensor: torch.Tensor | None = None
+
+
+class Value:
+    """What a storage holds between two writes to it."""
+
+    __slots__ = ("__weakref__", "held", "key", "need", "op", "users", "version")
+
+    def __init__(self, key: ValueKey, op: Op, need: Need) -> None:
+        self.key = key
+        self.op: Op | None = op
+        """What makes it; None if it is held."""
+        self.need = weakref.ref(need)
+        self.held: torch.Tensor | None = None
+        self.version: int | None = None
+        """Writes to it when it was first looked at: autograd counts one in place only when the operator has returned, which is later than it is held."""
+        self.users = 0
+        """Operators and saved tensors that need it."""
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Have it at hand from the start."""
+        self.held, self.op = torch_common.detached_sharing_version(tensor), None
+
+    def looked_at(self) -> Value:
+        """Itself; from now on it must not be written to if it is to be made anything from."""
+        if self.held is not None and self.version is None:
+            self.version = torch_autograd.version(self.held)
+        return self
+
+    def at_hand(self, made: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+        """A tensor on its storage, if it need not be made; `made`: what has been, by value's id."""
+        if self.held is not None:
+            if self.version is not None and torch_autograd.version(self.held) != self.version:
+                raise _written(f"what {self.key[0]} made, which the plan holds", self.held)
+            return self.held
+        need = self.need()
+        return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
+
+    def made_again(self) -> torch.Tensor:
+        """A tensor on its storage, made from what is at hand."""
+        made: dict[int, torch.Tensor] = {}
+        pending = [self]
+        while (found := self.at_hand(made)) is None:
+            op = pending[-1].op
+            assert op is not None  # what is held is at hand
+            missing = [each for each in op.inputs if each.at_hand(made) is None]
+            if missing:
+                pending += missing
+                continue
+            for output, tensor in op.run(made):
+                need = output.need()
+                if need is None:
+                    made[id(output)] = tensor
+                else:
+                    need.tensor, need.inputs = tensor, ()
+            while pending and pending[-1].at_hand(made) is not None:
+                pending.pop()
+        return found
+
+
+# --- what an operator was given ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The value with this number among the inputs."""
+
+    number: int
+    geometry: Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A tensor that was there before, or whose making is not recorded."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def read(self) -> torch.Tensor:
+        """It, as it was."""
+        freed = self.tensor.numel() and not self.tensor.untyped_storage().nbytes()  # as a sharded parameter is between the uses of its module
+        if torch_autograd.version(self.tensor) != self.version or freed:
+            raise _written("what the model reads", self.tensor)
+        return self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A tensor of which nothing is read, and which only the operator itself writes to."""
+
+    geometry: Geometry
+    device: torch.device
+
+    def allocated(self) -> torch.Tensor:
+        """An empty one."""
+        return torch.empty_strided(self.geometry.size, self.geometry.stride, dtype=self.geometry.dtype, device=self.device)
+
+
+class Op:
+    """A call of an operator, such that it can be made again.
+
+    Args:
+        func: the operator.
+        given: arguments and keyword arguments, with marks in place of tensors.
+        inputs: the values that `Made` counts.
+        written: those of them that it writes to.
+        generators: before it, if it draws.
+    """
+
+    __slots__ = ("func", "generators", "given", "inputs", "outputs", "written")
+
+    def __init__(self, func: Any, given: tuple[Any, Any], inputs: tuple[Value, ...], written: frozenset[int], generators: Generators | None) -> None:
+        self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
+        self.outputs: list[tuple[int, weakref.ref[Value]]] = []
+        """Values that it made, each with the position of a tensor on it in `tensors_of`."""
+
+    def run(self, made: Mapping[int, torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
+        """Make its values again, from inputs that are at hand."""
+        bases: list[torch.Tensor] = []
+        for number, value in enumerate(self.inputs):
+            base = value.at_hand(made)
+            assert base is not None
+            bases.append(_whole_storage(base).clone() if number in self.written and _is_shared(value) else base)
+
+        def real(mark: Any) -> Any:
+            match mark:
+                case Made():
+                    return mark.geometry.of(bases[mark.number])
+                case Outside():
+                    return mark.read()
+                case Fresh():
+                    return mark.allocated()
+            return mark
+
+        args, kwargs = mapped(real, self.given)
+        with contextlib.nullcontext() if self.generators is None else self.generators.meanwhile():
+            result = self.func(*args, **kwargs)
+        tensors = tensors_of(result, args, kwargs)
+        return [(output, tensors[at]) for at, reference in self.outputs if (output := reference()) is not None]
+
+
+def _is_shared(value: Value) -> bool:
+    """Whether others than the one who writes to it need it."""
+    return value.held is not None or value.users > 1
+
+
+def tensors_of(result: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Tensors that a call of an ATen operator gave and was given, in order."""
+    found: list[torch.Tensor] = []
+    _gather(result, found)
+    _gather(args, found)
+    for value in kwargs.values():
+        _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif type(value) in (tuple, list):
+        for item in value:
+            _gather(item, found)
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """What `function` makes of each leaf of an ATen operator's arguments: tuples, lists and a dict of keywords. `tree_map` takes several times as long."""
+    if type(value) in (tuple, list):
+        return type(value)([mapped(function, item) for item in value])
+    if type(value) is dict:
+        return {name: mapped(function, item) for name, item in value.items()}
+    return function(value)
+
+
+# --- what autograd holds ----------------------------------------------------------------------------------------------------
+
+
+class Saved:
+    """What stands for a tensor that autograd saves.
+
+    Args:
+        value: what it lies on.
+        need: of that value.
+        tensor: the tensor; looked at only.
+        checked: whether what is made again is held against its sums.
+    """
+
+    __slots__ = ("geometry", "need", "sums", "value")
+
+    def __init__(self, value: Value, need: Need, tensor: torch.Tensor, *, checked: bool) -> None:
+        self.value, self.geometry = value, geometry_of(tensor)
+        self.need: Need | None = need
+        self.sums = _sums(tensor) if checked else None
+        value.users += 1
+
+    def unpacked(self) -> torch.Tensor:
+        """The tensor."""
+        with torch.no_grad(), _no_autocast():
+            found = self.geometry.of(self.value.made_again())
+            if self.sums is not None and not _alike(self.sums, _sums(found)):
+                raise RuntimeError(
+                    f"made again, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it was: something has written to it that "
+                    "the dispatcher does not know of, a kernel called through its address for one. fxmem.uncheckpoint(model), or plan with another application"
+                )
+        self.need = self.sums = None
+        return found
+
+
+def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Two numbers that tell other contents; None for FakeTensors, and for types that cannot be added up. No temporary of the tensor's size."""
+    if isinstance(tensor, torch_common.FakeTensor) or not tensor.numel():
+        return None
+    if not tensor.is_floating_point():
+        return torch.stack([torch.count_nonzero(tensor)]).double()
+    if tensor.dtype.itemsize < 2:
+        return None
+    kind = torch.float32 if tensor.dtype.itemsize < 4 and tensor.is_cuda else None
+    return torch.stack([tensor.sum(dtype=kind), torch.linalg.vector_norm(tensor, 1, dtype=kind)]).double()
+
+
+def _alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
+    """To a thousandth: kernels that add atomically do not give the same bits twice."""
+    return now is not None and torch.allclose(before, now, rtol=0, atol=1e-3 * max(float(before.nan_to_num().abs().max()), 1e-30), equal_nan=True)
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------------
+
+
+def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+    return tensor.as_strided((count,), (1,), 0)
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """What was recorded is what autocast had made of the program."""
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def _written(what: str, tensor: torch.Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was made from it cannot be made again; "
+        "fxmem.uncheckpoint(model), or plan with another application"
+    )

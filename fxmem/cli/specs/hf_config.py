@@ -1,0 +1,115 @@
+"""A transformers model from its configuration: the class, its config's defaults or a local file, and settings written over them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxmem.cli.specs.recipes import Recipe, library, unknown_setting
+from fxmem.errors import UsageError
+from fxmem.records import json_reader
+from fxmem.simulation.user_code import closest, one_line
+
+__all__ = ["from_transformers"]
+
+
+def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
+    """What `hf:NAME` names: a model class, or the `config.json` that names one. Raises: UsageError, EnvironmentLacksError."""
+    transformers = library("transformers")
+    values: dict[str, Any] = {}
+    if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
+        name, values = _read_config(Path(name))
+    model_class = _transformers_class(transformers, name)
+    config_class = model_class.config_class
+    notes = []
+    if values.pop("quantization_config", None) is not None:
+        notes.append("quantization_config is left out: the weights are those of training, not quantized")
+    try:
+        defaults = config_class.from_dict(copy.deepcopy(values))
+    except Exception as error:
+        raise UsageError(f"{config_class.__name__} takes no such configuration: {one_line(error)}") from error
+    for key, value in settings.items():
+        _set_field(values, defaults, key.split("."), value, f"hf:{name}")
+    try:
+        config = config_class.from_dict(copy.deepcopy(values))
+    except Exception as error:
+        raise UsageError(f"{config_class.__name__} takes no such settings: {one_line(error)}") from error
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if dtype != torch.float32:
+        notes.append(f"weights in {str(dtype).removeprefix('torch.')}, as the config says")
+    return Recipe(functools.partial(_with_default_dtype, dtype, model_class, config), functools.partial(_fields, config), tuple(notes))
+
+
+def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The class a `config.json` names and its fields."""
+    path = path / "config.json" if os.path.isdir(path) else path
+    expected = "expected a local config.json (fxmem downloads none)"
+    values = json_reader.parsed(json_reader.read(path, expected), path, expected)
+    architectures = values.get("architectures") if isinstance(values, dict) else None
+    if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
+        raise UsageError(f'{path} names no model class; add one, e.g. "architectures": ["LlamaForCausalLM"]')
+    return architectures[0], values
+
+
+def _transformers_class(transformers: Any, name: str) -> Any:
+    if name.startswith("Auto"):
+        raise UsageError(f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a local config.json")
+    if not name.isidentifier():
+        raise UsageError(f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; fxmem downloads nothing")
+    found = getattr(transformers, name, None)
+    if found is None:
+        names = [n for n in dir(transformers) if re.search(r"(Model|For[A-Z]\w*)$", n) and not n.startswith(("Auto", "_"))]
+        raise UsageError(f"transformers has no model class {name!r}{closest(name, names, otherwise='; expected one like LlamaForCausalLM')}")
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
+        raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
+    return found
+
+
+def _set_field(values: dict[str, Any], config: Any, path: Sequence[str], value: Any, spec: str) -> None:
+    """Write one setting into the fields a config is made of; `config` is the config made of them without it."""
+    head, *rest = path
+    known = _fields(config)
+    if head not in known and head not in getattr(config, "attribute_map", {}):
+        raise unknown_setting(spec, head, known)
+    current = getattr(config, head, None)
+    is_config = hasattr(current, "to_diff_dict")
+    if not rest and not (is_config and isinstance(value, Mapping)):
+        values[head] = value
+        return
+    written = values.get(head)
+    if is_config:
+        inner = values[head] = dict(written) if isinstance(written, Mapping) else _difference(current)
+        for inner_path, inner_value in [(rest, value)] if rest else [([key], value[key]) for key in value]:
+            _set_field(inner, current, inner_path, inner_value, f"{spec} {head}")
+    elif len(rest) == 1 and (current is None or isinstance(current, Mapping)):
+        values[head] = {**(written or current or {}), rest[0]: value}
+    else:
+        raise UsageError(f"{spec} has no setting {'.'.join(path)!r}: {head} is {current!r}")
+
+
+def _difference(config: Any) -> dict[str, Any]:
+    """The fields in which a sub-config differs from its class's defaults: what it takes to make it again.
+
+    Derived fields (a head size, a list of layer types) are those of the defaults and so stay out, to be derived anew.
+    """
+    defaults = type(config)().to_dict()
+    fields = {key: value for key, value in config.to_dict().items() if key not in defaults or defaults[key] != value}
+    return fields | {"model_type": config.model_type}
+
+
+def _fields(config: Any) -> list[str]:
+    """Names of a config's fields."""
+    names = {*config.to_dict(), *vars(config), "num_labels", "attn_implementation"} - {"model_type", "transformers_version"}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _with_default_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:
+    torch.set_default_dtype(dtype)  # `construct` puts the default back
+    return model_class(config)

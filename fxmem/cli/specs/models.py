@@ -1,0 +1,214 @@
+"""A model built from its spec."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import json
+import re
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from fxmem.cli.specs.hf_config import from_transformers
+from fxmem.cli.specs.recipes import Recipe, described, from_own_code, from_timm, from_torchvision, library, unknown_setting
+from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
+from fxmem.simulation.user_code import (
+    chain,
+    construct,
+    construct_with_values,
+    failure,
+    importable,
+    is_reference,
+    one_line,
+    process_unchanged,
+    without_network,
+)
+
+__all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
+
+SPEC_FORMS = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+"""The forms of a model spec, for messages and help."""
+
+_WEIGHTS_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A module made from a spec, and how it was made.
+
+    Its parameters and buffers are on meta, unless the spec named a module that existed already.
+    """
+
+    module: torch.nn.Module
+    spec: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    mode: Literal["train", "infer"] = "train"
+    built_on: Literal["meta", "cpu"] = "meta"
+    """Where its constructor ran; a note says why if that was the CPU."""
+    channels_last: bool = False
+    notes: tuple[str, ...] = ()
+    """What the reader of a result should know about how the model was built."""
+
+    @property
+    def weights_dtype(self) -> torch.dtype | None:
+        """dtype of the first floating-point parameter; None without one."""
+        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """`["a=1", "b=true", "c=[1,2]", "d.e=text"]` to a dict: values are JSON if they parse, else Python literals, else text.
+
+    Raises:
+        UsageError: no `=`, a key that is no (dotted) name, or a key given twice.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise UsageError(f"expected KEY=VALUE with KEY a name like width or text_config.hidden_size, got {text!r}")
+        if key in settings:
+            raise UsageError(f"setting {key!r} is given twice")
+        settings[key] = _parse_value(value)
+    return settings
+
+
+def build_model(
+    spec: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    mode: Literal["train", "infer"] = "train",
+    weights_dtype: Literal["bf16", "fp16"] | None = None,
+    channels_last: bool = False,
+    device: Literal["meta", "cpu"] = "meta",
+) -> BuiltModel:
+    """Build the model that `spec` names without allocating its weights.
+
+    Args:
+        spec: One of `SPEC_FORMS`.
+        settings: Keyword arguments of the factory; for `hf:` fields of the config, dotted for those of a sub-config.
+        mode: Sets the training flags. In `train`, `use_cache` of a transformers config is switched off: a key-value
+            cache serves generation only.
+        weights_dtype: Casts floating-point parameters and buffers, as `module.to(dtype)` does. None keeps the dtype the
+            constructor chose; a `dtype` in a transformers config counts.
+        channels_last: Lays 4-D parameters and buffers out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`.
+        device: "meta", or "cpu" to build it for real, initialised.
+
+    Tied parameters stay tied. Random states, default dtype and device, grad mode and `sys.path` are left as they were.
+    A module that already exists (`pkg.mod:instance`) is changed in place.
+
+    Raises:
+        UsageError: a spec, model, file, name or setting that cannot be understood.
+        EnvironmentLacksError: a library is not installed.
+        AnalysisError: the model's own code raised.
+    """
+    settings = dict(settings or {})
+    with process_unchanged():
+        if spec.startswith("hf:"):
+            module, built_on, notes = _build_from_collection(functools.partial(from_transformers, spec[3:]), spec, settings, device)
+            if mode == "train":
+                _switch_cache_off(module)
+        elif spec.startswith("torchvision:"):
+            module, built_on, notes = _build_from_collection(functools.partial(from_torchvision, spec[12:]), spec, settings, device)
+        elif spec.startswith("timm:"):
+            module, built_on, notes = _build_from_collection(functools.partial(from_timm, spec[5:]), spec, settings, device)
+        elif is_reference(spec):
+            with importable(spec):
+                module, built_on, notes = _build(from_own_code(spec, settings), spec, settings, device)
+        else:
+            raise UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_where_it_might_be(spec)}")
+        module.train(mode == "train")
+        if weights_dtype is not None:
+            module.to(_WEIGHTS_DTYPES[weights_dtype])
+        if channels_last:
+            _lay_channels_last(module)
+    return BuiltModel(module, spec, settings, mode, built_on, channels_last, notes)
+
+
+# --- making the module ------------------------------------------------------------------------------------------------------
+
+
+def _build_from_collection(
+    recipe: Callable[[Mapping[str, Any]], Recipe], spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
+) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+    with without_network(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a collection's warnings about initial weights do not concern a model without any
+        return _build(recipe(settings), spec, settings, device)
+
+
+def _build(
+    recipe: Recipe, spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
+) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
+    module: object
+    built_on: Literal["meta", "cpu"]
+    notes: tuple[str, ...]
+    try:
+        if device == "cpu":
+            module, built_on, notes = construct_with_values(recipe.make), device, ()
+        else:
+            module, built_on, notes = construct(recipe.make)
+    except FxmemError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _construction_error(error, recipe, spec, settings) from error
+    if not isinstance(module, torch.nn.Module):
+        first = " whose first item is one: return the module alone" if isinstance(module, tuple | list) and _has_module_first(module) else ""
+        raise UsageError(f"{spec} returned {described(module)}{first}; expected a torch.nn.Module")
+    return module, built_on, recipe.notes + notes
+
+
+def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
+    if any(isinstance(link, ConnectionError) for link in chain(error)):
+        return UsageError(f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their configuration alone")
+    unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
+    if unexpected is not None and unexpected[1] in settings:
+        return unknown_setting(spec, unexpected[1], recipe.known_settings())
+    return failure(error, spec)
+
+
+def _switch_cache_off(module: torch.nn.Module) -> None:
+    for part in module.modules():  # decoders hold configs of their own
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            typing.cast(Any, part.config).use_cache = False
+
+
+def _lay_channels_last(module: torch.nn.Module) -> None:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not is_lazy(tensor) and tensor.dim() in formats:
+            tensor.data = tensor.data.contiguous(memory_format=formats[tensor.dim()])
+
+
+# --- settings and messages --------------------------------------------------------------------------------------------------
+
+
+def _parse_value(text: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(text)
+    return text
+
+
+def _where_it_might_be(name: str) -> str:
+    if re.fullmatch(r"\w+Model|\w+For\w+", name):
+        return f"; did you mean hf:{name}?"
+    if name.endswith(".py"):
+        return f"; name the function or class in it that makes the model: {name}:NAME"
+    if not re.fullmatch(r"[\w.]+", name):
+        return ""
+    for package, module in (("torchvision", "torchvision.models"), ("timm", "timm")):
+        with contextlib.suppress(EnvironmentLacksError):
+            if name.partition(".")[0] in library(package, module).list_models():
+                return f"; did you mean {package}:{name}?"
+    return ""
+
+
+def _has_module_first(items: Sequence[object]) -> bool:
+    return len(items) > 0 and isinstance(items[0], torch.nn.Module)

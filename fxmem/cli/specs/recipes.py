@@ -1,0 +1,135 @@
+"""What a model spec names in torchvision, in timm and in code of one's own, and how it is made."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.simulation.user_code import closest, load, one_line
+
+__all__ = ["Recipe", "described", "from_own_code", "from_timm", "from_torchvision", "library", "unknown_setting"]
+
+_WEIGHT_SETTINGS = {
+    "torchvision": {"weights", "weights_backbone", "pretrained", "pretrained_backbone"},
+    "timm": {"pretrained", "checkpoint_path", "cache_dir"},
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A spec understood: `make` takes no arguments and makes the module; everything it needs is imported already."""
+
+    make: Callable[[], object]
+    known_settings: Callable[[], Sequence[str]]
+    """Names a setting may have, for a message."""
+    notes: tuple[str, ...] = ()
+
+
+def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:
+    """What `torchvision:NAME` names. Raises: UsageError, EnvironmentLacksError."""
+    models = library("torchvision", "torchvision.models")
+    names = models.list_models()
+    if name not in names:
+        raise UsageError(f"torchvision has no model {name!r}{closest(name, names, otherwise='; see torchvision.models.list_models()')}")
+    _refuse_weights("torchvision", settings)
+    builder = models.get_model_builder(name)
+    nothing = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
+    return Recipe(functools.partial(builder, **nothing, **settings), functools.partial(_keywords, builder))
+
+
+def from_timm(name: str, settings: Mapping[str, Any]) -> Recipe:
+    """What `timm:NAME` names; weights after the dot are not loaded. Raises: UsageError, EnvironmentLacksError."""
+    timm = library("timm")
+    if ":" in name or not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}{closest(name, timm.list_models(), otherwise='; see timm.list_models()')}")
+    architecture, _, tag = name.partition(".")
+    tagged = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in tagged:
+        raise UsageError(f"timm has no {name!r}{closest(name, tagged, otherwise='; weights are not loaded, so the part after the dot can go')}")
+    _refuse_weights("timm", settings)
+    return Recipe(functools.partial(timm.create_model, name, pretrained=False, **settings), functools.partial(_keywords, timm.model_entrypoint(name)))
+
+
+def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
+    """What `pkg.mod:NAME` or `file.py:NAME` names, while it can be imported. Raises: UsageError, and AnalysisError where the code itself raises."""
+    factory = load(spec)
+    if isinstance(factory, torch.nn.Module):
+        if settings:
+            raise UsageError(f"{spec} is a module already, it takes no settings; name a class or a function")
+        return Recipe(lambda: factory, tuple)
+    if not callable(factory):
+        raise UsageError(f"{spec} is {described(factory)}; expected an nn.Module class, a function that returns a module, or a module")
+    _check_keywords(factory, spec, settings)
+    return Recipe(functools.partial(factory, **settings), functools.partial(_keywords, factory))
+
+
+def library(package: str, module: str | None = None) -> Any:
+    """A collection, or a module of it. Raises: EnvironmentLacksError."""
+    try:
+        found = importlib.import_module(package)
+        return importlib.import_module(module) if module else found
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        what = f"{package} is not installed" if missing else f"{package} cannot be imported ({one_line(error)})"
+        raise EnvironmentLacksError(f'{what}; pip install "fxmem[zoo]"') from error
+
+
+def unknown_setting(spec: str, key: str, known: Sequence[str]) -> UsageError:
+    """The error of a setting that a model does not have."""
+    return UsageError(f"{spec} has no setting {key!r}{closest(key, known)}; it has {', '.join(known) or 'none'}")
+
+
+def described(value: object) -> str:
+    """What a spec named instead of a module, in words."""
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _refuse_weights(collection: str, settings: Mapping[str, Any]) -> None:
+    for key in sorted(_WEIGHT_SETTINGS[collection] & settings.keys()):
+        raise UsageError(f"setting {key!r} is about weights; fxmem never loads any, leave it out")
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """Keyword arguments of a factory; where it passes `**kwargs` on, also those of the module class it says it returns."""
+    signature = _signature(function)
+    if signature is None:
+        return []
+    parameters = signature.parameters.values()
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    made = signature.return_annotation
+    if any(p.kind is p.VAR_KEYWORD for p in parameters) and isinstance(made, type) and issubclass(made, torch.nn.Module):
+        names |= {p.name for p in inspect.signature(made).parameters.values() if p.default is not p.empty}  # the factory gives the others
+    return sorted(names - set().union(*_WEIGHT_SETTINGS.values()))
+
+
+def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[str, Any]) -> None:
+    signature = _signature(factory)
+    if signature is None:
+        return
+    parameters = signature.parameters.values()
+    known = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for key in settings:
+            if key not in known:
+                raise unknown_setting(spec, key, sorted(known))
+    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in settings]
+    if missing:
+        if hasattr(factory, "config_class"):
+            raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")
+        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. --set {missing[0]}=VALUE")

@@ -1,0 +1,80 @@
+"""`fxmem compare`."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+
+from fxmem.cli.options import add_step, add_target, is_report, loaded_or_analyzed
+from fxmem.cli.output import add_text, check_output, json_or, layout
+from fxmem.cli.parser import Parser
+from fxmem.errors import UsageError
+
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+
+BRIEF = "what grew from one step to another"
+DESCRIPTION = (
+    "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they are made of, the phases, and what "
+    "changed by module and by node; of two reports, needs no torch. The step's options apply to both sides, those after --with to the second alone."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be asked of it."""
+    add_step(parser, or_report=True)
+    second = "what to compare it with: another report or model (default: the same model, with the options of --with)"
+    parser.add_argument("second", metavar="MODEL|REPORT.json", nargs="?", help=second)
+    add_target(parser)
+    changed = "an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or set=width=64; repeatable"
+    parser.add_argument("--with", action="append", default=[], metavar="OPTION[=VALUE]", dest="changes", help=changed)
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first (default 8)")
+    add_text(parser, "comparison")
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    from fxmem.memory.comparison import compare
+    from fxmem.show.text import comparison as comparison_reporting
+
+    check_output(options)
+    if options.top < 0:
+        raise UsageError(f"expected --top of at least 0, got {options.top}")
+    other = _second(options)
+    before, _ = loaded_or_analyzed(options)
+    after, _ = loaded_or_analyzed(other)
+    comparison = compare(before, after)
+
+    def text() -> str:
+        return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
+
+    return 0, json_or(options, comparison.to_json(), text)
+
+
+def _second(options: argparse.Namespace) -> argparse.Namespace:
+    """The options of the second step: the first's, but for the model and what --with says."""
+    model = options.second or options.model
+    if options.second is None and not options.changes:
+        raise UsageError("expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE for the same model with another option")
+    if options.changes and is_report(model):
+        raise UsageError(f"expected --with for a model, but {model!r} is a report: what it says was fixed when it was written")
+    if options.model == "-" and model == "-":
+        raise UsageError("expected stdin (-) for one of the two, got it for both")
+    parser = Parser(prog=options.parser.prog, add_help=False)
+    add_step(parser, or_report=True)
+    add_target(parser)
+    words, other = [model], copy.copy(options)
+    for change in options.changes:
+        name, equals, value = change.partition("=")
+        words.append(f"--{name}" + (f"={value}" if equals else ""))
+    names = {word.partition("=")[0] for word in words[1:]}
+    if "--input" in names:
+        other.input, other.batch = [], None
+    if "--batch" in names:
+        other.input = []
+    keys = {change.split("=")[1] for change in options.changes if change.startswith("set=")}
+    other.settings = [text for text in options.settings if text.partition("=")[0] not in keys]
+    _, rest = parser.parse_known_args(words, namespace=other)
+    if rest:
+        parser.error(f"--with {rest[0].removeprefix('--')}: expected an option of the step")
+    return other

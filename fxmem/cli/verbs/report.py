@@ -1,0 +1,72 @@
+"""`fxmem report`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxmem.cli.options import add_step, add_target, check_budget, loaded_or_analyzed
+from fxmem.cli.output import check_file
+from fxmem.cli.verbs.graph import RENDERERS
+from fxmem.cli.verbs.timeline import add_comparison, budget_of, planned_step
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxmem.records.plan import Plan
+    from fxmem.records.profile import Profile
+
+__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+
+BRIEF = "one HTML page with everything, for others to read"
+DESCRIPTION = "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML page; of a report, needs no torch."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be asked of it."""
+    add_step(parser, or_report=True)
+    add_target(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.html", help="what to write")
+    parser.add_argument("--plan", metavar="PLAN.json", help="a plan for this step, which `fxmem plan --json` wrote: shown before and after")
+    add_comparison(parser)
+    parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes the graph may have; 0 leaves it out (default 400)")
+    parser.add_argument("--renderer", choices=RENDERERS, default="auto", help="what lays out the graph; see `fxmem graph` (default auto)")
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Exit code and text for stdout."""
+    from fxmem.memory import report_reader
+    from fxmem.memory.allocator import settings_of
+    from fxmem.records.files import write_text
+    from fxmem.show import html
+
+    check_file("--output", options.output, (".html", ".htm"))
+    if options.max_boxes < 0:
+        raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
+    check_budget(options)
+    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
+    report, timeline = loaded_or_analyzed(options)
+    after_profile, after = planned_step(options, report)
+    if plan is not None:
+        _check_same_step(options.plan, plan, report)
+    text = html.html(
+        report,
+        timeline,
+        budget_bytes=budget_of(options, timeline.peak),
+        plan=plan,
+        after=after,
+        after_profile=after_profile,
+        graph=options.max_boxes > 0,
+        renderer=options.renderer,
+        max_boxes=max(options.max_boxes, 1),
+        settings=settings_of(os.environ),
+    )
+    write_text(Path(options.output), text)
+    return 0, ""
+
+
+def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
+    theirs = (plan.inputs, plan.step, plan.target.name)
+    if theirs != (report.inputs, report.step, report.target.name) or any(region.last_node > len(report.nodes) for region in plan.all_regions()):
+        raise UsageError(f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another target: plan it anew")

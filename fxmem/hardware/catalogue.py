@@ -1,0 +1,371 @@
+"""The machines a prediction can be made for: the CPU and a catalogue of NVIDIA cards.
+
+What a card decides: whether the step fits (total memory), which kernels run (compute capability), and what cuDNN
+answers when it is asked for a workspace (the device properties).
+
+Figures and where they come from
+- Limits of an architecture: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the same
+  numbers as code in NVIDIA/cccl, `libcudacxx/include/cuda/__device/arch_traits.h`.
+- Total memory is what the driver reports (`cudaDeviceProp.totalGlobalMem`, `torch.cuda.mem_get_info()[1]`), less
+  than the memory on the board and less than nvidia-smi shows. It moves by a few per cent with driver, operating
+  system and ECC, so a figure seen with a recent Linux driver is taken, and each card's `source` says where it was
+  seen. To predict for exactly your card, write its figure into a target file (`load_target`).
+- Multiprocessors, clocks and L2 size: the same device queries; the RTX 4080's clock is NVIDIA's published boost clock.
+- What a process takes of the card beside the allocator's segments: measurements only, `context_sizes.json` beside this file. Each row names
+  its source; `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter
+
+from fxmem.errors import UsageError
+from fxmem.records import json_reader
+from fxmem.records.profile import Bytes, Record, Target
+
+__all__ = [
+    "CATALOGUE",
+    "CONTEXT_SIZES",
+    "Card",
+    "ContextSize",
+    "DeviceProperties",
+    "context_size",
+    "device_properties",
+    "known_context_sizes",
+    "load_target",
+    "names",
+    "target",
+]
+
+MIB = 1 << 20
+
+
+class DeviceProperties(Record):
+    """What cuDNN (9.8 and later) wants to know of a device that is not there.
+
+    `as_dict()` is the JSON of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`: 23 keys, all required. Of these, in
+    practice, only the compute capability moves cuDNN's answers.
+    """
+
+    device_ver: int = Field(serialization_alias="deviceVer")
+    """100 x major + 10 x minor compute capability."""
+    multi_processor_count: int = Field(serialization_alias="multiProcessorCount")
+    warp_size: int = Field(default=32, serialization_alias="warpSize")
+    """Threads."""
+    max_shared_memory_per_block: int = Field(default=49152, serialization_alias="maxSharedMemoryPerBlock")
+    """Bytes, without opting in."""
+    max_shared_memory_per_block_optin: int = Field(serialization_alias="maxSharedMemoryPerBlockOptin")
+    """Bytes."""
+    reserved_shared_memory_per_block: int = Field(serialization_alias="reservedSharedMemoryPerBlock")
+    """Bytes the driver keeps for itself."""
+    max_registers_per_sm: int = Field(default=65536, serialization_alias="maxRegistersPerSM")
+    max_ctas_per_sm: int = Field(serialization_alias="maxCtasPerSM")
+    """Resident thread blocks."""
+    max_threads_per_block: int = Field(default=1024, serialization_alias="maxThreadsPerBlock")
+    max_threads_per_sm: int = Field(serialization_alias="maxThreadsPerSM")
+    regs_per_block: int = Field(default=65536, serialization_alias="regsPerBlock")
+    total_global_mem: Bytes = Field(serialization_alias="totalGlobalMem")
+    sm_clock_rate_khz: int = Field(serialization_alias="smClockRateKHz")
+    mem_clock_rate_khz: int = Field(serialization_alias="memClockRateKHz")
+    l2_cache_size: Bytes = Field(serialization_alias="l2CacheSize")
+    max_block_size: tuple[int, int, int] = Field(default=(1024, 1024, 64), serialization_alias="maxBlockSize")
+    """Threads in x, y, z."""
+    max_grid_size: tuple[int, int, int] = Field(default=(2147483647, 65535, 65535), serialization_alias="maxGridSize")
+    """Blocks in x, y, z."""
+    support_coop_launch: int = Field(default=1, serialization_alias="supportCoopLaunch")
+    """0 or 1."""
+    pci_device_id: int = Field(default=0, serialization_alias="pciDeviceId")
+    is_tcc_driver: int = Field(default=0, serialization_alias="isTccDriver")
+    """0 or 1."""
+    cuda_device_id: int = Field(default=0, serialization_alias="cudaDeviceId")
+    driver_ver: int = Field(default=13000, serialization_alias="driverVer")
+    """1000 x major + 10 x minor CUDA version of the driver."""
+    device_name: str = Field(serialization_alias="deviceName")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same under cuDNN's names, ready for `json.dumps`."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+class Card(Record):
+    """A catalogue entry: a target and what else is known of its card."""
+
+    target: Target
+    aliases: tuple[str, ...] = ()
+    """Other names people give it."""
+    multi_processors: int = 0
+    sm_clock_mhz: int = 0
+    memory_clock_mhz: int = 0
+    l2_bytes: Bytes = 0
+    source: str = ""
+    """Where the memory figure was seen."""
+
+
+class ContextSize(Record):
+    """What one process takes of a card beside the allocator's segments: the CUDA context, loaded kernels, the libraries' handles."""
+
+    card: str
+    """As the driver names it."""
+    torch: str
+    """Release of torch, e.g. `2.11`."""
+    cuda: str = ""
+    """CUDA release torch was built for; empty where the source does not say."""
+    nbytes: Bytes
+    """Once the libraries that a training step needs are loaded. A model with more kinds of kernels takes somewhat more: they are loaded as
+    they are first used."""
+    source: str
+
+
+class _Architecture(Record):
+    """Limits that all cards of one compute capability share."""
+
+    shared_memory_per_sm: Bytes
+    reserved_shared_memory: Bytes
+    """Per block; what a block can opt in to is `shared_memory_per_sm` less this."""
+    blocks_per_sm: int
+    threads_per_sm: int
+
+
+_ARCHITECTURES = {
+    (major, minor): _Architecture(shared_memory_per_sm=kib << 10, reserved_shared_memory=reserved, blocks_per_sm=blocks, threads_per_sm=threads)
+    for (major, minor), kib, reserved, blocks, threads in (
+        ((7, 0), 96, 0, 32, 2048),
+        ((7, 5), 64, 0, 16, 1024),
+        ((8, 0), 164, 1024, 32, 2048),
+        ((8, 6), 100, 1024, 16, 1536),
+        ((8, 9), 100, 1024, 24, 1536),
+        ((9, 0), 228, 1024, 32, 2048),
+        ((10, 0), 228, 1024, 32, 2048),
+        ((12, 0), 100, 1024, 24, 1536),
+    )
+}
+
+
+def _card(
+    name: str,
+    full_name: str,
+    capability: tuple[int, int],
+    memory_bytes: int,
+    *,
+    sms: int,
+    clocks_mhz: tuple[int, int],
+    l2_bytes: int,
+    source: str,
+    aliases: tuple[str, ...] = (),
+) -> Card:
+    sm_clock, memory_clock = clocks_mhz
+    return Card(
+        target=Target(name=name, device="cuda", full_name=full_name, memory_bytes=memory_bytes, capability=capability),
+        aliases=aliases,
+        multi_processors=sms,
+        sm_clock_mhz=sm_clock,
+        memory_clock_mhz=memory_clock,
+        l2_bytes=l2_bytes,
+        source=source,
+    )
+
+
+def _xla(file: str) -> str:
+    return f"openxla/xla, xla/backends/gpu/target_config/specs/{file}.txtpb"
+
+
+def _query(driver: str) -> str:
+    return f"deviceQuery, driver for CUDA {driver}"
+
+
+CATALOGUE: dict[str, Card] = {
+    card.target.name: card
+    for card in (
+        Card(target=Target(name="cpu", device="cpu", full_name="CPU")),
+        _card("t4", "Tesla T4", (7, 5), 15_642_329_088, sms=40, clocks_mhz=(1590, 5001), l2_bytes=4 * MIB, source=_query("12.5")),
+        _card(
+            "v100", "Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, sms=80, clocks_mhz=(1530, 877), l2_bytes=6 * MIB, source=_xla("v100"),
+            aliases=("v100-16gb",),
+        ),
+        _card("v100-32gb", "Tesla V100-SXM2-32GB", (7, 0), 34_072_559_616, sms=80, clocks_mhz=(1530, 877), l2_bytes=6 * MIB, source=_query("12.9")),
+        _card("rtx3080", "NVIDIA GeForce RTX 3080", (8, 6), 10_472_390_656, sms=68, clocks_mhz=(1710, 9501), l2_bytes=5 * MIB, source=_query("12.0")),
+        _card("rtx3090", "NVIDIA GeForce RTX 3090", (8, 6), 25_414_860_800, sms=82, clocks_mhz=(1740, 9751), l2_bytes=6 * MIB, source=_query("12.2")),
+        _card(
+            "rtx4080", "NVIDIA GeForce RTX 4080", (8, 9), 16_049 * MIB, sms=76, clocks_mhz=(2505, 11201), l2_bytes=64 * MIB,
+            source="torch.cuda.get_device_properties, whole MiB",
+        ),
+        _card("rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 25_250_627_584, sms=128, clocks_mhz=(2520, 10501), l2_bytes=72 * MIB, source=_query("13.0")),
+        _card(
+            "rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 33_677_180_928, sms=170, clocks_mhz=(2655, 14001), l2_bytes=96 * MIB,
+            source=f"{_query('12.8')}; github.com/aikitoria/open-gpu-kernel-modules/issues/1",
+        ),
+        _card("a10", "NVIDIA A10", (8, 6), 23_696_375_808, sms=72, clocks_mhz=(1695, 6251), l2_bytes=6 * MIB, source=_query("12.8")),
+        _card(
+            "a10g", "NVIDIA A10G", (8, 6), 22_587 * MIB, sms=80, clocks_mhz=(1710, 6251), l2_bytes=6 * MIB,
+            source="torch.cuda.get_device_properties, whole MiB",
+        ),
+        _card(
+            "a100", "NVIDIA A100-SXM4-40GB", (8, 0), 42_298_834_944, sms=108, clocks_mhz=(1410, 1215), l2_bytes=40 * MIB,
+            source=f"{_xla('a100_sxm_40')}; github.com/bottlerocket-os/bottlerocket/pull/3873", aliases=("a100-40gb",),
+        ),
+        _card("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 85_100_068_864, sms=108, clocks_mhz=(1410, 1593), l2_bytes=40 * MIB, source=_xla("a100_sxm_80")),
+        _card("a6000", "NVIDIA RTX A6000", (8, 6), 51_041_271_808, sms=84, clocks_mhz=(1800, 8001), l2_bytes=6 * MIB, source=_xla("a6000")),
+        _card("l4", "NVIDIA L4", (8, 9), 23_612_293_120, sms=58, clocks_mhz=(2040, 6251), l2_bytes=48 * MIB, source=_query("12.0")),
+        _card("l40s", "NVIDIA L40S", (8, 9), 47_576_711_168, sms=142, clocks_mhz=(2520, 9001), l2_bytes=96 * MIB, source=_query("12.4")),
+        _card(
+            "h100", "NVIDIA H100 80GB HBM3", (9, 0), 84_942_979_072, sms=132, clocks_mhz=(1980, 2619), l2_bytes=50 * MIB, source=_xla("h100_sxm"),
+            aliases=("h100-sxm", "h100-80gb"),
+        ),
+        _card("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 84_942_979_072, sms=114, clocks_mhz=(1755, 1593), l2_bytes=50 * MIB, source=_xla("h100_pcie")),
+        _card(
+            "h100-nvl", "NVIDIA H100 NVL", (9, 0), 99_456_909_312, sms=132, clocks_mhz=(1785, 2619), l2_bytes=60 * MIB,
+            source="torch.cuda.get_device_properties, CUDA 12.4; other machines report up to 93.1 GiB",
+        ),
+        _card(
+            "h200", "NVIDIA H200", (9, 0), 150_110_011_392, sms=132, clocks_mhz=(1980, 3201), l2_bytes=60 * MIB,
+            source="torch.cuda.get_device_properties; torch's out-of-memory messages say 139.80 GiB",
+        ),
+        _card("b200", "NVIDIA B200", (10, 0), 191_514_411_008, sms=148, clocks_mhz=(1965, 3996), l2_bytes=132_644_864, source=_xla("b200")),
+        _card(
+            "gh200", "NVIDIA GH200 120GB", (9, 0), 101_468_602_368, sms=132, clocks_mhz=(1980, 2619), l2_bytes=60 * MIB,
+            source=f"{_query('12.9')}; the 96 GB HBM3 model", aliases=("gh200-96gb", "gh200-480gb"),
+        ),
+    )
+}  # fmt: skip
+"""Every target known by name."""
+
+
+def names() -> tuple[str, ...]:
+    """Names `target` accepts, in the order of the catalogue."""
+    return tuple(CATALOGUE)
+
+
+def target(name: str) -> Target:
+    """The target of that name, whatever its case, dashes, underscores and spaces.
+
+    Also understood: the name a driver gives the card (`NVIDIA H100 80GB HBM3`), common other names (`4090`,
+    `a100-40gb`), and the path of a target file, recognised by `.json` (see `load_target`).
+
+    Raises:
+        UsageError: no such target; the message lists the nearest names, or all of them.
+    """
+    if name.lower().endswith(".json"):
+        return load_target(name)
+    found = _BY_KEY.get(_key(name))
+    if found is None:
+        raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, or a target file NAME.json with the card's memory_bytes and capability")
+    return CATALOGUE[found].target
+
+
+def load_target(path: str | Path) -> Target:
+    """A target read from a JSON file with the fields of `records.Target`.
+
+    For a card: `{"name": "mine", "device": "cuda", "memory_bytes": 25250627584, "capability": [8, 9]}`. A `cuda`
+    target needs its capability; without `memory_bytes` nobody can say whether a step fits.
+
+    Raises:
+        UsageError: the file cannot be read or does not describe a target.
+    """
+    expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
+    path = Path(path)
+    read = json_reader.record(Target, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected)
+    if read.device == "cuda" and read.capability is None:
+        raise UsageError(f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]')
+    return read
+
+
+def device_properties(target: Target) -> DeviceProperties:
+    """What to tell cuDNN of a target.
+
+    A card that is not in the catalogue (a target file) gets the figures of the catalogue's first card of its
+    architecture, under its own name and with its own memory.
+
+    Raises:
+        UsageError: the target is no GPU, or of an architecture whose limits are not in the table; cuDNN would answer
+            for it all the same, with plans the card might not run.
+    """
+    architecture = None if target.capability is None else _ARCHITECTURES.get(target.capability)
+    if target.capability is None or architecture is None:
+        known = ", ".join(f"{major}.{minor}" for major, minor in _ARCHITECTURES)
+        has = "no GPU" if target.capability is None else "of compute capability {}.{}".format(*target.capability)
+        raise UsageError(f"device properties are known for compute capabilities {known}; target {target.name!r} is {has}")
+    alike = [card for card in CATALOGUE.values() if card.target.capability == target.capability]
+    card = next((card for card in alike if card.target.name == target.name), alike[0])
+    major, minor = target.capability
+    return DeviceProperties(
+        device_ver=100 * major + 10 * minor,
+        multi_processor_count=card.multi_processors,
+        max_shared_memory_per_block_optin=architecture.shared_memory_per_sm - architecture.reserved_shared_memory,
+        reserved_shared_memory_per_block=architecture.reserved_shared_memory,
+        max_ctas_per_sm=architecture.blocks_per_sm,
+        max_threads_per_sm=architecture.threads_per_sm,
+        total_global_mem=(card.target.memory_bytes or 0) if target.memory_bytes is None else target.memory_bytes,
+        sm_clock_rate_khz=1000 * card.sm_clock_mhz,
+        mem_clock_rate_khz=1000 * card.memory_clock_mhz,
+        l2_cache_size=card.l2_bytes,
+        device_name=target.full_name or target.name,
+    )
+
+
+CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
+"""What has been measured of `ContextSize`, a JSON list."""
+
+
+@functools.cache
+def known_context_sizes() -> tuple[ContextSize, ...]:
+    """Every row of the table."""
+    return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
+
+
+def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] | None:
+    """What a process takes of the target beside the allocator's segments, and in words whose figure that is; None where nobody measured.
+
+    Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the earliest. Where
+    the card was not measured, one with the same compute capability and as many multiprocessors stands in, and the words say so.
+    """
+    if target.device != "cuda":
+        return None
+    rows = [row for row in known_context_sizes() if _key(row.card) in (_key(target.full_name), _key(target.name))]
+    rows = rows or [row for row in known_context_sizes() if _alike(target, row.card)]
+    if not rows:
+        return None
+    release = _release(torch_version)
+    row = max(rows, key=lambda row: (_release(row.torch) <= release, _release(row.torch) if _release(row.torch) <= release else _reversed(row.torch)))
+    return row, f"the CUDA context and loaded kernels take {row.nbytes:,} bytes, as on {row.card} with torch {row.torch} ({row.source})"
+
+
+def _alike(target: Target, card: str) -> bool:
+    mine = next((known for known in CATALOGUE.values() if known.target.name == target.name), None)
+    other = CATALOGUE.get(_BY_KEY.get(_key(card), ""))
+    if mine is None or other is None:
+        return False
+    return (mine.target.capability, mine.multi_processors) == (other.target.capability, other.multi_processors)
+
+
+def _release(torch_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+
+
+def _reversed(torch_version: str) -> tuple[int, ...]:
+    return tuple(-part for part in _release(torch_version))
+
+
+def _key(name: str) -> str:
+    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"^(nvidia|tesla|geforce)+", "", squeezed)
+
+
+_BY_KEY: dict[str, str] = {
+    _key(spelling): name
+    for name, card in CATALOGUE.items()
+    for spelling in (name, card.target.full_name, *card.aliases, *([name.removeprefix("rtx")] if name.startswith("rtx") else []))
+}
+
+
+def _suggestion(name: str) -> str:
+    # `cuda` says which kind of machine, not which one: nothing is near it.
+    if _key(name) in {"cuda", "gpu"}:
+        return f"say which card: {', '.join(name for name in CATALOGUE if name != 'cpu')}"
+    near = list(dict.fromkeys(_BY_KEY[key] for key in get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.6)))
+    return f"did you mean {' or '.join(near)}? Known are {', '.join(CATALOGUE)}" if near else f"expected one of {', '.join(CATALOGUE)}"

@@ -1,0 +1,64 @@
+"""Memory that no tensor owns: cuDNN and cuBLAS workspaces, and what kernels allocate beside their results.
+
+What an op allocates unseen is a `HiddenMemory`: the sequence of its allocations and frees, with the places of the op's own
+outputs among them. Convolutions leave the size of cuDNN's workspaces open, because cuDNN is asked for a whole model at once:
+
+    memory = convolution_memory("aten.convolution.default", args, target)
+    answers = conv_workspaces(memory.signatures, target)
+    memory = memory.with_workspaces({signature: answer.nbytes for signature, answer in answers.items()})
+
+Nothing here imports torch, and cuDNN is loaded in a child process only.
+"""
+
+from fxmem.hardware.workspaces.attention import (
+    cudnn_attention_backward,
+    cudnn_attention_forward,
+    efficient_backward,
+    efficient_forward,
+    flash_backward,
+    flash_forward,
+)
+from fxmem.hardware.workspaces.collector import Collector
+from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvBackend, ConvolutionMemory, ConvSettings, convolution_memory
+from fxmem.hardware.workspaces.cpu import CpuCollector
+from fxmem.hardware.workspaces.cublas import CublasWorkspaces, cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory
+from fxmem.hardware.workspaces.insertion import with_workspaces
+from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
+from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, layout_of
+
+__all__ = [
+    "CONVOLUTIONS",
+    "NO_SCRATCH",
+    "Collector",
+    "ConvBackend",
+    "ConvSettings",
+    "ConvSignature",
+    "ConvolutionMemory",
+    "CpuCollector",
+    "CublasWorkspaces",
+    "CudnnLibrary",
+    "Event",
+    "HiddenMemory",
+    "MemoryFormat",
+    "TensorLayout",
+    "Workspace",
+    "conv_workspaces",
+    "convolution_memory",
+    "cublas_workspaces",
+    "cudnn_attention_backward",
+    "cudnn_attention_forward",
+    "efficient_backward",
+    "efficient_forward",
+    "find_cudnn",
+    "flash_backward",
+    "flash_forward",
+    "kernel_memory",
+    "kernel_scratch",
+    "layout_of",
+    "matmul_copies",
+    "uses_cublas",
+    "uses_cublaslt",
+    "with_workspaces",
+]

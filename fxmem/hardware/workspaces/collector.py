@@ -1,0 +1,255 @@
+"""Which ops of a step allocate memory unseen, and how much.
+
+`Collector.note` is shown every op as it runs and keeps what its kind hides (`HiddenMemory`); `settle` asks cuDNN about all
+convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces, one per thread that multiplies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fxmem.errors import UsageError
+from fxmem.hardware.workspaces import attention
+from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
+from fxmem.hardware.workspaces.copies import COPYING, with_copies
+from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
+from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
+from fxmem.hardware.workspaces.other_kernels import kernel_memory
+from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, layout_of
+from fxmem.records.profile import Assumption, Phase, Target, Unknown
+
+__all__ = ["Collector", "Seen"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What one call hides."""
+
+    name: str
+    multiplies: bool
+    """Whether it needs cuBLAS's workspace."""
+    multiplies_lt: bool
+    """Whether it needs cuBLASLt's."""
+    memory: HiddenMemory | None
+
+
+class Collector:
+    """Collects over one step on a CUDA target.
+
+    Args:
+        target: a CUDA target.
+        torch_version: whose tables to use.
+        environ: environment of the run that is predicted.
+        settings: what convolutions look at.
+        deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix products unless
+            `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is taken.
+    """
+
+    def __init__(self, target: Target, torch_version: str, environ: Mapping[str, str], settings: ConvSettings, *, deterministic: bool = False) -> None:
+        self._target = target
+        self._torch_version = torch_version
+        self._environ = _with_cublas_config(environ) if deterministic else environ
+        self._given_environ = environ
+        self._settings = settings
+        self._deterministic = deterministic
+        self._known: dict[Any, HiddenMemory | None] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything; a new step begins."""
+        self._memory: dict[int, tuple[str, HiddenMemory]] = {}
+        self._multiplying: set[bool] = set()
+        self._multiplying_lt: set[bool] = set()
+        self._notes: Counter[str] = Counter()
+
+    def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
+        """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
+        seen = self.look(name, args, result)
+        if seen is not None:
+            self.saw(index, seen, phase)
+
+    def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
+        """What a call hides, which its op, layouts and numbers tell; None for nothing."""
+        short = name.removeprefix("aten.").partition(".")[0]
+        multiplies = uses_cublas(name)
+        if not multiplies and short not in _INTERESTING:
+            return None
+        key = (name, *(_frozen(value) for value in args), _frozen(result) if short == "embedding_dense_backward" else None)
+        if key not in self._known:
+            self._known[key] = self._hidden(short, name, args, result)
+        return Seen(name, multiplies, multiplies and uses_cublaslt(name, args, self._environ), self._known[key])
+
+    def saw(self, index: int, seen: Seen, phase: Phase) -> None:
+        """Op `index` of the step was a call that hides this."""
+        backward = phase is Phase.BACKWARD
+        if seen.multiplies:
+            self._multiplying.add(backward)
+        if seen.multiplies_lt:
+            self._multiplying_lt.add(backward)
+        if seen.memory is not None:
+            self._memory[index] = seen.name, seen.memory
+
+    def _hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
+        if short in CONVOLUTIONS:
+            return convolution_memory(name, args, self._target, self._settings)
+        if uses_cublas(name):
+            copies = matmul_copies(name, args)
+            return HiddenMemory(events=(output("result"), *(alloc(f"dense operand {i}", n) for i, n in enumerate(copies)))) if copies else None
+        if short in _ATTENTION:
+            return self._attention(short, args)
+        tensors = [layout_of(a) for a in args if _is_tensor(a)]
+        if short in _RECURRENT:
+            return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
+        if short in _INDEX_PUT:
+            if not (self._deterministic or (len(args) > 3 and args[3])):
+                return None
+            tensors = [layout_of(index) for index in args[1] if index is not None]
+        if short == "sort":
+            # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the last.
+            row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
+            return kernel_memory(name, [tensors[0].shape[row:][:1]], [tensors[0].dtype], self._target)
+        if short == "_foreach_norm":
+            tensors = [layout_of(t) for t in args[0]]
+        if short == "embedding_dense_backward":
+            tensors.append(layout_of(result))
+        memory = kernel_memory(name, [t.shape for t in tensors], [t.dtype for t in tensors], self._target)
+        return with_copies(short, args, result, memory) if short in COPYING else memory
+
+    def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
+        backward = short.endswith("_backward")
+        query, key, value = (layout_of(t) for t in (args[1:4] if backward else args[:3]))
+        dense = _is_dense_by_rows(layout_of(args[0])) if backward else True
+        if "flash" in short:
+            if not backward:
+                return attention.flash_forward(query.shape, key.shape, _number(args, 3), self._target)
+            return attention.flash_backward(query.shape, key.shape, query.dtype, self._target, deterministic=self._deterministic, dense_grad=dense)
+        if "efficient" in short:
+            if not backward:
+                return attention.efficient_forward(query.shape, value.shape, query.dtype, self._target)
+            return attention.efficient_backward(
+                query.shape, key.shape, value.shape, query.dtype, self._target, dropout_p=_number(args, 9), deterministic=self._deterministic, dense_grad=dense
+            )
+        if not backward:
+            return attention.cudnn_attention_forward(query.shape, key.shape, _number(args, 5), self._target)
+        dense = layout_of(args[0]).stride[-1] == 1
+        return attention.cudnn_attention_backward(query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense)
+
+    def settle(self) -> dict[int, HiddenMemory]:
+        """By op index, what it hides, cuDNN's workspaces filled in."""
+        signatures = [s for _, memory in self._memory.values() for s in memory.signatures]
+        answers = conv_workspaces(signatures, self._target, torch_version=self._torch_version)
+        sizes = {signature: answer.nbytes for signature, answer in answers.items()}
+        for answer in answers.values():
+            source = answer.source if answer.source == "estimate" else "cudnn"
+            self._notes[f"{source}: {answer.note}" if answer.note and source == "estimate" else source] += 1
+        settled = {index: (name, memory.with_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
+        self._memory = settled
+        return {index: memory for index, (_, memory) in settled.items()}
+
+    def held_bytes(self) -> dict[str, int]:
+        """Workspaces that are there before the step and stay, by name."""
+        if not self._multiplying:
+            return {}
+        held = cublas_workspaces(self._target, self._torch_version, self._environ)
+        names = {False: "forward thread", True: "autograd thread"}
+        found = {f"cuBLAS workspace, {names[thread]}": held.handle_bytes for thread in sorted(self._multiplying)}
+        found |= {f"cuBLASLt workspace, {names[thread]}": held.lt_bytes for thread in sorted(self._multiplying_lt)}
+        return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+    def assumptions(self) -> Iterator[Assumption]:
+        """Where the numbers came from."""
+        estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
+        if self._notes["cudnn"]:
+            plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
+            yield Assumption(topic="workspace", text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}")
+        for note, count in estimates.items():
+            why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
+            text = f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could not be asked ({why})"
+            yield Assumption(topic="workspace", text=text)
+        if any("cudnn_attention" in name for name, _ in self._memory.values()):
+            yield Assumption(topic="workspace", text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}")
+        if self._multiplying:
+            held = cublas_workspaces(self._target, self._torch_version, self._environ)
+            other = "" if self._torch_version.startswith(held.torch_version) else f", whose sizes stand in for those of {self._torch_version}"
+            yield Assumption(
+                topic="workspace", text=f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it{other}"
+            )
+            yield from (Assumption(topic="workspace", text=note) for note in held.notes)
+            if self._environ is not self._given_environ:
+                refused = "torch refuses matrix products with deterministic algorithms unless CUBLAS_WORKSPACE_CONFIG is :4096:8 or :16:8"
+                yield Assumption(topic="workspace", text=f"{refused}; it is neither here, and :4096:8 is taken")
+
+    def _switches(self) -> str:
+        tf32 = f"TF32 {'allowed' if self._settings.allow_tf32 else 'not allowed'} for float32"
+        return f"{tf32}, deterministic plans only" if self._settings.deterministic else tf32
+
+    def unknowns(self) -> Iterator[Unknown]:
+        """Buffers whose size nobody could tell."""
+        convolutions = self._notes["cudnn"] + sum(count for note, count in self._notes.items() if note.startswith("estimate"))
+        if self._settings.benchmark and convolutions:
+            what = "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted are those of the choice without it"
+            yield Unknown(topic="memory", what=what, count=convolutions)
+        counts = Counter(f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown)
+        for what, count in sorted(counts.items()):
+            yield Unknown(topic="memory", what=what, count=count)
+
+
+_DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+"""`cublas_deterministic_configs` in aten/src/ATen/Context.h."""
+
+
+def _with_cublas_config(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment in which deterministic matrix products run."""
+    suits = environ.get("CUBLAS_WORKSPACE_CONFIG") in _DETERMINISTIC_CUBLAS
+    return environ if suits else {**environ, "CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
+
+
+_ATTENTION = frozenset(f"_scaled_dot_product_{kernel}_attention{end}" for kernel in ("flash", "efficient", "cudnn") for end in ("", "_backward"))
+_RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
+_INDEX_PUT = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
+_INTERESTING = (
+    CONVOLUTIONS
+    | _ATTENTION
+    | _RECURRENT
+    | _INDEX_PUT
+    | COPYING.keys()
+    | {
+        "_ctc_loss_backward",
+        "_safe_softmax",
+        "sort",
+        "topk",
+        "embedding_dense_backward",
+        "_softmax_backward_data",
+        "_foreach_norm",
+    }
+)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "stride") and hasattr(value, "dtype")
+
+
+def _frozen(value: Any) -> Any:
+    """A hashable stand-in for an argument: a tensor's layout, a list as a tuple."""
+    if _is_tensor(value):
+        layout = layout_of(value)
+        return layout.shape, layout.stride, layout.dtype
+    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _is_dense_by_rows(grad: TensorLayout) -> bool:
+    """Contiguous as `(B, S, H, D)` while shaped `(B, H, S, D)`."""
+    batch, heads, rows, size = grad.shape
+    wanted = (rows * heads * size, size, heads * size, 1)
+    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), grad.stride, wanted, strict=True))
+
+
+def _number(args: Sequence[Any], position: int) -> float:
+    value = args[position] if position < len(args) else 0.0
+    if not isinstance(value, int | float):
+        raise UsageError(f"expected a dropout probability at position {position}, got {type(value).__name__}")
+    return float(value)

@@ -1,0 +1,159 @@
+"""cuBLAS workspaces: allocated once through the caching allocator, kept for good.
+
+Read in `aten/src/ATen/cuda/CublasHandlePool.cpp` of torch 2.11, whose binary was checked for what follows:
+- `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream) pair and keeps it in a process-wide map until
+  `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step holds two workspaces as soon as both
+  sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each further
+  stream adds its own.
+- cuBLASLt runs on the same handle (so the cuBLAS workspace is there as well) and keeps a second block of its own per
+  pair, allocated at the first Lt matmul. With `TORCH_CUBLASLT_UNIFIED_WORKSPACE=1` it uses the cuBLAS one instead; unset, it
+  does not, although its size is then already cut to the cuBLAS workspace's.
+- `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed is ignored
+  with a warning, as here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from fxmem.errors import UsageError
+from fxmem.hardware.workspaces.tensor_layouts import TensorLike, layout_of
+from fxmem.hardware.workspaces.torch_releases import nearest
+from fxmem.records.profile import Bytes, Record, Target
+
+__all__ = ["CublasWorkspaces", "cublas_workspaces", "matmul_copies", "uses_cublas", "uses_cublaslt"]
+
+_HOPPER = 32 << 20
+_OTHER = 2 * (4096 << 10) + 8 * (16 << 10)
+"""`:4096:2:16:8`."""
+_LT = 1024 << 10
+
+_DEFAULTS: dict[tuple[int, int], tuple[Mapping[tuple[int, int], int], int, int]] = {
+    (2, 11): ({(9, 0): _HOPPER}, _OTHER, _LT),
+}
+"""By torch release: the architectures with a size of their own, the size on all others, the cuBLASLt size.
+
+Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell); each wants its binary read first."""
+
+_GEMMS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation", "_scaled_mm", "_int_mm", "linear", "matmul"})
+
+
+class CublasWorkspaces(Record):
+    """What cuBLAS holds on a target."""
+
+    handle_bytes: Bytes
+    """For each thread that multiplies matrices (once per stream)."""
+    lt_bytes: Bytes
+    """On top, for each such thread that runs a cuBLASLt matmul; 0 when it shares the other."""
+    torch_version: str
+    """The release whose defaults these are; another than the one asked for when that one is not in the table."""
+    notes: tuple[str, ...] = ()
+    """Settings that were ignored, as torch ignores them."""
+
+    def held_bytes(self, *, threads: int, lt_threads: int) -> int:
+        """Total for a process.
+
+        Args:
+            threads: how many threads multiply matrices: 1 at inference, 2 when forward and backward both do.
+            lt_threads: how many of them run a cuBLASLt matmul (`uses_cublaslt`).
+        """
+        return threads * self.handle_bytes + lt_threads * self.lt_bytes
+
+
+def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, str]) -> CublasWorkspaces:
+    """The workspaces cuBLAS holds on the target.
+
+    Args:
+        target: a CUDA target.
+        torch_version: e.g. `2.11.0+cu130`.
+        environ: the environment of the run that is predicted.
+
+    Raises:
+        UsageError: the target is no GPU, or the torch version cannot be read.
+    """
+    if target.capability is None:
+        raise UsageError(f"expected a CUDA target for a cuBLAS workspace, got {target.name!r}")
+    (special, other, lt), release = nearest(_DEFAULTS, torch_version)
+    notes: list[str] = []
+    handle = special.get(target.capability, other)
+    if (config := environ.get("CUBLAS_WORKSPACE_CONFIG")) is not None:
+        pools = re.findall(r":([0-9]+):([0-9]+)", config)
+        if pools:
+            handle = sum(int(size) * int(count) << 10 for size, count in pools)
+        else:
+            notes.append(f"CUBLAS_WORKSPACE_CONFIG={config!r} is not of the form :SIZE:COUNT and is ignored")
+    if (config := environ.get("CUBLASLT_WORKSPACE_SIZE")) is not None:
+        if number := re.match(r"\s*\+?([0-9]+)", config):
+            lt = int(number[1]) << 10
+        else:
+            notes.append(f"CUBLASLT_WORKSPACE_SIZE={config!r} is not a number of KiB and is ignored")
+    unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    if unified != "0":
+        lt = min(lt, handle)
+    return CublasWorkspaces(handle_bytes=handle, lt_bytes=0 if unified == "1" else lt, torch_version=release, notes=tuple(notes))
+
+
+def uses_cublas(op: str) -> bool:
+    """Whether an ATen op runs on a cuBLAS handle and so brings its thread's workspace into being."""
+    return _name(op) in _GEMMS
+
+
+def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -> bool:
+    """Whether an ATen op runs through cuBLASLt: `addmm` with a 1-d bias to fuse, and the scaled and integer products.
+
+    Args:
+        op: the op's name, e.g. `aten.addmm.default`.
+        args: its positional arguments; for `addmm`, bias and the two matrices (beta and alpha are taken to be 1).
+        environ: `DISABLE_ADDMM_CUDA_LT=1` sends `addmm` to cuBLAS.
+
+    Source: `isInputCompliesAddmmCudaLt`, `aten/src/ATen/native/cuda/Blas.cpp`, torch 2.11.
+    """
+    name = _name(op)
+    if name in ("_scaled_mm", "_int_mm"):
+        return True
+    if name not in ("addmm", "_addmm_activation") or environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
+        return False
+    bias, first, second = (layout_of(cast(TensorLike, tensor)) for tensor in args[:3])
+    fusable = bias.rank == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
+    return fusable and min(*first.shape, *second.shape) > 1 and first.dtype in ("float16", "bfloat16", "float32", "float64")
+
+
+def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
+    """Bytes of the dense copies a matrix product makes of operands BLAS cannot read, freed when it returns.
+
+    They come after the result. BLAS wants one dimension of stride 1 and the other at least as long as a row; an
+    expanded gradient (all strides 0, from `sum().backward()`) is the common case that is neither.
+
+    Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, `aten/src/ATen/native/cuda/` (`cuBlasCommonArgs.h`,
+    `Blas.cpp`), torch 2.11.
+    """
+    name = _name(op)
+    first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(name)
+    if first is None:
+        return ()
+    operands = (layout_of(cast(TensorLike, tensor)) for tensor in args[first : first + 2])
+    return tuple(operand.nbytes for operand in operands if operand.numel and not _readable(operand.shape[-2:], operand.stride[-2:]))
+
+
+def _readable(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    rows, columns = shape
+    row_major = stride[1] == 1 and stride[0] >= max(1, columns)
+    column_major = stride[0] == 1 and stride[1] >= max(1, rows)
+    return row_major or column_major or _dense(shape, stride)
+
+
+def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Strides of size-1 dimensions say nothing."""
+    ordered = sorted(((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), key=lambda pair: pair[0])
+    expected = 1
+    for step, size in ordered:
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _name(op: str) -> str:
+    return op.removeprefix("aten.").removeprefix("aten::").split(".")[0]

@@ -1,0 +1,283 @@
+"""The workspaces of a model's convolutions: from the cache, else from cuDNN in a child process, else estimated.
+
+cuDNN itself decides how much workspace a convolution takes, and since 9.8 it can be asked without a GPU. The library
+that answers is the one installed beside torch here; the prediction holds for a machine with the same version. What it
+answers depends on the version and on the compute capability, so both name the cache file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from fxmem.errors import UsageError
+from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
+from fxmem.hardware.workspaces.torch_releases import nearest
+from fxmem.records.profile import Bytes, Record, Target
+
+__all__ = ["CudnnLibrary", "Workspace", "conv_workspaces", "find_cudnn"]
+
+_OLDEST = (9, 8)
+"""First cuDNN that accepts the properties of an absent device."""
+_CUDA_MAJORS = (13, 12)
+_LIBRARY = "libcudnn.so.9"
+_TIMEOUT_S = 60.0
+_CAPABILITIES = {13: ((7, 5), (12, 1)), 12: ((5, 0), (12, 1))}
+"""Oldest and newest compute capability of a build, by CUDA major version: cuDNN does not refuse others, it answers wrongly."""
+
+_BLOCKED_ENGINES: dict[tuple[int, int], tuple[tuple[str, int, int, int, int | None], ...]] = {
+    (2, 11): (("fwd", 5, 23, 90800, 91500), ("dgrad", 5, 23, 8000, None)),
+}
+"""torch's built-in errata, by release: operation, least tensor rank, engine, first and one past the last cuDNN version.
+
+Source: the list in the 2.11 binary (`plan_errata_exception` in `Conv_v8.cpp`; pytorch/pytorch#163539, #171747)."""
+
+
+class CudnnLibrary(Record):
+    """A cuDNN that could be asked."""
+
+    version: str
+    """`9.19.0`; empty when the file's name does not say."""
+    cuda_major: int | None
+    """CUDA release it was built for; None when unknown."""
+    libraries: tuple[tuple[str, bool], ...]
+    """What to load in order, and whether it is indispensable."""
+
+
+class Workspace(Record):
+    """How much workspace one convolution takes, and how that is known."""
+
+    nbytes: Bytes | None
+    """None where cuDNN has no plan for the convolution."""
+    source: str
+    """`cudnn 9.19.0` (asked now), `cache` (asked before) or `estimate`."""
+    note: str = ""
+    """Why it is an estimate, or why there is no figure."""
+
+
+def conv_workspaces(
+    signatures: Iterable[ConvSignature],
+    target: Target,
+    *,
+    torch_version: str = "2.11",
+    heuristic: Literal["instant", "b"] | None = None,
+    library: CudnnLibrary | None = None,
+    timeout: float = _TIMEOUT_S,
+    child: Sequence[str] | None = None,
+) -> dict[ConvSignature, Workspace]:
+    """The workspace of each convolution on the target, in bytes requested of the allocator. All are asked in one go.
+
+    Args:
+        signatures: which convolutions; repeats cost nothing.
+        target: a CUDA target of the catalogue, or one like it.
+        torch_version: whose list of avoided engines holds.
+        heuristic: torch's choice of heuristic mode; by default what `TORCH_CUDNN_USE_HEURISTIC_MODE_B` says.
+        library: which cuDNN answers; by default the installed one (`find_cudnn`).
+        timeout: seconds for all of them; what is not answered by then is estimated.
+        child: the command that answers; by default this module's. For tests.
+
+    Returns:
+        One answer for each distinct signature. Nothing raises for want of cuDNN: the answer is then an estimate that says why.
+
+    Raises:
+        UsageError: the target is no GPU.
+    """
+    wanted = list(dict.fromkeys(signatures))
+    if target.capability is None:
+        raise UsageError(f"expected a CUDA target for a cuDNN workspace, got {target.name!r}")
+    if not wanted:
+        return {}
+    try:
+        library = library or find_cudnn()
+        device = _supported_device(target, library)
+    except (UsageError, LookupError) as reason:
+        return {signature: estimate(signature, target, str(reason)) for signature in wanted}
+    heuristic = heuristic or ("b" if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else "instant")
+    blocked = {signature: _blocked_engines(signature, torch_version, library.version) for signature in wanted}
+    directory = cache_directory() if library.version else None
+    name = _cache_name(library, target, device, heuristic, torch_version)
+    cached = load(directory, name)
+    answers = {signature: _cached(cached[signature.key]) for signature in wanted if signature.key in cached}
+    asked, error = _ask(
+        [s for s in wanted if s not in answers], library, device, heuristic, blocked, timeout, child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker")
+    )
+    store(directory, name, {signature.key: workspace.nbytes for signature, workspace in asked.items()})
+    estimated = {s: estimate(s, target, error or "") for s in wanted if s not in answers and s not in asked}
+    return {signature: (answers | asked | estimated)[signature] for signature in wanted}
+
+
+def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
+    """The cuDNN torch would load: the one of the `nvidia-cudnn-cu*` wheel, else one on the library path.
+
+    Raises:
+        LookupError: there is none, or it is older than 9.8.
+    """
+    environ = os.environ if environ is None else environ
+    for major in _CUDA_MAJORS:
+        try:
+            wheel = metadata.distribution(f"nvidia-cudnn-cu{major}")
+        except metadata.PackageNotFoundError:
+            continue
+        root = Path(str(wheel.locate_file("nvidia")))
+        if (root / "cudnn" / "lib" / _LIBRARY).exists():
+            return _library(root / "cudnn" / "lib", ".".join(wheel.version.split(".")[:3]), major, _wheel_folders(root, major))
+    folders = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    machine = os.uname().machine if hasattr(os, "uname") else ""
+    folders += [Path(sys.prefix) / "lib", Path("/usr/local/cuda/lib64"), Path(f"/usr/lib/{machine}-linux-gnu"), Path("/usr/lib64")]
+    for folder in folders:
+        if (folder / _LIBRARY).exists():
+            version = (folder / _LIBRARY).resolve().name.removeprefix("libcudnn.so.")
+            return _library(folder, version if version.count(".") == 2 else "", None, folders)
+    raise LookupError("cuDNN is not installed (package nvidia-cudnn-cu13)")
+
+
+def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace:
+    """What a convolution takes when nobody can be asked.
+
+    Seen on cuDNN 9.19, in 144 convolutions for each of five cards from sm_75 to sm_100: with tensor cores, most contiguous
+    (NCHW) ones are computed on copies of their three tensors in the other layout, within 10 %, and the rest take almost
+    nothing; most channels-last ones take almost nothing, except in float32 on sm_80 and sm_89, where half of them take as
+    much as one or two of their tensors. Without tensor cores it is next to nothing. A single figure can be far off.
+    """
+    capability = target.capability or (0, 0)
+    tensor_cores = {"float16": capability >= (7, 0), "bfloat16": capability >= (8, 0), "float32": signature.allow_tf32 and capability >= (8, 0)}
+    contiguous = signature.x_stride == dense_strides(signature.x)
+    copied = tensor_cores.get(signature.dtype, False) and contiguous
+    elements = sum(_numel(shape) for shape in (signature.x, signature.w, signature.y))
+    return Workspace(nbytes=elements * ITEM_BYTES[signature.dtype] if copied else 0, source="estimate", note=reason)
+
+
+def _ask(
+    signatures: Sequence[ConvSignature],
+    library: CudnnLibrary,
+    device: dict[str, Any],
+    heuristic: str,
+    blocked: Mapping[ConvSignature, tuple[int, ...]],
+    timeout: float,
+    command: Sequence[str],
+) -> tuple[dict[ConvSignature, Workspace], str | None]:
+    """Answers, and why there are fewer than signatures. A child that dies over one signature is started again behind it."""
+    answers: dict[ConvSignature, Workspace] = {}
+    error: str | None = None
+    left = list(signatures)
+    while left:
+        header = {"libraries": library.libraries, "device": device, "heuristic": heuristic}
+        lines, ending = _run(command, [header, *(_request(signature, blocked[signature]) for signature in left)], timeout)
+        if not lines or "cudnn" not in lines[0]:
+            return answers, str(lines[0].get("error")) if lines else ending
+        source = f"cudnn {_dotted(lines[0]['cudnn'])}"
+        for signature, line in zip(left, lines[1:], strict=False):
+            answers[signature] = Workspace(nbytes=line["workspace"], source=source, note=line["error"] or "")
+        if len(lines) > len(left):
+            break
+        error = ending
+        if ending.startswith("no answer"):
+            break
+        left = left[len(lines) :]
+    return answers, error
+
+
+def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> tuple[list[dict[str, Any]], str]:
+    """The lines a child answered, and how it ended."""
+    # The child must find this very package, however it was imported, and nothing of the working directory.
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
+    except OSError as error:
+        return [], f"the process that asks cuDNN did not start: {error}"
+    text = "".join(json.dumps(request) + "\n" for request in requests)
+    try:
+        answered, complaint = process.communicate(text, timeout=timeout)
+        ending = f"the process that asks cuDNN ended with code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        answered, complaint = process.communicate()
+        ending = f"no answer from cuDNN within {timeout:g} s"
+    last = complaint.strip().splitlines()[-1:] if complaint else []
+    return list(_parsed(answered)), ": ".join((ending, *last))
+
+
+def _parsed(text: str) -> Iterable[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            # Cut off where the child died.
+            return
+
+
+def _request(signature: ConvSignature, blocked: tuple[int, ...]) -> dict[str, Any]:
+    fields = ("op", "padding", "stride", "dilation", "dtype", "allow_tf32", "deterministic")
+    tensors = {side: [getattr(signature, side), getattr(signature, f"{side}_stride")] for side in "xwy"}
+    return {**{field: getattr(signature, field) for field in fields}, **tensors, "blocked_engines": blocked}
+
+
+def _blocked_engines(signature: ConvSignature, torch_version: str, cudnn_version: str) -> tuple[int, ...]:
+    rules, _ = nearest(_BLOCKED_ENGINES, torch_version)
+    major, minor, patch = (int(part) for part in (cudnn_version or "9.19.0").split("."))
+    version = 10000 * major + 100 * minor + patch
+    return tuple(
+        engine
+        for op, rank, engine, first, end in rules
+        if op == signature.op and len(signature.x) >= rank and first <= version and (end is None or version < end)
+    )
+
+
+def _supported_device(target: Target, library: CudnnLibrary) -> dict[str, Any]:
+    oldest, newest = _CAPABILITIES[library.cuda_major or max(_CAPABILITIES)]
+    capability = target.capability or (0, 0)
+    if not oldest <= capability <= newest:
+        raise UsageError(f"cuDNN {library.version} is not built for compute capability {capability[0]}.{capability[1]}")
+    return device_properties(target).as_dict()
+
+
+def _library(folder: Path, version: str, cuda_major: int | None, folders: Sequence[Path]) -> CudnnLibrary:
+    if version and tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise LookupError(f"cuDNN {version} is installed; it can be asked from 9.8 on")
+    majors = (cuda_major,) if cuda_major else _CUDA_MAJORS
+    # Without cuBLASLt cuDNN aborts; without nvrtc it searches the disk for it at every plan, and answers the same.
+    needed = [(_first(folders, [f"libcublasLt.so.{major}" for major in majors]), True), (_first(folders, [f"libnvrtc.so.{major}" for major in majors]), False)]
+    return CudnnLibrary(version=version, cuda_major=cuda_major, libraries=(*needed, (str(folder / _LIBRARY), True)))
+
+
+def _first(folders: Sequence[Path], names: Sequence[str]) -> str:
+    """Path of the first of the names that lies in one of the folders, else the first name, for the loader to find."""
+    return next((str(folder / name) for folder in folders for name in names if (folder / name).exists()), names[0])
+
+
+def _wheel_folders(root: Path, cuda_major: int) -> list[Path]:
+    return [root / folder / "lib" for folder in (f"cu{cuda_major}", "cublas", "cuda_nvrtc")]
+
+
+def _cache_name(library: CudnnLibrary, target: Target, device: dict[str, Any], heuristic: str, torch_version: str) -> str:
+    major, minor = target.capability or (0, 0)
+    _, release = nearest(_BLOCKED_ENGINES, torch_version)
+    limits = {key: value for key, value in device.items() if key != "deviceName"}
+    settings = json.dumps([limits, heuristic, release, library.cuda_major], sort_keys=True)
+    return f"{library.version}-sm{major}{minor}-{sha256(settings.encode()).hexdigest()[:16]}"
+
+
+def _cached(nbytes: int | None) -> Workspace:
+    return Workspace(nbytes=nbytes, source="cache", note="" if nbytes is not None else "cuDNN has no plan for it")
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,118 @@
+"""What an op allocates that is no output of it: the order of events inside one op.
+
+A fake run sees an op's outputs and nothing else. The rest (a cuDNN workspace, a contiguous copy of an argument, the
+float accumulator of an attention backward) comes and goes between them, and whether it coexists with an output decides
+the peak. So the answer is not a sum but the sequence torch goes through: allocations, frees, and the places where the
+op's own outputs are allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from fxmem.records.profile import Bytes, Record
+
+__all__ = ["ConvSignature", "Event", "HiddenMemory"]
+
+
+class ConvSignature(Record):
+    """One convolution as cuDNN is asked about it: `x` the wide side, `y` the narrow one, whatever is being computed.
+
+    A transposed convolution is a `dgrad` whose result is `x`; a 1-d convolution is a 2-d one with height 1.
+    """
+
+    op: Literal["fwd", "dgrad", "wgrad"]
+    x: tuple[int, ...]
+    x_stride: tuple[int, ...]
+    w: tuple[int, ...]
+    """`(out channels, in channels / groups, *kernel)`."""
+    w_stride: tuple[int, ...]
+    y: tuple[int, ...]
+    y_stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    """Implied by `x` and `w`; kept for the reader."""
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    allow_tf32: bool = True
+    """`torch.backends.cudnn.allow_tf32`."""
+    deterministic: bool = False
+
+    @property
+    def key(self) -> str:
+        """A short text that is equal exactly for equal signatures."""
+        tensors = (f"{_dots(shape)}@{_dots(stride)}" for shape, stride in ((self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride)))
+        window = f"p{_dots(self.padding)} s{_dots(self.stride)} d{_dots(self.dilation)} g{self.groups}"
+        return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
+
+
+class Event(Record):
+    """One step inside an op."""
+
+    action: Literal["alloc", "free", "output"]
+    """`output`: the op's next output is allocated here, in the order of its results."""
+    name: str
+    """What the buffer is for; a `free` names the `alloc` it ends."""
+    nbytes: Bytes | None = None
+    """Of an `alloc`: bytes requested, None while or where unknown."""
+    signature: ConvSignature | None = None
+    """Of a cuDNN workspace: whose."""
+
+
+class HiddenMemory(Record):
+    """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns."""
+
+    events: tuple[Event, ...] = ()
+    source: str = ""
+    """Where it was read."""
+
+    @property
+    def signatures(self) -> tuple[ConvSignature, ...]:
+        """The convolutions whose workspace is still to be asked for."""
+        return tuple(event.signature for event in self.events if event.signature is not None and event.nbytes is None)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of the buffers whose size is not known."""
+        return tuple(event.name for event in self.events if event.action == "alloc" and event.nbytes is None)
+
+    def with_workspaces(self, nbytes: Mapping[ConvSignature, int | None]) -> HiddenMemory:
+        """The same with the workspaces' sizes filled in."""
+        filled = (event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)}) for event in self.events)
+        return self.model_copy(update={"events": tuple(filled)})
+
+    def peak_bytes(self, outputs: Sequence[int] = ()) -> int:
+        """Most bytes the op has allocated at once, its outputs included where their sizes are given; unknown sizes count as nothing."""
+        live, peak, left = 0, 0, iter(outputs)
+        sizes: dict[str, int] = {}
+        for event in self.events:
+            if event.action == "free":
+                live -= sizes.pop(event.name)
+            elif event.action == "output":
+                live += next(left, 0)
+            else:
+                sizes[event.name] = event.nbytes or 0
+                live += sizes[event.name]
+            peak = max(peak, live)
+        return peak
+
+
+def alloc(name: str, nbytes: int | None, signature: ConvSignature | None = None) -> Event:
+    """A buffer comes."""
+    return Event(action="alloc", name=name, nbytes=nbytes, signature=signature)
+
+
+def free(*names: str) -> tuple[Event, ...]:
+    """Buffers go."""
+    return tuple(Event(action="free", name=name) for name in names)
+
+
+def output(name: str) -> Event:
+    """The op's next output comes."""
+    return Event(action="output", name=name)
+
+
+def _dots(numbers: Iterable[int]) -> str:
+    return ".".join(map(str, numbers))

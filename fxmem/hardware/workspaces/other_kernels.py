@@ -1,0 +1,199 @@
+"""Scratch memory of other CUDA kernels, read in ATen's source.
+
+Only ops whose scratch follows from the shapes are here; each entry names its source, and nothing here was measured.
+Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak it is
+left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as torch makes them;
+`copies.py` has what is copied where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES
+from fxmem.records.profile import Target
+
+__all__ = ["NO_SCRATCH", "kernel_memory", "kernel_scratch"]
+
+Shape = tuple[int, ...]
+_Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory]
+
+NO_SCRATCH = frozenset({
+    "_softmax", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
+    "nll_loss_forward", "nll_loss_backward",  # NLLLoss2d.cu, Loss.cu
+    "native_layer_norm",  # layer_norm_kernel.cu
+    "native_dropout", "native_dropout_backward",  # Dropout.cu
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",  # DilatedMaxPool2d.cu, AveragePool2d.cu
+    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",  # Activation*.cu: one elementwise kernel
+    "add", "sub", "mul", "div", "copy_", "fill_", "zero_",  # elementwise; other dtypes are converted inside the kernel
+})  # fmt: skip
+"""Ops whose CUDA implementation allocates nothing but its results (their calls were listed from the 2.11 binary)."""
+
+
+def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory | None:
+    """The hidden buffers of an ATen op on a CUDA target, in order.
+
+    Args:
+        op: the op's name, e.g. `aten.embedding_dense_backward.default`.
+        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them; for `sort` that of one
+            row; for the forms of `index_put` those of the indices, where it accumulates.
+        dtypes: of the same, torch's names.
+        target: for kernels that look at the number of multiprocessors.
+
+    Returns:
+        None for an op that is not in the table: nothing is known of its scratch.
+    """
+    name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
+    if name in NO_SCRATCH:
+        return HiddenMemory(events=(output("result"),), source="aten/src/ATen/native/cuda")
+    rule = _RULES.get(name)
+    return None if rule is None else rule(shapes, dtypes, target)
+
+
+def kernel_scratch(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> int | None:
+    """Most bytes the op has allocated at once beside its results; None for an op that is not in the table."""
+    memory = kernel_memory(op, shapes, dtypes, target)
+    return None if memory is None else memory.peak_bytes()
+
+
+def _embedding_dense_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`embedding_dense_backward_cuda`, `embedding_backward_cuda_kernel` (Embedding.cu, EmbeddingBackwardKernel.cu).
+
+    Indices are sorted; rows of the same index are summed in parts of 10, in float, before they are scattered. Up to 3072
+    indices are scattered directly. `scale_grad_by_freq` is taken to be off.
+    """
+    (_, indices, weight), index_bytes = shapes, ITEM_BYTES[dtypes[1]]
+    source = "aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu"
+    count = prod(indices)
+    if count <= 3072:
+        return HiddenMemory(events=(output("grad_weight"),), source=source)
+    segments = min(count, weight[0])
+    parts = count // 10 + segments
+    partial = parts * weight[1] * (8 if dtypes[0] == "float64" else 4)
+    return HiddenMemory(
+        events=(
+            alloc("sorted indices", count * index_bytes),
+            alloc("original positions", count * index_bytes),
+            alloc("range", count * index_bytes),
+            *free("range"),
+            output("grad_weight"),
+            alloc("segment offsets", count * index_bytes),
+            alloc("number of segments", 8),
+            alloc("parts per segment", segments * index_bytes),
+            alloc("offsets of the parts per segment", segments * index_bytes),
+            alloc("number of parts", 8),
+            alloc("part offsets", parts * index_bytes),
+            alloc("partial sums", partial),
+        ),
+        source=source,
+    )
+
+
+def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short rows.
+
+    Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
+    replace grad_weight and grad_bias, which were allocated before.
+    """
+    source = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
+    grads = (output("grad_input"), output("grad_weight"), output("grad_bias"))
+    columns = shapes[4][-1] if len(shapes) > 4 else 0
+    if not columns:
+        return HiddenMemory(events=(output("grad_input"),), source=source)
+    rows = prod(shapes[1]) // columns
+    if not (rows > 64 * 1024 and columns // 32 < device_properties(target).multi_processor_count // 2):
+        return HiddenMemory(events=grads, source=source)
+    blocks = min((64 * 1024 // 2) // -(-columns // 32), -(-rows // 32))
+    nbytes = columns * ITEM_BYTES[dtypes[1]]
+    return HiddenMemory(
+        events=(
+            *grads,
+            alloc("partial grad_weight", blocks * nbytes),
+            alloc("partial grad_bias", blocks * nbytes),
+            alloc("summed grad_weight", nbytes),
+            alloc("summed grad_bias", nbytes),
+        ),
+        source=source,
+    )
+
+
+def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`softmax_backward_cuda_out` (SoftMax.cu): the kernel wants the product of gradient and output, which is as large as either (2.11 binary)."""
+    item = max(ITEM_BYTES[dtype] for dtype in dtypes[:2])
+    events = (output("grad_input"), alloc("grad_output * output", prod(shapes[0]) * item))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/SoftMax.cu")
+
+
+def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`sort_cuda_kernel` (Sort.cpp, Sort.h): rows of up to 4096 are sorted in place in the results; the positions come from a range.
+
+    Arguments: one row. What CUB takes for longer rows is as large as the tensor, and decided inside CUB.
+    """
+    row, source = shapes[0], "aten/src/ATen/native/cuda/Sort.cpp"
+    results = (output("values"), output("indices"))
+    if prod(row) > 4096:
+        return HiddenMemory(events=(*results, alloc("CUB's buffers", None)), source=source)
+    return HiddenMemory(events=(*results, alloc("range", prod(row) * 8), *free("range")), source=source)
+
+
+def _index_put(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`index_put_with_sort_kernel` (Indexing.cu), the one that accumulates: what is put at one place is found by sorting.
+
+    Arguments: the indices. They become one linear index, which is sorted with the positions it came from; values are taken to be dense
+    and not to be broadcast.
+    """
+    nbytes = max(prod(shape) for shape in shapes) * 8
+    events = (
+        alloc("index within bounds", nbytes),
+        alloc("linear index", nbytes),
+        *free("index within bounds"),
+        alloc("sorted indices", nbytes),
+        alloc("original positions", nbytes),
+        alloc("range", nbytes),
+    )
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/Indexing.cu")
+
+
+def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared memory."""
+    several = len(shapes[0]) < 2 or shapes[0][-1] >= 400
+    buffers = (alloc("buffers of several blocks for a slice", None),) if several else ()
+    return HiddenMemory(events=(output("values"), output("indices"), *buffers), source="aten/src/ATen/native/cuda/TensorTopK.cu")
+
+
+def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks of 65,536 elements."""
+    chunks = max((-(-prod(shape) // 65536) for shape in shapes), default=0)
+    item = 8 if "float64" in dtypes else 4
+    events = (alloc("partial norms", len(shapes) * chunks * item), *(output("norm") for _ in shapes))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/ForeachReduceOp.cu")
+
+
+def _safe_softmax(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`_safe_softmax` (SoftMax.cpp): which scores are -inf, one byte each, to find the rows that are nothing else."""
+    return HiddenMemory(events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))), source="aten/src/ATen/native/SoftMax.cpp")
+
+
+def _ctc_loss_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`ctc_loss_backward_gpu_template` (LossCTC.cu): log_beta, of log_alpha's size, lives beside the gradient."""
+    log_alpha, dtype = shapes[-1], dtypes[-1]
+    return HiddenMemory(
+        events=(alloc("log_beta", prod(log_alpha) * ITEM_BYTES[dtype]), output("grad")),
+        source="aten/src/ATen/native/cuda/LossCTC.cu",
+    )
+
+
+_RULES: dict[str, _Rule] = {
+    "_ctc_loss_backward": _ctc_loss_backward,
+    "_safe_softmax": _safe_softmax,
+    "embedding_dense_backward": _embedding_dense_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_softmax_backward_data": _softmax_backward,
+    "sort": _sort,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
+    "topk": _topk,
+    "_foreach_norm": _foreach_norm,
+}

@@ -1,0 +1,1 @@
+"""What follows from a `Profile` alone: live bytes, the allocator, budgets, modules, lines, layers. No torch."""

@@ -1,0 +1,416 @@
+"""PyTorch's CUDA caching allocator, on counters instead of memory.
+
+Modelled: `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp` as of torch 2.11. Every method names the function
+it follows, by its name in that file. Driven by the same requests, torch's own library and this one give the same addresses
+and the same statistics (tests/test_allocator.py keeps the library's answers).
+
+Assumptions
+- One stream, one thread: a block is free again the moment it is freed, so active bytes equal allocated bytes.
+- No CUDA graph, no private pool, no memory shared between processes, settings fixed for the allocator's life.
+- The driver is a counter: it refuses a request exactly when the sum of what it gave would exceed `capacity_bytes`.
+- Addresses. Where cudaMalloc places a segment is undocumented. Here each segment and each reserved range begins at the
+  next multiple of 2 MiB above all earlier ones, and a range given back is never used again. Only the order of addresses
+  matters: among free blocks of equal size the lowest address wins, and expandable segments grow at the lowest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fxmem.errors import UsageError
+from fxmem.memory.allocator.blocks import Block, Pool, Range
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings, ceil_to
+from fxmem.memory.allocator.stats import BlockView, Gauge, OutOfMemory, Segment, Stats
+
+__all__ = ["CachingAllocator"]
+
+_ALIGNMENT: Final = 2 << 20
+_FIRST_ADDRESS: Final = 1 << 40
+_UNBOUNDED_RANGE: Final = 1 << 42
+
+
+class CachingAllocator:
+    """The allocator of one device and one stream.
+
+    `capacity_bytes` is what the driver can give to this process (device memory less the CUDA context and everybody else's);
+    None never refuses. `device_bytes` is the device's total memory, which `per_process_memory_fraction` and the address range
+    of expandable segments refer to; by default the capacity.
+
+    Raises: `UsageError` when a memory fraction is set and the device's memory is not known.
+    """
+
+    def __init__(self, settings: Settings = DEFAULT_SETTINGS, *, capacity_bytes: int | None = None, device_bytes: int | None = None) -> None:
+        self.settings = settings
+        self.capacity_bytes = capacity_bytes
+        device = capacity_bytes if device_bytes is None else device_bytes
+        self._range_bytes = _UNBOUNDED_RANGE if device is None else device + device // 8
+        self._allowed: int | None = None
+        if settings.per_process_memory_fraction < 1:
+            if device is None:
+                raise UsageError("per_process_memory_fraction needs the memory of the device; none is known: give a capacity")
+            self._allowed = int(settings.per_process_memory_fraction * device)
+        self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
+        self._small = Pool(small=True)
+        self._large = Pool(small=False)
+        self._live: dict[int, Block] = {}
+        self._requested = Gauge()
+        self._allocated = Gauge()
+        self._reserved = Gauge()
+        self._segments = 0
+        self._retries = 0
+        self._ooms = 0
+        self._next_address = _FIRST_ADDRESS
+
+    # -- the public face
+
+    def malloc(self, nbytes: int) -> int:
+        """Address of a block for `nbytes`; 0, and no block, for no bytes, as a tensor without elements holds a null pointer.
+
+        Raises: `OutOfMemory`. The allocator stays usable, its cache emptied.
+        Source: `DeviceCachingAllocator::malloc`, `NativeCachingAllocator::allocate`.
+        """
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise UsageError(f"malloc expects a number of bytes, got {nbytes}")
+            return 0
+        size = self.settings.round_size(nbytes)
+        pool = self._small if size <= SMALL_SIZE else self._large
+        block = self._best_fit(pool, size)
+        if block is None:
+            block = self._from_driver(pool, size)
+        if block is None:
+            self._ooms += 1
+            raise self._out_of_memory(pool, size, nbytes)
+        return self._hand_out(block, size, nbytes)
+
+    def free(self, address: int) -> None:
+        """Give a block back to its pool; it merges with free neighbours. 0 is no block, and nothing happens.
+
+        Raises: `UsageError` when no live block begins at `address`.
+        Source: `DeviceCachingAllocator::free`, `free_block`.
+        """
+        if address == 0:
+            return
+        block = self._live.pop(address, None)
+        if block is None:
+            raise UsageError(f"free expects the address of a live block, got {address:#x}: freed before, or never handed out")
+        block.live = False
+        self._allocated.add(-block.size)
+        self._requested.add(-block.requested)
+        self._merge(block, block.prev)
+        self._merge(block, block.next)
+        block.pool.insert(block)
+
+    def empty_cache(self) -> None:
+        """Give every segment without a live block back to the driver, of expandable ones every free page.
+
+        Source: `emptyCache`, `release_cached_blocks`.
+        """
+        for pool in (self._large, self._small):
+            self._release_free(pool)
+
+    def reset_peak_stats(self) -> None:
+        """Let every peak begin anew at the current value. Source: `resetPeakStats`."""
+        for gauge in (self._requested, self._allocated, self._reserved):
+            gauge.peak = gauge.current
+
+    def stats(self) -> Stats:
+        """Bytes and counts since the allocator was made. Source: `getStats`."""
+        return Stats(
+            requested_bytes=self._requested.stat(),
+            allocated_bytes=self._allocated.stat(),
+            active_bytes=self._allocated.stat(),
+            reserved_bytes=self._reserved.stat(),
+            segments=self._segments,
+            alloc_retries=self._retries,
+            ooms=self._ooms,
+        )
+
+    def snapshot(self) -> tuple[Segment, ...]:
+        """All segments in order of address; unmapped addresses are left out. Source: `snapshot`."""
+        return tuple(
+            Segment(
+                address=head.address,
+                large=not head.pool.small,
+                expandable=head.range is not None,
+                blocks=tuple(
+                    BlockView(address=block.address, size=block.size, requested_bytes=block.requested if block.live else None) for block in head.mapped_run()
+                ),
+            )
+            for head in self._heads()
+        )
+
+    @property
+    def requested_bytes(self) -> int:
+        """Asked for and not given back, now."""
+        return self._requested.current
+
+    @property
+    def allocated_bytes(self) -> int:
+        """In blocks handed out, now."""
+        return self._allocated.current
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Held from the driver, now."""
+        return self._reserved.current
+
+    @property
+    def largest_free_block_bytes(self) -> int:
+        """Largest request served next without asking the driver; 0 when nothing is cached."""
+        return max(self._small.largest, self._large.largest)
+
+    # -- taking a block
+
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
+        """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
+        if self._collects:
+            pool.searches += 1
+        position = pool.first_fit(size)
+        if position == len(pool):
+            return None
+        block = pool.at(position)
+        # A block before unmapped addresses counts as what it could grow to, so that it is kept for last.
+        while block.range is not None and (position := position + 1) < len(pool):
+            following = pool.at(position)
+            if following.growable_size >= block.growable_size:
+                break
+            block = following
+        limit = self.settings.max_split_bytes
+        if limit is not None:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + self.settings.max_non_split_rounding_bytes:
+                return None
+        pool.remove(block)
+        return block
+
+    def _hand_out(self, block: Block, size: int, nbytes: int) -> int:
+        """Cut `size` off the front if the rest is worth keeping. Source: `should_split`, `alloc_found_block`."""
+        rest = block.size - size
+        if block.pool.small or self.settings.expandable_segments:
+            split = rest >= MIN_BLOCK
+        else:
+            limit = self.settings.max_split_bytes
+            split = rest > SMALL_SIZE and (limit is None or size < limit)
+        if split:
+            front = Block(block.pool, block.address, size, of=block.range)
+            block.address += size
+            block.size = rest
+            front.link(block.prev, block)
+            block.pool.insert(block)
+            block = front
+        block.live = True
+        block.requested = nbytes
+        self._live[block.address] = block
+        self._allocated.add(block.size)
+        self._requested.add(nbytes)
+        return block.address
+
+    def _merge(self, block: Block, other: Block | None) -> None:
+        """Absorb a free neighbour in the same state of mapping. Source: `try_merge_blocks`."""
+        if other is None or other.live or other.mapped != block.mapped:
+            return
+        block.pool.remove(other)
+        if other is block.prev:
+            block.address = other.address
+            block.link(other.prev, block.next)
+        else:
+            block.link(block.prev, other.next)
+        block.size += other.size
+
+    # -- asking the driver
+
+    def _from_driver(self, pool: Pool, size: int) -> Block | None:
+        """The ladder of `DeviceCachingAllocator::malloc`: ask, give oversize blocks back and ask, give everything back and ask."""
+        if self._collects:
+            self._collect_garbage()
+        block = self._grow(pool, size)
+        if block is None and self._release_oversize(pool, size):
+            block = self._grow(pool, size)
+        if block is None:
+            self.empty_cache()
+            self._retries += 1
+            block = self._grow(pool, size)
+        return block
+
+    def _grow(self, pool: Pool, size: int) -> Block | None:
+        """A block of at least `size` outside the pool, from new memory; None when refused. Source: `alloc_block`."""
+        segment = self.settings.segment_size(size)
+        if self._allowed is not None and self._reserved.current + segment > self._allowed:
+            return None
+        if self.settings.expandable_segments:
+            return self._grow_range(pool, size)
+        if not self._driver_gives(segment):
+            return None
+        self._segments += 1
+        return Block(pool, self._new_addresses(segment), segment)
+
+    def _driver_gives(self, nbytes: int) -> bool:
+        if self.capacity_bytes is not None and self._reserved.current + nbytes > self.capacity_bytes:
+            return False
+        self._reserved.add(nbytes)
+        return True
+
+    def _new_addresses(self, nbytes: int) -> int:
+        address = self._next_address
+        self._next_address += ceil_to(nbytes, _ALIGNMENT)
+        return address
+
+    def _grow_range(self, pool: Pool, size: int) -> Block | None:
+        """Map pages until a free block has `size`. Source: `try_allocate_expandable_block`."""
+        block = self._growth_place(pool, size)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            assert following is not None, "a growth place has room for the request"
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def _growth_place(self, pool: Pool, size: int) -> Block:
+        """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source: `find_expandable_block`."""
+        for block in pool.unmapped():
+            start = block.prev if block.prev is not None and not block.prev.live else block
+            room, here = 0, start
+            while room < size and not here.live:
+                room += here.size
+                if here.next is None:
+                    break
+                here = here.next
+            if room >= size:
+                return start
+        page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
+        # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
+        nbytes = ceil_to(max(self._range_bytes, size), page)
+        fresh = Range(self._new_addresses(nbytes), page, nbytes)
+        block = Block(pool, fresh.address, nbytes, of=fresh, mapped=False)
+        pool.insert(block)
+        return block
+
+    def _map(self, block: Block, nbytes: int) -> bool:
+        """Put pages behind the first `nbytes` of an unmapped block, which joins its free neighbours. Source: `map_block`."""
+        assert block.range is not None, "only expandable segments have unmapped blocks"
+        mapped = ceil_to(nbytes, block.range.page)
+        if not self._driver_gives(mapped):
+            return False
+        pool = block.pool
+        pool.remove(block)
+        if mapped < block.size:
+            rest = Block(pool, block.address + mapped, block.size - mapped, of=block.range, mapped=False)
+            rest.link(block, block.next)
+            pool.insert(rest)
+            block.size = mapped
+        block.mapped = True
+        self._merge(block, block.prev)
+        self._merge(block, block.next)
+        pool.insert(block)
+        return True
+
+    # -- giving memory back
+
+    def _release(self, block: Block) -> None:
+        """cudaFree of a whole free segment. Source: `release_block`."""
+        block.pool.remove(block)
+        self._reserved.add(-block.size)
+        self._segments -= 1
+
+    def _release_free(self, pool: Pool) -> None:
+        """Source: `release_blocks`."""
+        for block in pool:
+            if block.range is not None:
+                self._unmap(block)
+            elif not block.split:
+                self._release(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""
+        assert block.range is not None, "only expandable segments are unmapped"
+        base, page, pool = block.range.address, block.range.page, block.pool
+        begin = base + ceil_to(block.address - base, page)
+        end = base + (block.address + block.size - base) // page * page
+        if begin >= end:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            before = Block(pool, block.address, begin - block.address, of=block.range)
+            before.link(block.prev, block)
+            pool.insert(before)
+        if end < block.address + block.size:
+            after = Block(pool, end, block.address + block.size - end, of=block.range)
+            after.link(block, block.next)
+            pool.insert(after)
+        block.address, block.size, block.mapped = begin, end - begin, False
+        self._merge(block, block.prev)
+        self._merge(block, block.next)
+        if block.split:
+            pool.insert(block)
+        self._reserved.add(begin - end)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Give back one oversize block that is large enough, else the largest ones until they are. True if enough was freed.
+
+        Source: `release_available_cached_blocks`.
+        """
+        limit = self.settings.max_split_bytes
+        if limit is None:
+            return False
+        wanted = max(size, limit)
+        position = pool.first_fit(wanted)
+        if position < len(pool) and (block := pool.at(position)).range is None:
+            self._release(block)
+            return True
+        released = 0
+        for block in [pool.at(i) for i in range(position - 1, -1, -1)]:
+            if released >= wanted or block.size < limit:
+                break
+            if block.range is None:
+                released += block.size
+                self._release(block)
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Give back whole large segments unused for longer than the average, until below the threshold.
+
+        Source: `garbage_collect_cached_blocks`.
+        """
+        assert self._allowed is not None, "guarded by _collects"
+        assert self.settings.garbage_collection_threshold is not None, "guarded by _collects"
+        excess = self._reserved.current - int(self.settings.garbage_collection_threshold * self._allowed)
+        if excess <= 0:
+            return
+        unsplit = [block for block in self._large if not block.split]
+        count, total_age = (len(unsplit), sum(self._large.age(block) for block in unsplit))
+        candidates = [block for block in unsplit if block.range is None]
+        reclaimed, freed = 0, True
+        while reclaimed < excess and freed and count > 0:
+            least_age = total_age / count
+            old = [block for block in candidates if self._large.age(block) >= least_age]
+            candidates = [block for block in candidates if self._large.age(block) < least_age]
+            freed = bool(old)
+            for block in old:
+                reclaimed += block.size
+                total_age -= self._large.age(block)
+                count -= 1
+                self._release(block)
+
+    # -- looking
+
+    def _heads(self) -> list[Block]:
+        blocks = (*self._live.values(), *self._small, *self._large)
+        return sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
+
+    def _out_of_memory(self, pool: Pool, size: int, nbytes: int) -> OutOfMemory:
+        limits = [limit for limit in (self.capacity_bytes, self._allowed) if limit is not None]
+        return OutOfMemory(
+            asked_bytes=nbytes,
+            segment_bytes=self.settings.segment_size(size),
+            free_bytes=max(min(limits) - self._reserved.current, 0),
+            requested=self._requested.current,
+            allocated=self._allocated.current,
+            reserved=self._reserved.current,
+            largest=pool.largest,
+        )

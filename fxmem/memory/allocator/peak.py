@@ -1,0 +1,61 @@
+"""What the allocator adds to a timeline's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxmem.hardware import catalogue
+from fxmem.memory import liveness
+from fxmem.memory.allocator.address_trace import Levels, levels
+from fxmem.memory.allocator.replay import replay
+from fxmem.memory.allocator.settings import Settings
+from fxmem.records.pause_gc import uncollected
+from fxmem.records.profile import Profile, Timeline
+
+__all__ = ["complete_timeline", "levels_of", "settings_of"]
+
+
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """The settings that PyTorch would find in an environment: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
+    return Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
+@uncollected()
+def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
+    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step fits, and, where it has
+    been measured what a process takes of that card beside these (`targets.context_size`), the process's bytes.
+
+    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated and
+    reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the target has,
+    the loop is replayed once more within the target's memory.
+
+    Raises: `UsageError` for settings PyTorch would refuse.
+    """
+    timeline = liveness.timeline(profile)
+    if profile.target.device != "cuda":
+        return timeline
+    settings = settings_of(environ)
+    free, memory = replay(profile, settings=settings), profile.target.memory_bytes
+    bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
+    context = catalogue.context_size(profile.target, profile.torch_version)
+    peak = timeline.peak.model_copy(
+        update={
+            "allocated_bytes": free.allocated_bytes,
+            "reserved_bytes": free.reserved_bytes,
+            "process_bytes": None if context is None or free.reserved_bytes is None else free.reserved_bytes + context[0].nbytes,
+            "fits": None if memory is None else bounded.shortage is None,
+            "shortage": "" if bounded.shortage is None else bounded.shortage.in_words,
+        }
+    )
+    return timeline.model_copy(update={"peak": peak})
+
+
+@uncollected()
+def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Levels | None:
+    """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes in the timeline's peak, and
+    where these settings do not lead to them, as for a report that was written under others.
+    """
+    if timeline.peak.allocated_bytes is None:
+        return None
+    found = levels(profile, settings)
+    return found if max(found.allocated_bytes, default=0) == timeline.peak.allocated_bytes else None

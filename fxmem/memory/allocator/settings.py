@@ -1,0 +1,206 @@
+"""`PYTORCH_CUDA_ALLOC_CONF`: what PyTorch's CUDA caching allocator lets its users choose, and the sizes that follow from it.
+
+Source: `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` as of torch 2.11; the size rules are those of
+`DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from fxmem.errors import UsageError
+from fxmem.records.profile import Record
+
+__all__ = ["DEFAULT_SETTINGS", "MIN_BLOCK", "SMALL_SEGMENT", "SMALL_SIZE", "Settings", "ceil_to"]
+
+MIB: Final = 1 << 20
+MIN_BLOCK: Final = 512
+"""Every block is a multiple of this (`kMinBlockSize`)."""
+SMALL_SIZE: Final = 1 * MIB
+"""Largest block of the small pool (`kSmallSize`)."""
+SMALL_SEGMENT: Final = 2 * MIB
+"""Segment of the small pool (`kSmallBuffer`)."""
+LARGE_SEGMENT: Final = 20 * MIB
+"""Segment that blocks of 1 to 10 MiB are cut from, unless `large_segment_size_mb` says otherwise."""
+MIN_LARGE_ALLOC: Final = 10 * MIB
+"""From here on a block gets a segment of its own (`kMinLargeAlloc`)."""
+ROUND_LARGE: Final = 2 * MIB
+"""Such a segment is a multiple of this (`kRoundLarge`)."""
+
+_INTERVALS: Final = 16
+
+
+def ceil_to(nbytes: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is at least `nbytes`."""
+    return -(-nbytes // unit) * unit
+
+
+class Settings(Record):
+    """The part of `PYTORCH_CUDA_ALLOC_CONF` that decides where device memory goes. The defaults are PyTorch's."""
+
+    max_split_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Free blocks of this size and above ("oversize") serve only oversize requests and are never split. None: no such limit."""
+    max_non_split_rounding_bytes: Annotated[int, Field(gt=0)] = LARGE_SEGMENT
+    """An oversize request takes an oversize block only if less than this is wasted."""
+    large_segment_bytes: Annotated[int, Field(gt=MIN_LARGE_ALLOC)] = LARGE_SEGMENT
+    """Segment for blocks of 1 to 10 MiB, and page of the large pool's expandable segment."""
+    garbage_collection_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Fraction of the allowed memory above which unused cached segments are given back early. PyTorch collects only where
+    `per_process_memory_fraction` limits the memory; without such a limit this has no effect."""
+    roundup_power2_divisions: Annotated[tuple[int, ...], Field(min_length=_INTERVALS, max_length=_INTERVALS)] = (0,) * _INTERVALS
+    """Steps per power of two that sizes round up to, for sizes from 1 MiB, 2 MiB, … 32 GiB; below and above, the first and
+    the last hold. Powers of 2; 0 or 1: plain multiples of 512 bytes."""
+    expandable_segments: bool = False
+    """One range of addresses per pool, mapped page by page, instead of many segments."""
+    per_process_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Fraction of the device's memory the process allows itself; 1: no limit of its own."""
+
+    @classmethod
+    def from_string(cls, text: str) -> Settings:
+        """Parse `PYTORCH_CUDA_ALLOC_CONF`, e.g. `max_split_size_mb:128,expandable_segments:True`.
+
+        Spaces do not count, the last of repeated keys holds, and keys that do not move device memory (`pinned_*`, …) are
+        accepted and ignored. A value PyTorch would misread silently (`128MB` as 128) is refused.
+
+        Raises: `UsageError` for an unknown key or a value PyTorch refuses, with PyTorch's own limit.
+        Source: `AcceleratorAllocatorConfig::parseArgs`, `CUDAAllocatorConfig::parseArgs`.
+        """
+        values = dict(_entries("".join(text.split())))
+        for key in values:
+            if key not in _KNOWN_KEYS:
+                raise UsageError(f"allocator settings: unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}")
+        if values.get("backend", "native") != "native":
+            raise UsageError(f"allocator settings: only backend:native is modelled, got backend:{values['backend']}")
+        fields: dict[str, object] = {}
+        large_mib = LARGE_SEGMENT // MIB
+        if (value := values.get("large_segment_size_mb")) is not None:
+            large_mib = _mib("large_segment_size_mb", value, MIN_LARGE_ALLOC // MIB + 1)
+            fields["large_segment_bytes"] = large_mib * MIB
+        fields["max_non_split_rounding_bytes"] = large_mib * MIB
+        if (value := values.get("max_split_size_mb")) is not None:
+            fields["max_split_bytes"] = _mib("max_split_size_mb", value, large_mib) * MIB
+        if (value := values.get("max_non_split_rounding_mb")) is not None:
+            fields["max_non_split_rounding_bytes"] = _mib("max_non_split_rounding_mb", value, large_mib) * MIB
+        if (value := values.get("garbage_collection_threshold")) is not None:
+            fields["garbage_collection_threshold"] = _fraction("garbage_collection_threshold", value, open_ended=True)
+        if (value := values.get("per_process_memory_fraction")) is not None:
+            fields["per_process_memory_fraction"] = _fraction("per_process_memory_fraction", value, open_ended=False)
+        if (value := values.get("roundup_power2_divisions")) is not None:
+            fields["roundup_power2_divisions"] = _divisions(value)
+        if (value := values.get("expandable_segments")) is not None:
+            if value not in ("True", "False"):
+                raise UsageError(f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}")
+            fields["expandable_segments"] = value == "True"
+        return cls.model_validate(fields)
+
+    def round_size(self, nbytes: int) -> int:
+        """Size of the block that serves a request of `nbytes` > 0, before any slack from a free block that is not split.
+
+        Source: `round_size`, `roundup_power2_next_division`, `AcceleratorAllocatorConfig::roundup_power2_divisions`.
+        """
+        if nbytes < MIN_BLOCK:
+            return MIN_BLOCK
+        interval = min(max(nbytes.bit_length() - MIB.bit_length(), 0), _INTERVALS - 1)
+        divisions = self.roundup_power2_divisions[interval]
+        if divisions <= 1 or nbytes <= MIN_BLOCK * divisions:
+            return ceil_to(nbytes, MIN_BLOCK)
+        floor = 1 << (nbytes.bit_length() - 1)
+        return ceil_to(nbytes, floor // divisions)
+
+    def segment_size(self, size: int) -> int:
+        """Bytes asked of the driver for a block of `size`, when no free block serves it. Source: `get_allocation_size`."""
+        if size <= SMALL_SIZE:
+            return SMALL_SEGMENT
+        if size < MIN_LARGE_ALLOC:
+            return self.large_segment_bytes
+        return ceil_to(size, ROUND_LARGE)
+
+
+DEFAULT_SETTINGS: Final = Settings()
+"""What PyTorch does when `PYTORCH_CUDA_ALLOC_CONF` is not set."""
+
+_KNOWN_KEYS: Final = frozenset(
+    {
+        "backend",
+        "expandable_segments",
+        "garbage_collection_threshold",
+        "graph_capture_record_stream_reuse",
+        "large_segment_size_mb",
+        "max_non_split_rounding_mb",
+        "max_split_size_mb",
+        "per_process_memory_fraction",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "roundup_power2_divisions",
+    }
+)
+
+_ENTRY: Final = re.compile(r"(?P<key>[^,:\[\]]+):(?P<value>\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(text):
+        match = _ENTRY.match(text, position)
+        if match is None:
+            raise UsageError(f"allocator settings: expected key:value, separated by commas, got {text[position:]!r} in {text!r}")
+        yield match["key"], match["value"]
+        position = match.end()
+
+
+def _mib(key: str, value: str, least: int) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise UsageError(f"allocator settings: {key} takes a whole number of MiB, and PyTorch refuses less than {least}; got {value!r}")
+    return int(value)
+
+
+def _fraction(key: str, value: str, *, open_ended: bool) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not (0 < number < 1 if open_ended else 0 <= number <= 1):
+        raise UsageError(f"allocator settings: {key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}")
+    return number
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """`4`, or `[64:8,256:4,>:1]`: from 64 MiB on 8, from 256 MiB on 4, above 1.
+
+    As in PyTorch the first entry also holds for everything below it, `>` for everything above the entry before it, and an
+    interval that no entry names is not rounded: `128:` in the example.
+
+    Source: `AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`.
+    """
+    if not value.startswith("["):
+        return (_power_of_two(value, "a number of divisions"),) * _INTERVALS
+    divisions = [0] * _INTERVALS
+    last = 0
+    for position, entry in enumerate(value[1:-1].split(",")):
+        boundary, colon, count = entry.partition(":")
+        if not colon:
+            raise UsageError(f"allocator settings: roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}")
+        number = 0 if count == "0" else _power_of_two(count, "a number of divisions, or 0 for none")
+        if boundary == ">":
+            divisions[last + 1 :] = [number] * (_INTERVALS - last - 1)
+            continue
+        last = min(_power_of_two(boundary, "an interval in MiB").bit_length() - 1, _INTERVALS - 1)
+        if position == 0:
+            divisions[:last] = [number] * last
+        divisions[last] = number
+    return tuple(divisions)
+
+
+def _power_of_two(text: str, what: str) -> int:
+    if not text.isdecimal() or int(text).bit_count() != 1:
+        raise UsageError(f"allocator settings: roundup_power2_divisions takes a power of 2 as {what}; got {text!r}")
+    return int(text)

@@ -1,0 +1,257 @@
+"""The training loop that a profile's step is in, run on the caching allocator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Final
+
+from fxmem.memory.allocator.caching_allocator import CachingAllocator
+from fxmem.memory.allocator.stats import OutOfMemory
+from fxmem.records.profile import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
+
+__all__ = ["Loop", "Occupancy", "PhasePeak", "Run", "Shortage"]
+
+
+class PhasePeak(Record):
+    """The largest values within one phase of the step; each has its own moment."""
+
+    phase: Phase
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    active_bytes: Bytes
+    reserved_bytes: Bytes
+
+
+class Occupancy(Record):
+    """Where the reserved memory is at the first moment of the step with the most allocated bytes."""
+
+    phase: Phase
+    tick: int
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    largest_free_block_bytes: Bytes
+    """Largest piece of `cached_bytes` in one place."""
+
+    @property
+    def rounding_bytes(self) -> int:
+        """Lost inside blocks: allocated, not requested."""
+        return self.allocated_bytes - self.requested_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Held, and not handed out: what fragmentation can cost at most."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+class Shortage(Record):
+    """The request that did not fit, and the state it met."""
+
+    step: int
+    """1-based: the first step of the loop, or a later one."""
+    phase: Phase | None
+    """None: while parameters, buffers and inputs were placed, before the first step."""
+    tick: int | None
+    """None as for `phase`."""
+    storage: int
+    """Index into `Profile.storages`."""
+    kind: Kind
+    op: str | None
+    """Operator that asked; None for what no operator of the step allocates."""
+    node: str | None
+    """Name of the node that operator runs for, else of the storage's node."""
+    asked_bytes: Bytes
+    segment_bytes: Bytes
+    """What the driver was asked for."""
+    free_bytes: Bytes
+    """What the driver had left."""
+    largest_free_block_bytes: Bytes
+    """Largest block cached in the pool of this request."""
+    requested_bytes: Bytes
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+
+    @property
+    def in_words(self) -> str:
+        """A sentence without its full stop."""
+        who = f"{self.op or 'the program'}{f' of {self.node}' if self.node else ''}"
+        when = f"in {self.phase} of step {self.step}" if self.phase is not None else "before the first step"
+        asked = f"{self.asked_bytes:,} bytes, for which a segment of {self.segment_bytes:,} is needed"
+        return f"It runs out {when}: {who} asks for {asked}, and {self.free_bytes:,} are free"
+
+
+class Run(Record):
+    """One step that ran through."""
+
+    phases: tuple[PhasePeak, ...]
+    at_peak: Occupancy
+    alloc_retries: int
+
+
+_NO_PEAK: Final = (-1, 0, 0, 0, Phase.FORWARD, 0)
+
+_PLACING_ORDER: Final = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
+
+
+class Loop:
+    """The loop's state between steps: which storage is where."""
+
+    def __init__(self, profile: Profile, allocator: CachingAllocator) -> None:
+        self.profile = profile
+        self.step = 0
+        self._allocator = allocator
+        self._address = [0] * len(profile.storages)
+        self._owner: dict[int, int] = {}
+        self._spans = profile.phases or (PhaseSpan(phase=Phase.FORWARD, begin=0, end=profile.ticks, first_op=0, last_op=len(profile.ops)),)
+        self._placing = 0
+        self._phase: Phase | None = None
+        self._tick = 0
+        self._peak = _NO_PEAK
+        self._sort_storages()
+
+    def _sort_storages(self) -> None:
+        storages, end = self.profile.storages, self.profile.ticks
+        residents = [i for i, s in enumerate(storages) if s.birth == 0 and s.death >= end]
+        residents.sort(key=lambda i: (_PLACING_ORDER.get(storages[i].kind, 3), i))
+        optimizes = any(span.phase is Phase.OPTIMIZER for span in self._spans)
+        late = {i for i in residents if optimizes and storages[i].kind is Kind.OPTIMIZER_STATE}
+        self._late = [i for i in residents if i in late]
+        self._residents = [i for i in residents if i not in late]
+        self._leftovers = [i for i, s in enumerate(storages) if s.birth == 0 and s.death < end]
+        left_behind = sorted((i for i, s in enumerate(storages) if s.birth > 0 and s.death >= end), key=lambda i: storages[i].birth)
+        self._becomes = _pairs(storages, left_behind, self._leftovers)
+        self._dropped = [i for i in left_behind if i not in self._becomes]
+        carried = set(self._becomes.values())
+        self._renewed = [i for i in self._leftovers if i not in carried]
+        # At one tick comes before goes, should a log ever hold both: an op allocates before its inputs are freed.
+        births = ((s.birth, False, i) for i, s in enumerate(storages) if s.birth > 0)
+        deaths = ((s.death, True, i) for i, s in enumerate(storages) if s.death < end)
+        self._events = sorted([*births, *deaths])
+
+    def run_step(self) -> Run:
+        """One step of the loop. Raises `OutOfMemory`; `shortage` then says where."""
+        self.step += 1
+        retries = self._allocator.stats().alloc_retries
+        if self.step == 1:
+            for storage in self._residents:
+                self._place(storage)
+        self._phase, self._tick, self._peak = self._spans[0].phase, 0, _NO_PEAK
+        for storage in self._leftovers if self.step == 1 else self._renewed:
+            self._place(storage)
+        peaks = []
+        position = 0
+        for span, following in zip(self._spans, [*self._spans[1:], None], strict=True):
+            self._allocator.reset_peak_stats()
+            self._phase, self._tick = span.phase, span.begin
+            self._watch_peak()
+            if self.step == 1 and span.phase is Phase.OPTIMIZER:
+                for storage in self._late:
+                    self._place(storage)
+                self._late = []
+            until = following.begin if following is not None else self.profile.ticks + 1
+            while position < len(self._events) and (event := self._events[position])[0] < until:
+                self._tick, gone, storage = event
+                if gone:
+                    self._drop(storage)
+                else:
+                    self._place(storage)
+                position += 1
+            peaks.append(self._phase_peak(span.phase))
+        self._return_from_function()
+        return Run(phases=tuple(peaks), at_peak=self._at_peak(), alloc_retries=self._allocator.stats().alloc_retries - retries)
+
+    def _return_from_function(self) -> None:
+        for storage in self._dropped:
+            self._drop(storage)
+        for storage, successor in self._becomes.items():
+            address, self._address[storage] = self._address[storage], 0
+            self._address[successor] = address
+            self._owner[address] = successor
+
+    def _place(self, storage: int) -> None:
+        self._placing = storage
+        address = self._allocator.malloc(self.profile.storages[storage].nbytes)
+        self._address[storage] = address
+        self._owner[address] = storage
+        self._watch_peak()
+
+    def _drop(self, storage: int) -> None:
+        self._allocator.free(self._address[storage])
+        self._owner.pop(self._address[storage], None)
+        self._address[storage] = 0
+
+    def _watch_peak(self) -> None:
+        allocator = self._allocator
+        if self._phase is not None and allocator.allocated_bytes > self._peak[0]:
+            self._peak = (
+                allocator.allocated_bytes, allocator.requested_bytes, allocator.reserved_bytes,
+                allocator.largest_free_block_bytes, self._phase, self._tick,
+            )  # fmt: skip
+
+    def _at_peak(self) -> Occupancy:
+        allocated, requested, reserved, largest, phase, tick = self._peak
+        return Occupancy(
+            phase=phase,
+            tick=tick,
+            requested_bytes=requested,
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            largest_free_block_bytes=largest,
+        )
+
+    def _phase_peak(self, phase: Phase) -> PhasePeak:
+        stats = self._allocator.stats()
+        return PhasePeak(
+            phase=phase,
+            requested_bytes=stats.requested_bytes.peak,
+            allocated_bytes=stats.allocated_bytes.peak,
+            active_bytes=stats.active_bytes.peak,
+            reserved_bytes=stats.reserved_bytes.peak,
+        )
+
+    def state(self) -> Hashable:
+        """Everything the next step depends on: which storage is where, and which blocks are free.
+
+        Of a cudaMalloc'd segment only its place among the others counts, so its address is left out; an expandable one
+        never moves. The age of free blocks is left out too: it moves nothing but garbage collection, and with that on, a
+        repetition is likely rather than certain.
+        """
+        return tuple(
+            (segment.large, segment.address if segment.expandable else None, *((block.size, self._owner.get(block.address)) for block in segment.blocks))
+            for segment in self._allocator.snapshot()
+        )
+
+    def shortage(self, error: OutOfMemory) -> Shortage:
+        """The request that `error` refused."""
+        storage = self.profile.storages[self._placing]
+        op = self.profile.ops[storage.op] if storage.op is not None else None
+        node = op.node if op is not None else storage.node
+        return Shortage(
+            step=self.step,
+            phase=self._phase,
+            tick=self._tick if self._phase is not None else None,
+            storage=self._placing,
+            kind=storage.kind,
+            op=op.name if op is not None else None,
+            node=self.profile.nodes[node].name if node is not None else None,
+            asked_bytes=error.asked_bytes,
+            segment_bytes=error.segment_bytes,
+            free_bytes=error.free_bytes,
+            largest_free_block_bytes=error.largest_free_block_bytes,
+            requested_bytes=error.requested_bytes,
+            allocated_bytes=error.allocated_bytes,
+            reserved_bytes=error.reserved_bytes,
+        )
+
+
+def _pairs(storages: tuple[Storage, ...], left_behind: list[int], leftovers: list[int]) -> dict[int, int]:
+    """What a step leaves behind → the storage the next step finds left over: same kind, name and size, in order."""
+    waiting: defaultdict[tuple[Kind, str, int], list[int]] = defaultdict(list)
+    for i in reversed(leftovers):
+        waiting[storages[i].kind, storages[i].name, storages[i].nbytes].append(i)
+    found = {}
+    for i in left_behind:
+        if same := waiting[storages[i].kind, storages[i].name, storages[i].nbytes]:
+            found[i] = same.pop()
+    return found

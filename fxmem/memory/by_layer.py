@@ -1,0 +1,228 @@
+"""A model layer by layer: parameters, output shape, multiply-adds, FLOPs, and the memory of activations.
+
+A row is a module, or the calls of one function in a module's own code; a module's figures are the sums of what is below it, its own
+parameters included. Rows sum to the model's, the first row.
+
+- *Parameters* are elements of parameters, a parameter shared by several modules counted once, for the module that has it first.
+- *FLOPs* count a multiply-add as 2 and every other operation as 1 (see `fxmem.simulation.flops` for each operator's formula).
+- *MACs* are multiply-adds of matrix products, convolutions and attention, half their FLOPs, and nothing else: a ReLU or a normalisation
+  has none. Biases are additions and not counted. Recurrent layers are counted in FLOPs only: their MACs are unknown.
+- *Output* is new memory that results bring; a view or an in-place result brings none. It is what activations take without backward,
+  each until Python lets go of it. *Saved* is what is kept for backward, each storage for the first node that keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, Protocol
+
+from fxmem.memory.module_tree import Flops, call_name
+from fxmem.records.profile import Bytes, Headed, Kind, Node, Phase, Profile, Record, Storage, Versioned
+
+__all__ = ["MAC_OPS", "UNKNOWN_MAC_OPS", "HasProfile", "Layer", "LayerReport", "by_layer", "layer_likeness"]
+
+MAC_OPS = frozenset(
+    {
+        "_convolution", "_efficient_attention_forward", "_flash_attention_forward", "_grouped_mm", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable", "_scaled_grouped_mm", "_scaled_mm", "_slow_conv2d_forward", "addbmm", "addmm", "addmv",
+        "baddbmm", "bmm", "convolution", "convolution_overrideable", "cudnn_convolution", "dot", "mm", "mv", "vdot",
+    }
+)  # fmt: skip
+"""ATen operators whose FLOPs are multiply-adds, two each."""
+UNKNOWN_MAC_OPS = frozenset({"_cudnn_rnn", "mkldnn_rnn_layer"})
+"""ATen operators that hold multiply-adds among other operations, counted as FLOPs in one sum."""
+
+
+class Layer(Record):
+    """A module, or the calls of one function in its own code; of a module, everything below it included."""
+
+    path: str
+    """Dotted path of the module; of calls, of the module whose code made them. Empty for the model itself."""
+    name: str
+    """Last segment of the path, or the function's name."""
+    type: str
+    """Class of a module; empty for calls."""
+    kind: Literal["module", "call"]
+    depth: int
+    """Modules above it."""
+    calls: int
+    """How often the layer was called; 0 for a module that only holds others, or that nobody calls."""
+    output_shape: tuple[int, ...] | None
+    """Of the first tensor of the first call; None for a module that is no node of the graph."""
+    output_dtype: str
+    params: int
+    params_bytes: Bytes
+    buffers_bytes: Bytes
+    macs: int
+    """Multiply-adds of forward."""
+    macs_unknown: int
+    """Operators that have an unknown number of them, not in `macs`."""
+    forward_flops: int
+    forward_flops_unknown: int
+    """Nodes with an operator without a formula, which are not in `forward_flops`."""
+    backward_flops: int
+    """Recomputation of checkpointed regions included."""
+    backward_flops_unknown: int
+    output_bytes: Bytes
+    saved_bytes: Bytes
+
+
+class LayerReport(Headed, Versioned):
+    """One step layer by layer."""
+
+    layers: tuple[Layer, ...]
+    """A tree in preorder, the model first; modules in the order of their first call, those never called last."""
+    trained_params: int | None
+    """Of the parameters, those that get a gradient; None at inference."""
+    input_bytes: Bytes
+
+    @property
+    def total(self) -> Layer:
+        """The model."""
+        return self.layers[0]
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The report as JSON."""
+        return self.model_dump_json(indent=indent)
+
+
+class HasProfile(Protocol):
+    """An `fxmem.Analysis`, or anything else that has a profile."""
+
+    @property
+    def profile(self) -> Profile:
+        """The step."""
+
+
+def by_layer(step: Profile | HasProfile) -> LayerReport:
+    """A step layer by layer; `step` is an `Analysis`, a report, or a profile. Loss and optimizer are left out: they are no layers."""
+    profile = step if isinstance(step, Profile) else step.profile
+    root = _Branch("", profile.model, profile.modules.get("", ""))
+    macs = _macs(profile)
+    for node, counted in zip(profile.nodes, macs, strict=True):
+        if node.op in ("call_module", "call_function", "call_method"):
+            branch = root.module(node.module, profile.modules)
+            if node.op == "call_module":
+                branch.type = node.module_type or branch.type
+            else:
+                branch = branch.call(call_name(node))
+            branch.nodes.append((node, counted))
+    for storage in profile.storages:
+        if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
+            root.module(storage.name.rpartition(".")[0], profile.modules).owned.append(storage)
+    trained = {storage.name for storage in profile.storages if storage.kind is Kind.GRADIENT}
+    parameters = [storage for storage in profile.storages if storage.kind is Kind.PARAMETER and storage.birth == 0]
+    return LayerReport(
+        **profile.heading(),
+        layers=tuple(root.layers()),
+        trained_params=None if profile.step.mode == "infer" else sum(_elements(s) for s in parameters if f"{s.name}.grad" in trained),
+        input_bytes=sum(storage.nbytes for storage in profile.storages if storage.kind is Kind.INPUT),
+    )
+
+
+def layer_likeness(layer: Layer) -> Hashable:
+    """Equal for layers that differ in nothing but their place."""
+    return tuple(layer.model_copy(update={"path": "", "name": ""}).__dict__.values())
+
+
+# --- the tree -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Branch:
+    """A row while it is being collected."""
+
+    path: str
+    name: str
+    type: str = ""
+    kind: Literal["module", "call"] = "module"
+    depth: int = 0
+    nodes: list[tuple[Node, Flops]] = field(default_factory=list)
+    owned: list[Storage] = field(default_factory=list)
+    children: dict[tuple[str, str], _Branch] = field(default_factory=dict)
+
+    def module(self, path: str, types: dict[str, str]) -> _Branch:
+        """The branch at a path below this one."""
+        branch, reached = self, ""
+        for name in path.split(".") if path else ():
+            reached = f"{reached}.{name}" if reached else name
+            branch = branch._child("module", name, reached, types.get(reached, ""))
+        return branch
+
+    def call(self, name: str) -> _Branch:
+        """The branch of this module's own calls of a function."""
+        return self._child("call", name, self.path, "")
+
+    def _child(self, kind: Literal["module", "call"], name: str, path: str, type_name: str) -> _Branch:
+        return self.children.setdefault((kind, name), _Branch(path, name, type_name, kind, self.depth + 1))
+
+    def layers(self) -> Iterator[Layer]:
+        """Its row, then those below it."""
+        below = [list(child.layers()) for child in self.children.values()]
+        yield self._layer([rows[0] for rows in below])
+        for rows in below:
+            yield from rows
+
+    def _layer(self, below: list[Layer]) -> Layer:
+        nodes = [node for node, _ in self.nodes]
+        macs = sum((counted for _, counted in self.nodes), Flops())
+        forward = sum((_flops(node.forward_flops) for node in nodes), Flops())
+        backward = sum((_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
+        first = next((node.outputs[0] for node in nodes if node.outputs), None)
+        parameters = [storage for storage in self.owned if storage.kind is Kind.PARAMETER]
+        return Layer(
+            path=self.path,
+            name=self.name,
+            type=self.type,
+            kind=self.kind,
+            depth=self.depth,
+            calls=len(nodes),
+            output_shape=None if first is None else first.shape,
+            output_dtype="" if first is None else first.dtype,
+            params=sum(map(_elements, parameters)) + sum(row.params for row in below),
+            params_bytes=sum(storage.nbytes for storage in parameters) + sum(row.params_bytes for row in below),
+            buffers_bytes=sum(storage.nbytes for storage in self.owned if storage.kind is Kind.BUFFER) + sum(row.buffers_bytes for row in below),
+            macs=macs.known + sum(row.macs for row in below),
+            macs_unknown=macs.unknown_calls + sum(row.macs_unknown for row in below),
+            forward_flops=forward.known + sum(row.forward_flops for row in below),
+            forward_flops_unknown=forward.unknown_calls + sum(row.forward_flops_unknown for row in below),
+            backward_flops=backward.known + sum(row.backward_flops for row in below),
+            backward_flops_unknown=backward.unknown_calls + sum(row.backward_flops_unknown for row in below),
+            output_bytes=sum(node.output_bytes for node in nodes) + sum(row.output_bytes for row in below),
+            saved_bytes=sum(node.saved_bytes for node in nodes) + sum(row.saved_bytes for row in below),
+        )
+
+
+# --- counts -------------------------------------------------------------------------------------------------------------------
+
+_BITS = {
+    "bool": 8, "uint8": 8, "int8": 8, "int16": 16, "uint16": 16, "float16": 16, "bfloat16": 16, "int32": 32, "uint32": 32, "float32": 32, "int64": 64,
+    "uint64": 64, "float64": 64, "complex32": 32, "complex64": 64, "complex128": 128,
+}  # fmt: skip
+
+
+def _elements(storage: Storage) -> int:
+    """How many numbers it holds. Not its shape's: several parameters of a recurrent layer are views of one buffer, and it has the first one's."""
+    bits = 8 if storage.dtype.startswith("float8") else _BITS.get(storage.dtype)
+    return prod(storage.shape) if bits is None else storage.nbytes * 8 // bits
+
+
+def _flops(count: int | None) -> Flops:
+    return Flops(unknown_calls=1) if count is None else Flops(known=count)
+
+
+def _macs(profile: Profile) -> list[Flops]:
+    """For each node the multiply-adds of its forward, and the operators in it of which they are unknown."""
+    counts = [Flops()] * len(profile.nodes)
+    for op in profile.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
+        name = op.name.split(".")[1] if op.name.startswith("aten.") else ""
+        if name in UNKNOWN_MAC_OPS or (name in MAC_OPS and op.flops is None):
+            counts[op.node] += Flops(unknown_calls=1)
+        elif name in MAC_OPS:
+            counts[op.node] += Flops(known=(op.flops or 0) // 2)
+    return counts

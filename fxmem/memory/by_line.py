@@ -1,0 +1,330 @@
+"""Memory by source line: what each line of a program allocates, leaves behind and keeps for backward.
+
+A node belongs to one line: the innermost of the files shown among the line that made its call and the lines that called the
+modules around it. So every byte that the forward allocates is in one row, and the rows sum to the profile's figures. By default the
+files shown are the user's own; what a library does inside then counts for the user's line that called it. Where no line is the user's
+(a model that lives wholly in a package), all files are shown, each node at the innermost line.
+
+A *run* of a line is a stretch of consecutive operators that belong to it. It lasts until the next run begins: what Python lets go of
+after a line's last operator goes with that line. What is alive after each run, less what was alive before it, is what the run kept less
+what it freed, so these too sum to what the forward leaves. A line that runs many times has the sums over its runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+from fxmem.errors import UsageError
+from fxmem.memory import liveness
+from fxmem.records.profile import Bytes, Headed, Kind, Node, Phase, Profile, Record, SourceLine, Storage, Versioned
+
+__all__ = ["HasProfile", "Line", "LineFigures", "LineReport", "Rest", "TensorGroup", "by_line", "is_installed"]
+
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
+
+
+class TensorGroup(Record):
+    """Storages of one shape, dtype and kind."""
+
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    """Empty for memory no tensor owns."""
+    kind: Kind
+    nbytes: Bytes
+    """Of all of them together."""
+
+
+class LineFigures(Record):
+    """What a line, or what no line did, amounts to. Bytes are requested bytes; forward unless it says backward."""
+
+    calls: int = 0
+    """Nodes of the graph that count for it."""
+    params_bytes: Bytes = 0
+    """Parameters and buffers that are first read here."""
+    allocated_bytes: Bytes = 0
+    """Everything it allocates, its runs added up, workspaces included."""
+    kept_bytes: Bytes = 0
+    """Of that, what is still alive when the run that allocated it is over."""
+    freed_bytes: Bytes = 0
+    """What was there before a run and is gone after it."""
+    saved_bytes: Bytes = 0
+    """What it is the first to keep for backward (`Node.saved_bytes`)."""
+    before_bytes: Bytes | None = None
+    """Everything alive when it first runs; None if it runs no operator in forward."""
+    after_bytes: Bytes | None = None
+    """Everything alive when its last run is over."""
+    peak_bytes: Bytes | None = None
+    """Most bytes alive during its runs, everything counted."""
+    backward_allocated_bytes: Bytes | None = None
+    """Everything allocated while its gradients are computed, or while it is recomputed; None if backward does nothing for it."""
+    backward_peak_bytes: Bytes | None = None
+    """Most bytes alive meanwhile, everything counted."""
+    came: tuple[TensorGroup, ...] = ()
+    """What `kept_bytes` is made of, most bytes first."""
+    went: tuple[TensorGroup, ...] = ()
+    """What `freed_bytes` is made of."""
+
+
+class Line(LineFigures):
+    """A source line."""
+
+    file: str
+    line: int
+    function: str
+    """Of the first run, where a line belongs to several."""
+    code: str
+
+
+class Rest(LineFigures):
+    """What belongs to no line of the files shown."""
+
+    what: str
+    """`loss`, `optimizer`, or `other code`: files that are not shown, and what reads the step's inputs."""
+
+
+class LineReport(Headed, Versioned):
+    """One step by source line."""
+
+    resident_bytes: Bytes
+    """Alive before the step: parameters, buffers, inputs, optimizer state."""
+    resident: tuple[TensorGroup, ...]
+    """What that is made of, most bytes first."""
+    files: tuple[str, ...]
+    """The files shown, in the order they first run."""
+    lines: tuple[Line, ...]
+    """By file, then by line."""
+    rest: tuple[Rest, ...]
+    forward_allocated_bytes: Bytes
+    """Everything the forward allocates, the loss included: the sum over lines and rest, the optimizer left out."""
+    forward_left_bytes: Bytes
+    """Alive when forward ends: `resident_bytes`, and what lines and rest (the optimizer left out) kept less what they freed."""
+    saved_bytes: Bytes
+    """Of that, kept for backward: the sum over lines and rest."""
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The report as JSON."""
+        return self.model_dump_json(indent=indent)
+
+
+class HasProfile(Protocol):
+    """An `fxmem.Analysis`, or anything else that has a profile."""
+
+    @property
+    def profile(self) -> Profile:
+        """The step."""
+
+
+def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed: bool = False) -> LineReport:
+    """A step's memory by source line.
+
+    Args:
+        step: an `Analysis`, a report, or a profile.
+        files: show these alone; each is a path's end, as `model.py` or `timm/layers`, without a leading slash.
+        installed: show installed packages' files too, each node at its innermost line. Without it they are shown only where no
+            node belongs to a file of the user's own.
+
+    Raises:
+        UsageError: no node belongs to a file that `files` names.
+    """
+    profile = step if isinstance(step, Profile) else step.profile
+    chains = _chains(profile)
+    places = [_innermost(chain, files, installed) for chain in chains]
+    if not any(places):
+        if files:
+            known = sorted({source.file for chain in chains for source in chain})
+            raise UsageError(f"expected files of the program, got {', '.join(files)}; its lines are in {', '.join(known) or 'no file that is known'}")
+        places = [_innermost(chain, (), True) for chain in chains]
+    sums: dict[tuple[str, int] | str, _Sum] = {}
+    owners = [sums.setdefault(_key(node, place), _Sum(place)) for node, place in zip(profile.nodes, places, strict=True)]
+    _add_nodes(profile, owners)
+    live = liveness.live_bytes(profile)
+    _add_forward(profile, owners, live)
+    _add_backward(profile, owners, live)
+    forward = [span for span in profile.phases if span.phase is Phase.FORWARD]
+    resident = _resident(profile)
+    lines = [_line(key, each) for key, each in sums.items() if isinstance(key, tuple)]
+    shown = tuple(dict.fromkeys(line.file for line in lines))
+    lines.sort(key=lambda line: (shown.index(line.file), line.line))
+    # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not have.
+    rest = [Rest(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
+    return LineReport(
+        **profile.heading(),
+        resident_bytes=sum(storage.nbytes for storage in resident),
+        resident=_groups(resident),
+        files=shown,
+        lines=tuple(lines),
+        rest=tuple(rest),
+        forward_allocated_bytes=sum(s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD),
+        forward_left_bytes=_live_before(profile, live, forward[-1].end) if forward else sum(storage.nbytes for storage in resident),
+        saved_bytes=profile.saved_bytes,
+    )
+
+
+def is_installed(file: str) -> bool:
+    """Whether a path is that of an installed package, or of Python's own library."""
+    return _INSTALLED.search(file) is not None
+
+
+# --- whose line ---------------------------------------------------------------------------------------------------------------
+
+
+def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
+    """For each node the lines that led to it, innermost first."""
+    around: list[tuple[SourceLine, ...]] = [()] * len(profile.nodes)
+    for call in profile.calls:  # in the order they began: an inner one comes after the one around it
+        if call.source is not None:
+            for index in range(call.first_node, call.last_node):
+                around[index] = (call.source, *around[index])
+    return [(*([node.source] if node.source is not None else []), *outer) for node, outer in zip(profile.nodes, around, strict=True)]
+
+
+def _innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
+    if files:
+        return next((source for source in chain if any(_ends_with(source.file, name) for name in files)), None)
+    return next((source for source in chain if installed or not is_installed(source.file)), None)
+
+
+def _ends_with(file: str, name: str) -> bool:
+    """Whether a path is named: its last parts, or with a folder's name, parts within it."""
+    parts, wanted = re.split(r"[/\\]", file), [part for part in re.split(r"[/\\]", name) if part not in ("", ".")]
+    starts = range(len(parts) - len(wanted) + 1)
+    return bool(wanted) and any(parts[start : start + len(wanted)] == wanted for start in starts)
+
+
+def _key(node: Node, place: SourceLine | None) -> tuple[str, int] | str:
+    if place is not None:
+        return place.file, place.line
+    return node.op if node.op in ("loss", "optimizer") else "other code"
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Sum:
+    """A row while it is being added up."""
+
+    source: SourceLine | None
+    calls: int = 0
+    params: int = 0
+    saved: int = 0
+    allocated: int = 0
+    before: int | None = None
+    after: int | None = None
+    peak: int | None = None
+    backward: int | None = None
+    backward_peak: int | None = None
+    came: list[Storage] = field(default_factory=list)
+    went: list[Storage] = field(default_factory=list)
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is anything in it to show."""
+        return any((self.params, self.saved, self.allocated, self.went, self.backward, self.before is not None))
+
+    def figures(self) -> dict[str, Any]:
+        """As fields of `LineFigures`."""
+        return {
+            "calls": self.calls,
+            "params_bytes": self.params,
+            "allocated_bytes": self.allocated,
+            "kept_bytes": sum(storage.nbytes for storage in self.came),
+            "freed_bytes": sum(storage.nbytes for storage in self.went),
+            "saved_bytes": self.saved,
+            "before_bytes": self.before,
+            "after_bytes": self.after,
+            "peak_bytes": self.peak,
+            "backward_allocated_bytes": self.backward,
+            "backward_peak_bytes": self.backward_peak,
+            "came": _groups(self.came),
+            "went": _groups(self.went),
+        }
+
+
+def _line(key: tuple[str, int], each: _Sum) -> Line:
+    assert each.source is not None
+    return Line(file=key[0], line=key[1], function=each.source.function, code=each.source.code, **each.figures())
+
+
+def _groups(storages: Iterable[Storage]) -> tuple[TensorGroup, ...]:
+    counts: Counter[tuple[tuple[int, ...], str, Kind]] = Counter()
+    nbytes: Counter[tuple[tuple[int, ...], str, Kind]] = Counter()
+    for storage in storages:
+        alike = storage.shape, storage.dtype, storage.kind
+        counts[alike] += 1
+        nbytes[alike] += storage.nbytes
+    groups = [TensorGroup(count=counts[alike], shape=alike[0], dtype=alike[1], kind=alike[2], nbytes=total) for alike, total in nbytes.items()]
+    return tuple(sorted(groups, key=lambda group: -group.nbytes))
+
+
+def _add_nodes(profile: Profile, owners: Sequence[_Sum]) -> None:
+    for node, owner in zip(profile.nodes, owners, strict=True):
+        owner.calls += 1
+        owner.params += node.params_bytes
+        owner.saved += node.saved_bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive operators of one row in one phase, and the ticks `[begin, end)` until the next run."""
+
+    owner: _Sum
+    begin: int
+    end: int
+
+
+def _runs(profile: Profile, owners: Sequence[_Sum], phases: Sequence[Phase]) -> Iterator[_Run]:
+    """Runs that cover every tick of the phases."""
+    for span in profile.phases:
+        ops = range(span.first_op, span.last_op) if span.phase in phases else range(0)
+        starts = [i for i in ops if i == span.first_op or owners[profile.ops[i].node] is not owners[profile.ops[i - 1].node]]
+        begins = [span.begin if i == span.first_op else profile.ops[i].begin for i in starts]
+        for i, (begin, end) in zip(starts, pairwise([*begins, span.end]), strict=True):
+            yield _Run(owners[profile.ops[i].node], begin, end)
+
+
+def _add_forward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) -> None:
+    """What comes and goes in forward and, for the optimizer's own row, in its phase."""
+    run_at: list[_Run | None] = [None] * (profile.ticks + 1)
+    for run in _runs(profile, owners, (Phase.FORWARD, Phase.OPTIMIZER)):
+        run_at[run.begin : run.end] = [run] * (run.end - run.begin)
+        owner, before = run.owner, _live_before(profile, live, run.begin)
+        owner.before = before if owner.before is None else owner.before
+        owner.after = _live_before(profile, live, run.end)
+        owner.peak = max(owner.peak or 0, before, max(live[run.begin : run.end], default=0))
+    for storage in profile.storages:
+        born = run_at[storage.birth] if storage.op is not None else None
+        died = run_at[storage.death]
+        if born is not None:
+            born.owner.allocated += storage.nbytes
+            if died is not born:
+                born.owner.came.append(storage)
+        if died is not None and died is not born:
+            died.owner.went.append(storage)
+
+
+def _resident(profile: Profile) -> list[Storage]:
+    return [storage for storage in profile.storages if storage.birth == 0 and storage.op is None]
+
+
+def _live_before(profile: Profile, live: Sequence[int], tick: int) -> int:
+    """What is alive when a tick comes."""
+    return live[tick - 1] if tick else sum(storage.nbytes for storage in _resident(profile))
+
+
+def _add_backward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) -> None:
+    for op in profile.ops:
+        if op.phase is Phase.BACKWARD:
+            owner = owners[op.node]
+            owner.backward = owner.backward or 0
+            owner.backward_peak = max(owner.backward_peak or 0, max(live[max(op.begin - 1, 0) : op.end], default=0))
+    for storage in profile.storages:
+        if storage.op is not None and profile.ops[storage.op].phase is Phase.BACKWARD:
+            owner = owners[profile.ops[storage.op].node]
+            owner.backward = (owner.backward or 0) + storage.nbytes

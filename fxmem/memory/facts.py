@@ -1,0 +1,205 @@
+"""What a report has to say, in words and figures, before anything is laid out.
+
+Shared by the text and the HTML report. Strings that come from the user's model are made printable here; escaping them
+for a markup language is the layout's business.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fxmem.memory.module_tree import Flops, call_name, sum_figures
+from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
+
+__all__ = [
+    "LargeTensor", "Share", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive", "peak_facts", "split", "total_facts",
+    "unknowns",
+]  # fmt: skip
+
+Facts = list[tuple[str, str]]
+"""Labels and what they label; an empty label continues the one before."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one kind of storage contributes to the peak."""
+
+    kind: Kind
+    nbytes: int
+    percent: str
+
+    @property
+    def name(self) -> str:
+        """The kind in words."""
+        return _in_words(self.kind)
+
+
+@dataclass(frozen=True)
+class LargeTensor:
+    """A storage alive at the peak, with how many more there are of its size, kind, shape and source line."""
+
+    nbytes: int
+    kind: str
+    tensor: str
+    """Shape and dtype."""
+    owner: str
+    source: str
+    """`file:line`, or empty."""
+    others: int
+
+    @property
+    def more(self) -> str:
+        """What to say after the owner."""
+        return f" and {self.others} alike" if self.others else ""
+
+
+def header_facts(about: Headed) -> Facts:
+    """What was analysed and for which machine."""
+    step, target = about.step, about.target
+    parts: list[str] = [step.mode]
+    if step.mode == "train":
+        parts += [f"loss: {step.loss or 'none'}", f"optimizer: {step.optimizer or 'none'}"]
+        parts += [f"last of {step.accumulate} micro-batches"] if step.accumulate > 1 else []
+    parts.append(f"autocast: {step.precision or 'off'}")
+    card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
+    card += ["sm_{}{}".format(*target.capability)] if target.capability else []
+    card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
+    inputs = "; ".join(f"{tensor.name} {format_shape(tensor.shape)} {tensor.dtype}" for tensor in about.inputs)
+    return _printable(
+        [
+            ("Model", about.model),
+            ("Inputs", inputs or "none"),
+            ("Step", "; ".join(parts)),
+            ("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
+            ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
+        ]
+    )
+
+
+def peak_facts(profile: Profile, peak: Peak) -> Facts:
+    """How high the peak is, in every count that is known, and where it falls."""
+    facts = [("Peak", f"{exact_bytes(peak.requested_bytes)} requested at once, in {peak.phase}")]
+    for label, nbytes, meaning in (
+        ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
+        ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
+        ("Process", peak.process_bytes, "with the CUDA context (nvidia-smi)"),
+    ):
+        if nbytes is not None:
+            facts.append((label, f"{exact_bytes(nbytes)} {meaning}"))
+    if peak.op is None:
+        return [*facts, ("Where", "before the first operator")]
+    op = profile.ops[peak.op]
+    node = profile.nodes[op.node]
+    facts.append(("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}"))
+    if node.source is not None:
+        facts.append(("", _place(node.source) + (f": {node.source.code}" if node.source.code else "")))
+    return _printable(facts)
+
+
+def total_facts(profile: Profile) -> Facts:
+    """Sums over the whole step."""
+    model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
+    if profile.step.mode == "infer":
+        return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)")]
+    optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
+    counts = [f"{flops_sum(model.forward)} forward", f"{flops_sum(model.backward)} backward", *(f"{count} optimizer" for count in optimizer)]
+    return [
+        ("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"),
+        ("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)"),
+    ]
+
+
+def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+    """Whether the step fits the target's memory, and a sentence that says so and what was left out of the comparison.
+
+    Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
+    certain, fitting is not. None where the target's memory is not known.
+    """
+    memory = profile.target.memory_bytes
+    name = printable(profile.target.name)
+    if memory is None:
+        return None, f"not compared, because the memory of target {name} is not known"
+    if peak.fits is not None:
+        nbytes = peak.requested_bytes if peak.reserved_bytes is None else min(peak.reserved_bytes, memory) if peak.fits else peak.reserved_bytes
+        fitting, counted, missing = peak.fits, "what the allocator reserves", "the CUDA context, other processes"
+    else:
+        nbytes = peak.requested_bytes
+        fitting, counted, missing = nbytes <= memory, "requested bytes", "the allocator's rounding and fragmentation, the CUDA context, other processes"
+    verdict = "fits" if fitting else "does NOT fit"
+    why = f" {printable(peak.shortage)}." if peak.shortage else ""
+    return (
+        fitting,
+        f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}.{why} Counted: {counted}; not counted: {missing}",
+    )
+
+
+def split(peak: Peak) -> list[Share]:
+    """The kinds alive at the peak, largest first."""
+    kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
+    return [Share(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+
+
+def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
+    """The largest storages alive at the peak, those alike counted together, so that one line of a loop fills one row."""
+    groups: dict[tuple[object, ...], list[Storage]] = {}
+    for index in timeline.alive:
+        storage = profile.storages[index]
+        source = None if storage.node is None else profile.nodes[storage.node].source
+        place = None if source is None else (source.file, source.line)
+        groups.setdefault((storage.nbytes, storage.kind, storage.shape, storage.dtype, place), []).append(storage)
+    return [_large_tensor(profile, alike) for alike in list(groups.values())[:count]]
+
+
+def assumptions(profile: Profile) -> list[str]:
+    """What was taken for granted, one sentence each."""
+    return [printable(f"{assumption.topic}: {assumption.text}") for assumption in profile.assumptions]
+
+
+def unknowns(profile: Profile) -> list[str]:
+    """What could not be counted, one phrase each."""
+    return [printable(f"{unknown.topic}: {unknown.what}" + (f" ({unknown.count} times)" if unknown.count > 1 else "")) for unknown in profile.unknowns]
+
+
+def describe(node: Node) -> str:
+    """Where a node stands, in one phrase: the path of a module, or the function and the module that called it."""
+    if node.op == "call_module":
+        return node.module or node.name
+    if node.op in ("loss", "optimizer"):
+        return node.op if node.target in ("", node.op) else f"{node.op} ({node.target})"
+    return f"{call_name(node)} in {node.module}" if node.module else call_name(node)
+
+
+def flops_sum(flops: Flops) -> str:
+    """A sum of FLOPs; `>=` in front if some calls have no formula, `unknown` if nothing else is in it."""
+    if flops.unknown_calls and not flops.known:
+        return "unknown"
+    return (">=" if flops.unknown_calls else "") + format_flops(flops.known)
+
+
+def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
+    storage = alike[0]
+    node = None if storage.node is None else profile.nodes[storage.node]
+    return LargeTensor(
+        nbytes=storage.nbytes,
+        kind=_in_words(storage.kind),
+        tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
+        owner=printable(storage.name or ("of no node" if node is None else describe(node))),
+        source="" if node is None or node.source is None else printable(_place(node.source)),
+        others=len(alike) - 1,
+    )
+
+
+def _in_words(kind: Kind) -> str:
+    return kind.value.replace("_", " ")
+
+
+def _place(source: SourceLine) -> str:
+    """`file:line`; of an installed package, from the package on."""
+    file = re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1]
+    return f"{file}:{source.line}"
+
+
+def _printable(facts: Facts) -> Facts:
+    return [(label, printable(text)) for label, text in facts]

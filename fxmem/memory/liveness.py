@@ -1,0 +1,246 @@
+"""Bytes alive at every tick: textbook live ranges over the births and deaths of a profile's storages.
+
+Pure functions, record in, record out. What they assume of a profile is what `check` verifies; a profile made by
+fxmem satisfies it, one read from a file should be checked first.
+
+A storage is alive over `[birth, death)`, so the live bytes are the running sum of `+nbytes` at births and
+`-nbytes` at deaths (live intervals, as in Poletto and Sarkar, "Linear Scan Register Allocation", TOPLAS 1999).
+Everything here is linear in storages plus ticks, except for sorting what is alive at one tick.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from fxmem.errors import UsageError
+from fxmem.records.profile import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile, Storage, Timeline
+
+__all__ = ["alive_at", "check", "live_bytes", "node_live_bytes", "node_scratch_bytes", "peak_without_scratch_bytes", "timeline"]
+
+_DEEPEST = 500
+"""Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default (`sys.getrecursionlimit`)."""
+
+
+def timeline(profile: Profile) -> Timeline:
+    """Bytes alive at every tick of a profile, split by kind, and the peak.
+
+    The peak is the first tick with the most bytes. It is charged to the op that is allocating there; between two
+    ops, to the one that ran last. Of the peak's byte counts only `requested_bytes` is known here. A profile of no
+    ticks has empty arrays and a peak of 0 bytes.
+    """
+    of_kind: dict[Kind, list[Storage]] = {kind: [] for kind in Kind}
+    for storage in profile.storages:
+        of_kind[storage.kind].append(storage)
+    by_kind = {kind: _live(profile.ticks, storages) for kind, storages in of_kind.items() if storages}
+    total = live_bytes(profile)
+    most = max(total, default=0)
+    tick = total.index(most) if total else 0
+    op = _op_at(profile.ops, tick)
+    peak = Peak(
+        requested_bytes=most,
+        phase=_phase_at(profile.phases, tick),
+        tick=tick,
+        op=op,
+        node=None if op is None else profile.nodes[profile.ops[op].node].name,
+        by_kind={kind: live[tick] for kind, live in by_kind.items() if total and live[tick]},
+    )
+    return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_at(profile, tick))
+
+
+def live_bytes(profile: Profile) -> tuple[int, ...]:
+    """Bytes alive by tick, all kinds together."""
+    return _live(profile.ticks, profile.storages)
+
+
+def peak_without_scratch_bytes(profile: Profile) -> int:
+    """The most bytes alive when the workspaces that come and go with an op are left out."""
+    return max(_live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)), default=0)
+
+
+def alive_at(profile: Profile, tick: int) -> tuple[int, ...]:
+    """Indices of the storages alive at a tick, largest first, equal sizes in the order of their indices."""
+    alive = [index for index, storage in enumerate(profile.storages) if storage.birth <= tick < storage.death]
+    alive.sort(key=lambda index: -profile.storages[index].nbytes)
+    return tuple(alive)
+
+
+def node_live_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
+    """For each node, the largest number of bytes alive while its ops run, by phase.
+
+    The bytes alive when an op starts count too, so that an op that allocates nothing (a view, an in-place result) is
+    charged with what is there while it runs. What the optimizer runs counts as `forward`. A node without ops has 0
+    in `forward`; one without backward ops has None in `backward`.
+    """
+    live = live_bytes(profile)
+    runs = ((op.node, op.phase, max(live[max(op.begin - 1, 0) : op.end], default=0)) for op in profile.ops)
+    return _largest_by_phase(len(profile.nodes), runs)
+
+
+def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
+    """For each node, the peak of what lives only inside it, by phase.
+
+    Inside means: allocated by one of the node's ops and gone before the next op of another node, or of another
+    phase, starts. Workspaces are storages like any other. Phases as in `node_live_bytes`.
+    """
+    runs = _runs(profile)
+    run_of = [index for index, run in enumerate(runs) for _ in range(run.first_op, run.last_op)]
+    inside = _live(
+        profile.ticks,
+        (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end),
+    )
+    return _largest_by_phase(len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs))
+
+
+def check(profile: Profile) -> None:
+    """Refuse a profile that contradicts itself.
+
+    Verified: every index points at something, nodes read from earlier ones, modules lie no deeper than Python can call, live ranges do not
+    end before they begin, ops are in order and do not overlap, phases follow one another and cover all ops and all ticks (but for tick 0,
+    which may come before the first), every op runs in its phase, and `saved_bytes` is the sum over the nodes.
+
+    Raises:
+        UsageError: with the first contradiction found, in one line.
+    """
+    for complaint in _contradictions(profile):
+        raise UsageError(f"the profile contradicts itself: {complaint}; write it anew with `fxmem analyze --json`")
+
+
+def _live(ticks: int, storages: Iterable[Storage]) -> tuple[int, ...]:
+    change = [0] * (ticks + 1)
+    for storage in storages:
+        change[storage.birth] += storage.nbytes
+        change[storage.death] -= storage.nbytes
+    return tuple(accumulate(change[:ticks]))
+
+
+def _op_at(ops: Sequence[Op], tick: int) -> int | None:
+    latest = bisect_right(ops, tick, key=lambda op: op.begin) - 1
+    holder = latest
+    # Ops that allocate nothing may begin at the same tick as, or inside the wake of, the one that holds it.
+    while holder >= 0 and ops[holder].begin == ops[holder].end:
+        holder -= 1
+    if holder >= 0 and tick < ops[holder].end:
+        return holder
+    return latest if latest >= 0 else None
+
+
+def _phase_at(phases: Sequence[PhaseSpan], tick: int) -> Phase:
+    return next((span.phase for span in phases if span.begin <= tick < span.end), Phase.FORWARD)
+
+
+def _largest_by_phase(count: int, runs: Iterable[tuple[int, Phase, int]]) -> tuple[PhaseBytes, ...]:
+    forward: list[int] = [0] * count
+    backward: list[int | None] = [None] * count
+    for node, phase, nbytes in runs:
+        if phase is Phase.BACKWARD:
+            backward[node] = max(nbytes, backward[node] or 0)
+        else:
+            forward[node] = max(nbytes, forward[node])
+    return tuple(PhaseBytes(forward=f, backward=b) for f, b in zip(forward, backward, strict=True))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive ops of one node in one phase, and the ticks until the next op that is not one of them."""
+
+    node: int
+    phase: Phase
+    first_op: int
+    last_op: int
+    begin: int
+    end: int
+
+
+def _runs(profile: Profile) -> list[_Run]:
+    ops = profile.ops
+    starts = [i for i, op in enumerate(ops) if i == 0 or (op.node, op.phase) != (ops[i - 1].node, ops[i - 1].phase)]
+    return [_Run(ops[i].node, ops[i].phase, i, j, ops[i].begin, ops[j].begin if j < len(ops) else profile.ticks) for i, j in pairwise([*starts, len(ops)])]
+
+
+def _contradictions(profile: Profile) -> Iterator[str]:
+    yield from _bad_names(profile)
+    yield from _bad_indices(profile)
+    yield from _bad_storages(profile)
+    yield from _bad_ops(profile)
+    yield from _bad_phases(profile)
+    saved = sum(node.saved_bytes for node in profile.nodes)
+    if saved != profile.saved_bytes:
+        yield f"saved_bytes is {profile.saved_bytes}, the sum over its nodes is {saved}"
+
+
+def _bad_names(profile: Profile) -> Iterator[str]:
+    names = {*profile.modules, *(node.module for node in profile.nodes), *(call.module for call in profile.calls)}
+    for name in names:
+        if name.count(".") >= _DEEPEST:
+            yield f"module {name[:40]!r}... is {name.count('.') + 1} levels deep, but Python calls no more than {_DEEPEST} within each other"
+
+
+def _bad_indices(profile: Profile) -> Iterator[str]:
+    nodes, ops, storages = len(profile.nodes), len(profile.ops), len(profile.storages)
+
+    def outside(where: str, index: int | None, count: int, what: str) -> Iterator[str]:
+        if index is not None and not 0 <= index < count:
+            yield f"{where} is {index}, but there are {count} {what}"
+
+    for i, node in enumerate(profile.nodes):
+        yield from outside(f"nodes[{i}].view_of", node.view_of, nodes, "nodes")
+        for index in node.inputs:
+            yield from outside(f"nodes[{i}].inputs", index, nodes, "nodes")
+        if max((*node.inputs, -1 if node.view_of is None else node.view_of), default=-1) >= i:
+            yield f"nodes[{i}] reads or is a view of a node that does not come before it"
+        for index in node.saved:
+            yield from outside(f"nodes[{i}].saved", index, storages, "storages")
+        for output in node.outputs:
+            yield from outside(f"nodes[{i}].outputs.storage", output.storage, storages, "storages")
+    for what in ("calls", "recomputed"):
+        for i, span in enumerate(getattr(profile, what)):
+            if not 0 <= span.first_node <= span.last_node <= nodes:
+                yield f"{what}[{i}] covers nodes [{span.first_node}, {span.last_node}), but there are {nodes} nodes"
+    for i, op in enumerate(profile.ops):
+        yield from outside(f"ops[{i}].node", op.node, nodes, "nodes")
+    for i, storage in enumerate(profile.storages):
+        yield from outside(f"storages[{i}].op", storage.op, ops, "ops")
+        yield from outside(f"storages[{i}].node", storage.node, nodes, "nodes")
+
+
+def _bad_storages(profile: Profile) -> Iterator[str]:
+    for i, storage in enumerate(profile.storages):
+        if storage.birth > storage.death:
+            yield f"storages[{i}] is born at tick {storage.birth} and dies at tick {storage.death}, before that"
+        elif storage.death > profile.ticks:
+            yield f"storages[{i}] dies at tick {storage.death}, but there are {profile.ticks} ticks"
+
+
+def _bad_ops(profile: Profile) -> Iterator[str]:
+    reached = 0
+    for i, op in enumerate(profile.ops):
+        if op.begin > op.end:
+            yield f"ops[{i}] begins at tick {op.begin} and ends at tick {op.end}, before that"
+        elif op.begin < reached:
+            yield f"ops[{i}] begins at tick {op.begin}, before ops[{i - 1}] has ended at tick {reached}"
+        elif op.end > profile.ticks:
+            yield f"ops[{i}] ends at tick {op.end}, but there are {profile.ticks} ticks"
+        reached = op.end
+
+
+def _bad_phases(profile: Profile) -> Iterator[str]:
+    tick, op = 0, 0
+    for index, span in enumerate(profile.phases):
+        # Tick 0 may belong to no phase: it is what was there before the step.
+        follows = span.begin == tick or (index == 0 and span.begin == 1)
+        if not follows or span.first_op != op:
+            yield f"phase {span.phase} begins at tick {span.begin} and op {span.first_op}, expected tick {tick} and op {op}"
+        if span.end < span.begin or span.last_op < span.first_op:
+            yield f"phase {span.phase} ends at tick {span.end} and op {span.last_op}, before it begins"
+        for i in range(span.first_op, min(span.last_op, len(profile.ops))):
+            inside = profile.ops[i]
+            if inside.phase is not span.phase:
+                yield f"ops[{i}] is of phase {inside.phase}, but stands in phase {span.phase}"
+            elif inside.begin < span.begin or inside.end > span.end:
+                yield f"ops[{i}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, {span.end})"
+        tick, op = span.end, span.last_op
+    if (tick, op) != (profile.ticks, len(profile.ops)):
+        yield f"its phases cover {tick} of {profile.ticks} ticks and {op} of {len(profile.ops)} ops"

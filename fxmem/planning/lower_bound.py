@@ -1,0 +1,358 @@
+"""A 0-1 program that every checkpoint plan within a budget satisfies, and that costs no more than the plan: what its least cost bounds.
+
+For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each product, is its result
+kept from the region's first run. From these follow
+
+- *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early stop), without
+  products whose results are kept. What regions within regions cost beyond that is left out;
+- *bytes held through forward*: a storage that a node outside all regions keeps for backward, and one that a region reads and another
+  part of the step has made, from the node that needs it until that node's backward; a product's result that is kept, from there on until
+  forward ends (in backward it may be gone: its region hands it out once);
+- *bytes at a moment*: at one tick of each node's forward and one of its backward, what is held, what the unplanned step has there that no
+  plan can take away (parameters, gradients, workspaces, outputs, what the node itself is working on), and nothing else.
+
+Everything that is not counted (what recomputation itself allocates, what the rest of a region holds meanwhile, deeper levels, the
+allocator's rounding) could only add to bytes or to FLOPs. So a real plan of a given peak is a solution for any budget not below that
+peak, whatever regions it nests, and no plan costs less than the program's least cost.
+
+The variables for what is held are MOCCASIN's retention intervals (Bartan et al. 2023, arXiv:2304.14463) with their ends at the nodes that
+need the storage. A second interval of a storage is not a variable, as there, but a region that is run again: MOCCASIN's bound on how often
+a tensor is computed would make this no bound for plans that nest more deeply.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem.memory import liveness
+from fxmem.planning.products import is_product
+from fxmem.planning.regions.candidates import module_spans
+from fxmem.planning.regions.cost_tables import OUTSIDE, Geometry, Ints
+from fxmem.records.plan import Application
+from fxmem.records.profile import Kind, Phase, Profile
+
+__all__ = ["Load", "Relaxation", "relaxed"]
+
+_SMALL = 1000
+"""Storages that together are less than this part of the budget are not counted: a program of fewer variables, and a bound hardly lower."""
+_MOMENTS = 1200
+"""Moments that are counted at most: those with most bytes alive without a plan."""
+
+
+_OF_THE_ENGINE = frozenset({"aten.sum.dim_IntList", "aten._to_copy.default"})
+"""Operators with which the autograd engine brings a gradient to the shape and dtype of what it is the gradient of."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Bytes at a moment."""
+
+    held: tuple[tuple[int, int], ...]
+    """Bytes, and the variable that says whether they are there."""
+    room: int
+    """Bytes that the budget leaves for them."""
+
+
+@dataclass
+class Relaxation:
+    """A 0-1 program. A literal is a variable's number plus one, negative for its opposite."""
+
+    variables: int = 0
+    clauses: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each, at least one literal holds."""
+    sums: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    """Variables of which as many are 1 as the last one says."""
+    loads: list[Load] = field(default_factory=list)
+    costs: list[tuple[int, int]] = field(default_factory=list)
+    """FLOPs, and the variable that causes them."""
+    short: int = 0
+    """Bytes by which the budget is too small for any plan."""
+
+    def variable(self) -> int:
+        """One more; its literal."""
+        self.variables += 1
+        return self.variables
+
+
+def relaxed(profile: Profile, budget_bytes: int, application: Application) -> Relaxation:
+    """The program for the plans of a training step with a peak of at most so many requested bytes.
+
+    Args:
+        profile: of the unplanned step.
+        application: MODULES: outermost regions are calls of modules, or of consecutive children of an `nn.Sequential`. GRAPH: any nodes.
+    """
+    return _Builder(profile, budget_bytes, application).built()
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A tick of the unplanned step, and what must be there in any planned one."""
+
+    node: int
+    backward: bool
+    nbytes: int
+    unplanned: int
+    """Bytes without a plan."""
+    there: NDArray[np.bool_]
+    """Of the storages that are counted one by one: whether they are among those bytes."""
+
+
+class _Builder:
+    def __init__(self, profile: Profile, budget_bytes: int, application: Application) -> None:
+        self.profile, self.budget, self.application = profile, budget_bytes, application
+        inside = [index for index, node in enumerate(profile.nodes) if node.op not in OUTSIDE]
+        self.nodes = range(inside[0], inside[-1] + 1) if inside else range(0)
+        self.program = Relaxation()
+
+    def built(self) -> Relaxation:
+        """The whole program."""
+        program = self.program
+        self.inside = {node: program.variable() for node in self.nodes}
+        self.joined = {node: program.variable() for node in self.nodes}  # to the node before it, in one region
+        self.whole = {node: program.variable() for node in self.nodes}  # run again as a whole, not up to its last saved tensor only
+        self._regions()
+        self.kept: dict[int, int] = {}  # by storage, whether it is a product's result that is kept
+        self._costs()
+        held = dict(self._held())
+        moments = sorted(self._moments(), key=lambda moment: -moment.unplanned)
+        program.short = max(0, *(moment.nbytes - self.budget for moment in moments)) if moments else 0
+        for moment in moments[:_MOMENTS]:
+            load = self._load(moment, held)
+            if sum(nbytes for nbytes, _ in load.held) > load.room:
+                program.loads.append(load)
+        return program
+
+    # --- the unplanned step ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _ops(self) -> dict[Phase, dict[int, list[int]]]:
+        found: dict[Phase, dict[int, list[int]]] = {phase: defaultdict(list) for phase in Phase}
+        for index, op in enumerate(self.profile.ops):
+            found[op.phase][op.node].append(index)
+        return found
+
+    @cached_property
+    def _counted(self) -> list[int]:
+        """Storages that the model makes in forward and a plan may drop, but for the smallest."""
+        profile = self.profile
+        made = [
+            index
+            for index, storage in enumerate(profile.storages)
+            if storage.op is not None
+            and storage.node in self.nodes
+            and profile.ops[storage.op].phase is Phase.FORWARD
+            and storage.kind not in (Kind.WORKSPACE, Kind.OUTPUT)
+        ]
+        made.sort(key=lambda index: profile.storages[index].nbytes)
+        self._droppable = np.asarray(made, dtype=np.int64)
+        small = np.cumsum([profile.storages[index].nbytes for index in made]) <= self.budget // _SMALL
+        return sorted(index for index, tiny in zip(made, small, strict=True) if not tiny)
+
+    @cached_property
+    def _results(self) -> dict[int, list[int]]:
+        """By op, the counted storages it makes."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for index in self._counted:
+            maker = self.profile.storages[index].op
+            assert maker is not None
+            found[maker].append(index)
+        return found
+
+    def _column(self, name: str, storages: Iterable[int]) -> Ints:
+        return np.asarray([getattr(self.profile.storages[index], name) for index in storages], dtype=np.int64)
+
+    @cached_property
+    def _keepers(self) -> dict[int, list[int]]:
+        """By storage, the nodes that keep it for a backward that runs, ascending."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for node in self.nodes:
+            if node in self._ops[Phase.BACKWARD]:
+                for storage in set(self.profile.nodes[node].saved):
+                    found[storage].append(node)
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        nodes = self.profile.nodes
+        for node in self.nodes:
+            for storage in {output.storage for source in nodes[node].inputs for output in nodes[source].outputs if output.storage is not None}:
+                found[storage].append(node)
+        return found
+
+    def _keeps(self, node: int) -> bool:
+        return bool(self.profile.nodes[node].saved) and node in self._ops[Phase.BACKWARD]
+
+    # --- regions and what they cost ------------------------------------------------------------------------------------------
+
+    def _regions(self) -> None:
+        add = self.program.clauses.append
+        for node in self.nodes:
+            add((-self.joined[node], self.inside[node]))
+            add((-self.joined[node], self.inside[node - 1]) if node > self.nodes.start else (-self.joined[node],))
+        earliest = Geometry(self.profile, []).earliest
+        for node in self.nodes:
+            if earliest[node] < 0:
+                add((-self.inside[node],))
+            for between in range(max(int(earliest[node]), self.nodes.start) + 1, node + 1) if earliest[node] >= 0 else ():
+                add((-self.inside[node], self.joined[between]))
+        if self.application is Application.MODULES:
+            self._spans()
+
+    def _spans(self) -> None:
+        over: dict[int, list[int]] = defaultdict(list)
+        across: dict[int, list[int]] = defaultdict(list)
+        for first, last in sorted({(span.first, span.last) for span in module_spans(self.profile)}):
+            chosen = self.program.variable()
+            for node in range(first, last):
+                over[node].append(chosen)
+                if node > first:
+                    across[node].append(chosen)
+        self.program.sums += [(tuple(over[node]), self.inside[node]) for node in self.nodes]
+        self.program.sums += [(tuple(across[node]), self.joined[node]) for node in self.nodes]
+
+    def _costs(self) -> None:
+        program, ops, storages = self.program, self.profile.ops, self.profile.storages
+        for node in self.nodes:
+            forward = self._ops[Phase.FORWARD].get(node, [])
+            own = [storages[storage].op for storage in self.profile.nodes[node].saved] if self._keeps(node) else []
+            last = max((op for op in own if op is not None and op in forward), default=-1)
+            for op in forward:
+                flops, run_again = ops[op].flops or 0, self.inside[node] if op <= last else self.whole[node]
+                if flops and is_product(ops[op].name):
+                    run_again = self._unless_kept(op, run_again)
+                if flops:
+                    program.costs.append((flops, run_again))
+        for before, node in pairwise(self.nodes):
+            reached = (self.whole[before], -self.joined[node])
+            program.clauses.append(reached if self._keeps(node) else (*reached, -self.whole[node]))
+
+    def _unless_kept(self, product: int, run_again: int) -> int:
+        """Whether a product runs again: if its node does, and its result is not kept."""
+        runs, keeps = self.program.variable(), self.program.variable()
+        self.program.clauses.append((-run_again, keeps, runs))
+        self.kept.update(dict.fromkeys(self._results.get(product, ()), keeps))
+        return runs
+
+    # --- bytes -------------------------------------------------------------------------------------------------------------
+
+    def _held(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """By storage: nodes, ascending, with two variables: whether that node or one before it has the storage held through backward; through forward."""
+        program = self.program
+        for storage in self._counted:
+            maker = self.profile.storages[storage].node
+            assert maker is not None
+            reasons: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+            for node in self._keepers.get(storage, ()):
+                reasons[node].append((self.inside[node],))
+            for node in self._readers.get(storage, ()):
+                holder = next((later for later in range(node, self.nodes.stop) if self._keeps(later)), None)
+                if node > maker and holder is not None:
+                    # Its region holds what it reads for as long as one of its nodes has a backward to come.
+                    same = (-self.inside[node], *(-self.joined[between] for between in range(node + 1, holder + 1)))
+                    reasons[holder] += [(*same, self.joined[border]) for border in range(maker + 1, node + 1)]
+            held: list[tuple[int, int, int]] = []
+            kept = self.kept.get(storage)
+            if kept is not None and min(reasons, default=self.nodes.stop) > maker:
+                never = program.variable()
+                program.clauses.append((-never,))
+                held.append((maker, never, kept))
+            for node in sorted(reasons):
+                variable = program.variable()
+                program.clauses += [(*reason, variable) for reason in reasons[node]]
+                if held:
+                    program.clauses.append((-held[-1][1], variable))
+                through = variable
+                if kept is not None:
+                    through = program.variable()
+                    program.clauses += [(-variable, through), (-kept, through)]
+                held.append((node, variable, through))
+            if held:
+                yield storage, held
+
+    def _load(self, moment: _Moment, held: dict[int, list[tuple[int, int, int]]]) -> Load:
+        terms = []
+        for storage, there in zip(self._counted, moment.there, strict=True):
+            if there:
+                continue
+            for node, variable, through in reversed(held.get(storage, ())):
+                if node < moment.node or (moment.backward and node == moment.node):
+                    terms.append((self.profile.storages[storage].nbytes, variable if moment.backward else through))
+                    break
+        return Load(tuple(terms), self.budget - moment.nbytes)
+
+    def _moments(self) -> Iterator[_Moment]:
+        """Of each node's forward and backward, the tick with most bytes that no plan takes away."""
+        counted = self._counted
+        live = np.asarray(liveness.live_bytes(self.profile), dtype=np.int64)
+        births, deaths, sizes = (self._column(name, counted) for name in ("birth", "death", "nbytes"))
+        others = np.setdiff1d(self._droppable, np.asarray(counted, dtype=np.int64))
+        droppable = [self._column(name, [*counted, *others]) for name in ("birth", "death", "nbytes")]
+
+        def moment(node: int, backward: bool, ticks: Iterable[int], needed: NDArray[np.bool_], until: Ints) -> _Moment | None:
+            best = None
+            for tick in ticks:
+                there = needed & (births <= tick) & (tick < np.minimum(deaths, until))
+                fixed = int(live[tick]) - int(droppable[2][(droppable[0] <= tick) & (tick < droppable[1])].sum())
+                found = _Moment(node, backward, fixed + int(sizes[there].sum()), int(live[tick]), there)
+                if best is None or found.nbytes > best.nbytes:
+                    best = found
+            return best
+
+        read_until, every = self._read_until(), np.ones(len(counted), dtype=bool)
+        makers = self._column("op", counted)
+        for node in self.nodes:
+            for op in self._ops[Phase.FORWARD].get(node, ()):
+                running = np.where(makers == op, deaths, read_until)
+                found = moment(node, False, self._ticks(op), every, running)
+                if found is not None:
+                    yield found
+            backward = self._backward_ops(node)
+            needed = np.isin(counted, self._needed(node))
+            found = moment(node, True, (tick for op in backward for tick in self._ticks(op)), needed, deaths)
+            if found is not None:
+                yield found
+
+    def _ticks(self, op: int) -> range:
+        return range(max(self.profile.ops[op].begin - 1, 0), self.profile.ops[op].end)
+
+    def _read_until(self) -> Ints:
+        """By counted storage, the tick until which forward is sure to need it: its last reader is to come, or is one operator and runs."""
+        ops, forward = self.profile.ops, self._ops[Phase.FORWARD]
+        until = np.zeros(len(self._counted), dtype=np.int64)
+        for at, storage in enumerate(self._counted):
+            for node in self._readers.get(storage, ()):
+                ran = forward.get(node)
+                if ran:
+                    until[at] = max(until[at], ops[ran[0]].end if len(ran) == 1 else ops[ran[0]].begin)
+        return until
+
+    def _single(self, node: int) -> bool:
+        return len(self._ops[Phase.FORWARD].get(node, ())) == 1
+
+    def _needed(self, node: int) -> list[int]:
+        """What a node keeps and its backward at `_backward_ops` is sure to have: what nothing keeps longer, and all it keeps if it is one operator."""
+        saved = self.profile.nodes[node].saved
+        return [storage for storage in saved if self._keepers.get(storage, [node])[0] == node or self._single(node)]
+
+    def _backward_ops(self, node: int) -> list[int]:
+        """Ops of a node's backward that run while it is sure to hold what it kept.
+
+        Up to the first release of something that no other node keeps; where the node is several operators, the last of those ops alone: the others
+        may belong to an operator that kept nothing. What the engine does to a gradient afterwards is left out: recomputed tensors are gone by then.
+        """
+        backward, profile = self._ops[Phase.BACKWARD].get(node, []), self.profile
+        own = [profile.storages[s].death for s in profile.nodes[node].saved if self._keepers.get(s, [None])[0] == node]
+        if not own:
+            return backward[:1] if self._keeps(node) and self._single(node) else []
+        before = [op for op in backward if profile.ops[op].begin < min(own)]
+        while before and profile.ops[before[-1]].name in _OF_THE_ENGINE:
+            before.pop()
+        return before if self._single(node) else before[-1:]

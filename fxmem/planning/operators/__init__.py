@@ -1,0 +1,1 @@
+"""Plans of single results of operators, by minimum cuts and local search."""

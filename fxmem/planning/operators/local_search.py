@@ -1,0 +1,147 @@
+"""Choices brought within a budget, and made cheaper there, call by call: what cuts leave undone.
+
+A cut takes the same side for all that its prices do not tell apart, so equal blocks change sides together. Two choices are therefore mixed, one of them for
+what runs first and the other for the rest; single calls change sides until the budget is kept; and the costliest of those that are made again are spared, one
+after the other, others being made again in their stead where the budget asks for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fxmem.planning.operators.choices import Choice, Choices, Course
+
+__all__ = ["Refiner"]
+
+_MOVES = 3_000_000
+"""Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY` calls their square over that."""
+_BESIDE, _MANY = 250, 1500
+_ABREAST = 6
+"""Of the calls that free most for their cost, how many are tried at a time."""
+_REPAIRS = 24
+"""Changes that are tried to make up for a call that is spared."""
+
+
+class Refiner:
+    """Changes choices for one budget.
+
+    Args:
+        step: what there is to choose.
+        budget: bytes that the estimated peak may have.
+    """
+
+    def __init__(self, step: Choices, budget: float) -> None:
+        self._step, self._budget = step, budget
+        calls = len(step.calls)
+        self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY))
+        """Changes that may still be tried."""
+        self._courses: dict[frozenset[int], Course] = {}
+
+    def between(self, cheaper: Choice, deeper: Choice) -> Iterator[Choice]:
+        """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
+        differing = sorted(cheaper.again ^ deeper.again)
+        for is_deeper_first, rest in ((True, self._course(cheaper)), (False, self._course(deeper))):
+            low, high = 0, len(differing)
+            while low < high:
+                middle = (low + high) // 2
+                mixed = self._step.moved(rest, differing[: middle + 1])
+                fits = mixed.peak <= self._budget
+                if fits:
+                    yield mixed.choice
+                if fits == is_deeper_first:
+                    high = middle
+                else:
+                    low = middle + 1
+
+    def freed(self, choice: Choice, tries: int) -> Choice | None:
+        """The choice with one call after the other on the other side until it keeps the budget; None if so many tries do not suffice."""
+        found = self._freed(self._course(choice), tries)
+        return None if found is None else found.choice
+
+    def settled(self, choice: Choice, moves: int) -> Choice:
+        """The choice, which keeps the budget, with its costliest calls spared, one after the other, as long as that is cheaper."""
+        course, end = self._course(choice), self.moves - moves
+        costs = self._step.costs
+        tried: set[int] = set()
+        while self.moves > max(end, 0):
+            again = np.flatnonzero(np.frombuffer(course.again, dtype=bool)).tolist()
+            costliest = max((call for call in again if call not in tried), key=costs.item, default=None)
+            if costliest is None:
+                break
+            tried.add(costliest)
+            self.moves -= 1
+            spared = self._step.moved(course, (costliest,))
+            if spared.cost >= course.cost:
+                continue
+            repaired = self._freed(spared, _REPAIRS, below=course.cost, but=costliest)
+            if repaired is not None:
+                course = repaired
+        return course.choice
+
+    def _course(self, choice: Choice) -> Course:
+        if choice.again not in self._courses:
+            self._courses[choice.again] = self._step.course(choice.again)
+        return self._courses[choice.again]
+
+    def _freed(self, course: Course, tries: int, *, below: float = float("inf"), but: int = -1) -> Course | None:
+        """The course with one call after the other on the other side, what frees most at the peak for its cost first, until it keeps the budget.
+
+        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself, two are tried.
+
+        Args:
+            below: what it has to cost less than.
+            but: a call that is left as it is.
+        """
+        last = self.moves - tries
+        while course.peak > self._budget:
+            better: list[Course] = []
+            movable = [call for call in self._movable(course) if call != but]
+            changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
+            for begin in range(0, len(changes), _ABREAST):
+                if self.moves <= max(last, 0):
+                    return None
+                batch = changes[begin : begin + _ABREAST]
+                self.moves -= len(batch)
+                better = [other for calls in batch if (other := self._changed(course, calls)).peak < course.peak and other.cost < below]
+                if better:
+                    break
+            if not better:
+                return None
+            start = course
+            course = max(better, key=lambda other: (start.peak - max(other.peak, self._budget)) / max(other.cost - start.cost, 1.0))
+        return course
+
+    def _changed(self, course: Course, calls: Iterable[int]) -> Course:
+        """These calls on the other side; with those that are made again now, the ones that are needed for nothing else."""
+        step = self._step
+        changed: set[int] = set()
+        for call in calls:
+            if course.again[call]:
+                changed.add(call)
+                continue
+            pending = [call]
+            while pending:
+                changed.add(pending[-1])
+                for source in step.calls[pending.pop()].sources:
+                    before = step.values[source].call
+                    if not course.again[before] and before not in changed and not any(course.needed[made] for made in step.calls[before].values):
+                        pending.append(before)
+        return step.moved(course, changed)
+
+    def _movable(self, course: Course) -> list[int]:
+        """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
+        step = self._step
+        at = int(step.planned(course).argmax())
+        first, last = np.asarray(course.first), np.asarray(course.last)
+        remade = np.frombuffer(course.again, dtype=bool)[step.makers]
+        made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
+        held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
+        rate = np.where(made_there, step.nbytes, 0.0) + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
+        rate[~np.frombuffer(course.needed, dtype=bool)] = 0.0
+        rates = np.bincount(step.makers, rate, len(step.calls))
+        found = np.flatnonzero(rates)
+        ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()
+        return ordered

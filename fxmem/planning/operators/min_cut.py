@@ -1,0 +1,226 @@
+"""Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's graph of operators.
+
+Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same way. With a price on
+held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden,
+and solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: every moment has one, and a byte costs
+those of the moments that it is there for, under the choice found before, so that bytes which are gone by the peak are held for nothing. For no budget in
+particular they lie near the peak; for one they ascend its Lagrangian dual (multiplicative weights). What cuts leave undone,
+`fxmem.planning.operators.local_search` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem.planning.operators.choices import Choice, Choices, Course
+from fxmem.planning.operators.local_search import Refiner
+from fxmem.planning.regions.cost_tables import Floats
+from fxmem.records.pause_gc import uncollected
+
+__all__ = ["Cutter"]
+
+_CUTS = 60, 12
+"""That are made for any budget, at most and at least."""
+_CUT_CALLS = 60_000
+"""Calls of all graphs that are cut together, in between."""
+_ROUNDS = 3
+"""Cuts for each price of a FLOP, the prices of bytes following the peak."""
+_NEAR = 0.02
+"""What share of the peak a moment may lie below it and still count by a factor of 1/e."""
+_LARGEST = 1 << 28
+"""What the largest value counts as, in the 32 bits that capacities have; what is larger than them counts as endless."""
+_MANY = 1000
+"""Calls from which on less is tried."""
+_STEPS = 80, 20
+"""Cuts that are made for one budget: of graphs of fewer than `_MANY` calls, and of others."""
+_STEP, _SLOWER = 10.0, 5.0
+"""By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and after how many steps by 0.7 of that."""
+_MOST, _LEAST = 0.7, 1e-5
+"""By which power of e a price changes in one step at most, and what part of the highest price the others have at least."""
+_NEAREST = 4, 2
+"""Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
+_SETTLED = 8, 3
+"""Of what keeps the budget, how many are made cheaper, of such graphs and of others."""
+
+
+class _Network(NamedTuple):
+    """A graph of which every edge has a price."""
+
+    starts: NDArray[np.int32]
+    """By node, where its edges begin; and where they end."""
+    heads: NDArray[np.int32]
+    """By edge, the node that it leads to."""
+    price: NDArray[np.int64]
+    """By edge, whose it is: a value's, a call's, or endless."""
+
+
+class Cutter(Choices):
+    """Choices for one step, found by cuts."""
+
+    # --- cuts ------------------------------------------------------------------------------------------------------------------
+
+    def _cut(self, hold: Floats, again: Floats) -> list[int]:
+        """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in sum."""
+        from scipy.sparse import csr_array  # type: ignore[import-untyped]
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
+
+        network = self._network
+        prices = np.concatenate([np.where(self.overwritten, np.inf, hold), again, [np.inf]])
+        scale = _LARGEST / max(float(hold.max(initial=0.0)), 1e-30)
+        capacities = np.minimum(np.round(prices[network.price] * scale), np.iinfo(np.int32).max).astype(np.int32)
+        size = len(self.values) + len(self.calls) + 2
+        graph = csr_array((capacities, network.heads, network.starts), shape=(size, size))
+        residual = graph - maximum_flow(graph, size - 2, size - 1).flow
+        residual.eliminate_zeros()
+        chosen = breadth_first_order(residual, size - 2, return_predecessors=False) - len(self.values)
+        return [int(call) for call in chosen if 0 <= call < len(self.calls)]
+
+    @cached_property
+    def _network(self) -> _Network:
+        """The graph that is cut: values, calls, what is needed and what is spared.
+
+        On the side of what is needed lie the values that are and the calls that are made again: a saved value is needed, and a value that is needed but whose
+        call is not made again is held.
+        """
+        values, calls = len(self.values), len(self.calls)
+        needed, spared, endless = values + calls, values + calls + 1, values + calls
+        edges = {(needed, number): endless for number in self._relevant if self.values[number].saved}
+        for number in self._relevant:
+            edges[number, values + self.values[number].call] = number
+        for call in {self.values[number].call for number in self._relevant}:
+            edges[values + call, spared] = values + call
+            edges |= {(values + call, source): endless for source in self.calls[call].sources}
+        tails, heads = np.asarray(sorted(edges), dtype=np.int32).reshape(-1, 2).T
+        starts = np.searchsorted(tails, np.arange(values + calls + 3)).astype(np.int32)
+        return _Network(starts, np.ascontiguousarray(heads), np.asarray([edges[edge] for edge in sorted(edges)], dtype=np.int64))
+
+    @cached_property
+    def _relevant(self) -> list[int]:
+        """Values that backward could have a use for."""
+        found: set[int] = set()
+        for call in reversed(self.calls):
+            for number in call.values:
+                if self.values[number].saved or any(made in found for each in self.readers[number] for made in self.calls[each].values):
+                    found.add(number)
+        return sorted(found)
+
+    def _near_peak(self, course: Course) -> Floats:
+        """Weights of moments, 1 in sum, most of it on those near the peak."""
+        planned = self.planned(course)
+        top = float(planned.max(initial=1.0))
+        weights = np.exp((planned - top) / (_NEAR * top))
+        shares: Floats = weights / weights.sum()
+        return shares
+
+    def _priced(self, course: Course, weights: Floats) -> tuple[Floats, Floats]:
+        """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time."""
+        end, share = len(self.live), np.concatenate([[0.0], np.cumsum(weights)])
+        first, last = np.minimum(course.first, end), np.asarray(course.last)
+        first = np.where(first == end, np.minimum(self.first_use, end), first)
+        last = np.minimum(np.where(self.saved, np.maximum(self.death, last), np.maximum(last, first)), end)
+        held = share[last] - share[np.minimum(self.flow_end, last)]
+        made = share[last] - share[np.minimum(np.maximum(first - 1, 0), last)]
+        return held, made
+
+    @cached_property
+    def pool(self) -> tuple[Choice, ...]:
+        """Choices of many prices, none of which is worse than another in both; the cheapest first."""
+        found: dict[frozenset[int], Choice] = {}
+        for price in self._prices:
+            course = None
+            held, made = np.ones(len(self.values)), np.zeros(len(self.values))
+            for _ in range(_ROUNDS):
+                if course is not None:
+                    now_held, now_made = self._priced(course, self._near_peak(course))
+                    held, made = (held + now_held) / 2, (made + now_made) / 2
+                course = self.course(self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made)))
+                found.setdefault(course.choice.again, course.choice)
+        found.setdefault(frozenset(), self.choice(()))
+        return tuple(_front(found.values()))
+
+    def _of_calls(self, by_value: Floats) -> Floats:
+        """Sums over what each call makes."""
+        sums: Floats = np.bincount(self.makers, by_value, len(self.calls)).astype(np.float64)
+        return sums
+
+    @cached_property
+    def _prices(self) -> list[float]:
+        """Bytes that a FLOP is worth: those at which single results would change sides."""
+        calls = {self.values[number].call for number in self._relevant}
+        made = self._of_calls(self.nbytes)
+        rates = sorted({float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True)
+        most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // _ROUNDS
+        if len(rates) <= most:
+            return [rate * 0.999 for rate in rates]
+        spread = np.geomspace(rates[0], rates[-1], most)
+        return [float(rate) * 0.999 for rate in spread]
+
+    # --- for a budget ------------------------------------------------------------------------------------------------------------
+
+    @uncollected()
+    def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[Choice]:
+        """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest first."""
+        return list(_front(self._known(seeds)))
+
+    def _known(self, seeds: Iterable[Iterable[int]]) -> list[Choice]:
+        found = list(self.pool)
+        for seed in map(self.course, seeds):
+            found += [seed.choice, *(self.moved(seed, cut.again - seed.choice.again).choice for cut in self.pool[1:])]
+        return found
+
+    @uncollected()
+    def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> Choice | None:
+        """The cheapest choice found whose estimated peak is within the budget; None if there is none.
+
+        Args:
+            seeds: choices of calls to begin from, beside the cuts.
+        """
+        refiner = Refiner(self, budget)
+        front = list(_front([*self._known(seeds), *self._ascended(budget)]))
+        near = _NEAREST[len(self.calls) >= _MANY]
+        above = [choice for choice in reversed(front) if choice.peak > budget][:near]
+        fitting = [choice for choice in front if choice.peak <= budget][:near]
+        fitting += [freed for close in above if (freed := refiner.freed(close, refiner.moves // near // 2)) is not None]
+        fitting += [mixed for deeper in sorted(fitting, key=_cost)[:near] for cheaper in above for mixed in refiner.between(cheaper, deeper)]
+        if not fitting:
+            return None
+        cheapest = sorted({choice.again: choice for choice in fitting}.values(), key=_cost)[: _SETTLED[len(self.calls) >= _MANY]]
+        settled = [refiner.settled(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)]
+        return min(settled, key=_cost)
+
+    def _ascended(self, budget: float) -> Iterator[Choice]:
+        """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it is below.
+
+        That is ascent on the Lagrangian dual of the budget, with exponential steps that become smaller.
+        """
+        over = np.maximum(self.live - budget, 0.0)
+        if not self._prices or not over.any() or budget <= 0:
+            return
+        course = self.course(())
+        weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
+        for step in range(_STEPS[len(self.calls) >= _MANY]):
+            held, made = self._priced(course, weights)
+            cut = set(self._cut(self.nbytes * held, self.costs + self._of_calls(self.nbytes * made)))
+            course = self.moved(course, cut ^ course.choice.again)
+            yield course.choice
+            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.planned(course) / budget - 1)
+            weights = weights * np.exp(np.clip(share, -_MOST, _MOST))
+            weights = np.maximum(weights, _LEAST * weights.max()) * (self.live > 0)
+
+
+def _cost(choice: Choice) -> float:
+    return choice.cost
+
+
+def _front(choices: Iterable[Choice]) -> Iterator[Choice]:
+    """Those of which none is better in both cost and peak, cheapest first."""
+    lowest = float("inf")
+    for choice in sorted(choices, key=lambda each: (each.cost, each.peak)):
+        if choice.peak < lowest:
+            lowest = choice.peak
+            yield choice

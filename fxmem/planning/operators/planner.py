@@ -1,0 +1,180 @@
+"""Plans for single results of operators, with the same door as `Planner`: strategy and budget in, a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+
+from fxmem.errors import ExceededError
+from fxmem.planning.operators.choices import Call, Choice, Value
+from fxmem.planning.operators.min_cut import Cutter
+from fxmem.planning.regions.planner import Planner
+from fxmem.records.plan import Application, Plan, Region, Result, Strategy
+from fxmem.records.profile import Profile
+from fxmem.records.units import exact_bytes
+
+__all__ = ["OperatorPlanner"]
+
+_SHARES = (1.0,), (0.97, 1.05, 1.1)
+"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was found with the first."""
+_POINTS = 12
+"""Budgets on a curve."""
+
+
+class OperatorPlanner:
+    """Plans for one profile.
+
+    Args:
+        profile: of the unplanned step.
+        survey: gives the calls of its forward and what they make, when that is first needed; whatever it raises is passed on.
+    """
+
+    def __init__(self, profile: Profile, survey: Callable[[], tuple[Sequence[Call], Sequence[Value]]]) -> None:
+        self.profile, self._survey = profile, survey
+
+    @cached_property
+    def _cutter(self) -> Cutter:
+        return Cutter(self.profile, *self._survey())
+
+    @cached_property
+    def _regions(self) -> Planner:
+        return Planner(self.profile, Application.GRAPH)
+
+    def plan(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
+        """The cheapest plan found within a budget of requested bytes; without one, that which makes nothing again.
+
+        Raises:
+            ExceededError: none is.
+            UsageError: the model ran other operators than those of the profile.
+        """
+        cutter = self._cutter
+        if budget_bytes is None or budget_bytes >= cutter.geometry.unplanned:
+            return self._made(strategy, cutter.choice(()), budget_bytes)
+        choice = self._within(budget_bytes)
+        if choice is None:
+            raise ExceededError(
+                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with {Application.OPERATORS.value} reaches "
+                f"{exact_bytes(round(self._least.peak))} at the least"
+            )
+        return self._made(strategy, choice, budget_bytes)
+
+    def _within(self, budget: float) -> Choice | None:
+        tried = (self._cutter.within(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+        return next((found for found in tried if found is not None), None)
+
+    def smallest(self) -> Plan:
+        """The plan that reaches lowest."""
+        return self._made("mincut", self._least, None)
+
+    def curve(self) -> tuple[Plan, ...]:
+        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes nothing again."""
+        highest, lowest = self._cutter.geometry.unplanned, self._least.peak
+        budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
+        return tuple({plan.regions: plan for plan in (self._made("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))}.values())
+
+    @cached_property
+    def _least(self) -> Choice:
+        lowest = self._regions.tables.smallest()
+        return min(self._cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak)
+
+    def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
+        """What the plans of regions within these budgets, wherever regions may begin and end, run again."""
+        tables, cutter = self._regions.tables, self._cutter
+        geometry = tables.geometry
+        for budget in budgets:
+            found: set[int] = set()
+            for stretch in tables.flat(budget) or ():
+                first, last = geometry.cuts[stretch.first], geometry.cuts[stretch.last]
+                kept = {product.op for _, product in tables.selection.kept(first, last, stretch.level)}
+                for index in (call for node in range(first, last) for call in self._calls_of.get(node, ())):
+                    if cutter.ops[index] in kept:
+                        continue
+                    storages = [cutter.storages[number] for number in cutter.calls[index].values]
+                    if not any(storage is not None and geometry.last_reader.get(storage, -1) >= stretch.last for storage in storages):
+                        found.add(index)
+            if found:
+                yield found
+
+    @cached_property
+    def _calls_of(self) -> dict[int, list[int]]:
+        """By node, its calls."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self._cutter.ops):
+            found.setdefault(self.profile.ops[op].node, []).append(index)
+        return found
+
+    # --- what is said of a plan ------------------------------------------------------------------------------------------------
+
+    def _made(self, strategy: Strategy, choice: Choice, budget_bytes: int | None) -> Plan:
+        regions = self._described(choice)
+        return self._regions.proposed(strategy, "mincut", Application.OPERATORS, budget_bytes, regions, round(choice.peak), self._cutter.flops(choice))
+
+    def _described(self, choice: Choice) -> tuple[Region, ...]:
+        """A region for each run of calls that are made again in the same part of the model."""
+        cutter, profile = self._cutter, self.profile
+        all_dropped, all_held = cutter.dropped(choice), cutter.held(choice)
+        if not all_dropped:
+            return ()
+        held: set[int] = set()
+        regions = []
+        for part, calls in self._parts(choice):
+            nodes = sorted({profile.ops[cutter.ops[call]].node for call in calls})
+            sources = {source for call in calls for source in cutter.calls[call].sources if source in all_held} - held
+            held |= sources
+            dropped = [number for call in calls for number in cutter.calls[call].values if number in all_dropped]
+            more = [number for number in sources if not cutter.values[number].saved]
+            known = [profile.ops[cutter.ops[call]].flops for call in calls]
+            regions.append(
+                Region(
+                    first_node=nodes[0],
+                    last_node=nodes[-1] + 1,
+                    nodes=tuple(profile.nodes[node].name for node in nodes),
+                    source=profile.nodes[nodes[0]].source,
+                    freed_bytes=max(round(float(cutter.nbytes[dropped].sum() - cutter.nbytes[more].sum())), 0),
+                    extra_flops=None if None in known else sum(flops or 0 for flops in known),
+                    within=part,
+                    remakes=self._results(dropped),
+                    holds=self._results(sources),
+                )
+            )
+        return tuple(regions)
+
+    def _parts(self, choice: Choice) -> list[tuple[str, list[int]]]:
+        """The calls that are made again, by the part of the model they are for; parts share no node."""
+        cutter, profile = self._cutter, self.profile
+        found: list[tuple[str, list[int]]] = []
+        parents = {path.rpartition(".")[0] for path in (node.module for node in profile.nodes)}
+        last = -1
+        for call in sorted(choice.again):
+            node = profile.ops[cutter.ops[call]].node
+            part = _part(profile.nodes[node].module, parents)
+            if found and (found[-1][0] == part or node <= last):
+                found[-1][1].append(call)
+            else:
+                found.append((part, [call]))
+            last = max(last, node)
+        return found
+
+    def _results(self, values: Iterable[int]) -> tuple[Result, ...]:
+        cutter = self._cutter
+        found = []
+        for call, group in groupby(sorted(values), key=lambda number: cutter.values[number].call):
+            outputs = tuple(cutter.values[number].position for number in group)
+            found.append(Result(operator=cutter.calls[call].name, number=cutter.calls[call].number, outputs=outputs))
+        return tuple(found)
+
+
+def _part(module: str, parents: Collection[str]) -> str:
+    """The block that a module is in: its path up to the last of the first numbered names (`layer1.0`, `denseblock1.denselayer2`), or its outermost ancestor.
+
+    Args:
+        parents: modules that have others within them; one that is numbered and has none is a block only if its name is nothing but a number.
+    """
+    names = module.split(".")
+    numbered = [bool(name) and name[-1].isdigit() and (name.isdigit() or ".".join(names[: index + 1]) in parents) for index, name in enumerate(names)]
+    if True not in numbered:
+        return names[0]
+    first = numbered.index(True)
+    last = next((index for index in range(first, len(names)) if not numbered[index]), len(names))
+    return ".".join(names[:last])

@@ -1,0 +1,158 @@
+"""Where regions may begin and end: modules, slices of `nn.Sequential`, and places in a graph worth cutting at."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fxmem.records.profile import Phase, Profile, SourceLine
+
+__all__ = ["Span", "fewer", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings", "worthwhile_cuts"]
+
+_MOST_CUTS = 320
+"""Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
+_MOST_MODULE_CUTS = 1500
+"""Cuts at modules' borders that are considered: the tables grow with their square."""
+_NORMS = ("batch_norm", "group_norm", "instance_norm")
+_LONGEST_SLICE = 64
+"""Children in a slice of a Sequential, at most."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Nodes that are exactly one call of a module, or of consecutive children of a Sequential."""
+
+    first: int
+    last: int
+    modules: tuple[str, ...]
+    source: SourceLine | None
+    """The line that makes the call."""
+
+
+def module_spans(profile: Profile) -> tuple[Span, ...]:
+    """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is checkpointed in all its calls or none."""
+    calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
+    calls += [Span(index, index + 1, (node.module,), node.source) for index, node in enumerate(profile.nodes) if node.op == "call_module"]
+    times = Counter(span.modules[0] for span in calls)
+    single = sorted((span for span in calls if times[span.modules[0]] == 1), key=lambda span: (span.first, -span.last))
+    return (*single, *_slices(profile, single))
+
+
+def _slices(profile: Profile, single: Iterable[Span]) -> Iterable[Span]:
+    children: dict[str, list[Span]] = defaultdict(list)
+    for span in single:
+        parent, _, _ = span.modules[0].rpartition(".")
+        if profile.modules.get(parent) == "Sequential":
+            children[parent].append(span)
+    for spans in children.values():
+        for at in range(len(spans)):
+            for end in range(at + 2, min(len(spans), at + _LONGEST_SLICE) + 1):
+                group = spans[at:end]
+                if any(one.last != other.first for one, other in itertools.pairwise(group)):
+                    break
+                if end - at < len(spans):
+                    yield Span(group[0].first, group[-1].last, tuple(span.modules[0] for span in group), None)
+
+
+def last_needed(profile: Profile) -> dict[int, int]:
+    """For each storage, the last node that reads it or keeps it for backward."""
+    last: dict[int, int] = {}
+    for index, node in enumerate(profile.nodes):
+        read = (output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None)
+        for storage in (*read, *node.saved):
+            last[storage] = index
+    return last
+
+
+def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
+    """Whether something that the span's nodes keep for backward is made by them and needed by no node after them."""
+    saved = {storage for node in profile.nodes[span.first : span.last] for storage in node.saved}
+    made = (profile.storages[storage].node for storage in saved if needed.get(storage, -1) < span.last)
+    return any(node is not None and span.first <= node < span.last for node in made)
+
+
+def graph_cuts(profile: Profile) -> list[int]:
+    """After every node that runs something, where there are few; else `worthwhile_cuts`."""
+    cuts = sorted({op.node + 1 for op in profile.ops if op.phase is Phase.FORWARD})
+    return cuts if len(cuts) <= _MOST_CUTS else worthwhile_cuts(profile)
+
+
+def worthwhile_cuts(profile: Profile) -> list[int]:
+    """After every op that computes much (early stop spares it when a region ends there), and at the borders of modules."""
+    flops: dict[int, int] = defaultdict(int)
+    for op in profile.ops:
+        if op.phase is Phase.FORWARD and op.flops:
+            flops[op.node] += op.flops
+    most = max(flops.values(), default=0)
+    heavy = {node + 1: count for node, count in flops.items() if count * 1000 >= most}
+    borders = {cut for call in profile.calls for cut in (call.first_node, call.last_node)}
+    cuts = sorted(heavy.keys() | borders)
+    if len(cuts) > _MOST_CUTS:
+        cuts = sorted(_heaviest(heavy, _MOST_CUTS))
+    return cuts
+
+
+def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
+    """So many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's layers all weigh the same."""
+    if len(weights) <= most:
+        return list(weights)
+    least = sorted(weights.values(), reverse=True)[most - 1]
+    above = [key for key, weight in weights.items() if weight > least]
+    ties = sorted(key for key, weight in weights.items() if weight == least)
+    room = most - len(above)
+    return [*above, *(ties[index * len(ties) // room] for index in range(room))]
+
+
+def fewer(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
+    """The spans that a planner's tables have room for.
+
+    Whole levels of modules, the outermost first; of the first level that does not fit, spans at equal distances.
+    """
+    levels: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for nodes, span in spans.items():
+        levels[span.modules[0].count(".")].append(nodes)
+    kept: dict[tuple[int, int], Span] = {}
+    cuts: set[int] = set()
+    for level in sorted(levels):
+        within = sorted(levels[level])
+        room = min((_MOST_MODULE_CUTS - len(cuts)) // 2, len(within))
+        whole = len(cuts.union(*within)) <= _MOST_MODULE_CUTS
+        chosen = within if whole else [within[index * len(within) // room] for index in range(room)]
+        kept |= {each: spans[each] for each in chosen}
+        cuts.update(*chosen)
+        if not whole:
+            break
+    return kept
+
+
+def norm_runs(profile: Profile) -> list[tuple[int, int]]:
+    """From a norm to the convolution that comes before the next norm, as half-open ranges of nodes; a concatenation before the norm belongs to it."""
+    does: dict[int, set[str]] = defaultdict(set)
+    for op in profile.ops:
+        if op.phase is Phase.FORWARD:
+            does[op.node].add(op.name.split(".")[1] if "." in op.name else op.name)
+    norm, found = None, []
+    for node in range(len(profile.nodes)):
+        if any(norm_op in name for name in does[node] for norm_op in _NORMS):
+            norm = node - 1 if node and does[node - 1] == {"cat"} and norm != node - 1 else node
+        elif norm is not None and "convolution" in does[node]:
+            found.append((norm, node + 1))
+            norm = None
+    return found
+
+
+def siblings(profile: Profile, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The chain of sibling modules that keeps most for backward: what people call the blocks of a model."""
+    chains: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if len(span.modules) == 1:
+            chains[span.modules[0].rpartition(".")[0]].append(span)
+
+    def worth(chain: list[Span]) -> tuple[int, int]:
+        kept = sum(profile.nodes[node].saved_bytes for span in chain for node in range(span.first, span.last))
+        return (kept if len(chain) > 1 else 0), len(chain)
+
+    found = sorted(chains.values(), key=worth)
+    return tuple(found[-1]) if found else ()

@@ -1,0 +1,403 @@
+"""What checkpointing any stretch of a step would keep, take and cost, as tables over cuts.
+
+The forward of a model is cut into *units*, stretches of nodes between two places where a region may begin or end. A *cut* is
+a place between units: cut `i` stands before unit `i`. Everything here follows from the unplanned profile:
+
+- what a storage made in forward is needed for: its producer, the last call that reads it, the nodes that keep it for backward;
+- the live bytes at every tick of the unplanned step, of which what older units made can be taken off, so that
+  `rest + H` is the live bytes when older units keep `H` bytes instead.
+
+All tables are numpy arrays of bytes or FLOPs (float64: exact up to 2**53).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem.memory import liveness
+from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_place
+from fxmem.planning.regions.peaks_by_unit import most_beyond, running
+from fxmem.records.profile import Kind, Node, Phase, Profile
+
+__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
+_TRAFFIC = 0.5
+"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one that moves less."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A storage that the forward makes."""
+
+    index: int
+    nbytes: int
+    node: int
+    birth: int
+    death: int
+    flow_end: int
+    """Tick at which the last call that reads it has run."""
+    saved: bool
+
+
+class Geometry:
+    """The tables for one profile and one choice of cuts.
+
+    Args:
+        profile: of an unplanned training step.
+        cuts: node indices where regions may begin or end, ascending; the first and the last node of the model are added.
+    """
+
+    def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
+        self.profile = profile
+        inside = [index for index, node in enumerate(profile.nodes) if node.op not in OUTSIDE]
+        self.first, self.last = (inside[0], inside[-1] + 1) if inside else (0, 0)
+        self.cuts = sorted({self.first, self.last, *(cut for cut in cuts if self.first < cut < self.last)})
+        """Node index of every cut."""
+        self.count = len(self.cuts) - 1
+        """Number of units."""
+        self.unit_of = np.searchsorted(np.asarray(self.cuts), np.arange(len(profile.nodes)), side="right") - 1
+        self.unit_of[: self.first] = -1
+        self.unit_of[self.last :] = self.count
+        self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
+        self._ops()
+
+    def _ops(self) -> None:
+        profile = self.profile
+        self.forward_end = np.zeros(len(profile.nodes), dtype=np.int64)
+        for op in profile.ops:
+            if op.phase is Phase.FORWARD:
+                self.forward_end[op.node] = max(self.forward_end[op.node], op.end)
+
+    # --- what forward makes ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def made(self) -> tuple[_Made, ...]:
+        """Storages made by the model's own nodes in forward, views' users counted for what they view."""
+        profile = self.profile
+        saved = {storage for node in profile.nodes for storage in node.saved}
+        ends: dict[int, int] = {}
+        for index, _node in enumerate(profile.nodes):
+            for read in self.reads[index]:
+                ends[read] = max(ends.get(read, 0), int(self.forward_end[index]))
+        found = []
+        for index, storage in enumerate(profile.storages):
+            if storage.op is None or storage.node is None or storage.kind is Kind.WORKSPACE or profile.ops[storage.op].phase is not Phase.FORWARD:
+                continue
+            if self.first <= storage.node < self.last:
+                end = max(ends.get(index, 0), int(self.forward_end[storage.node]), storage.birth + 1)
+                found.append(_Made(index, storage.nbytes, storage.node, storage.birth, storage.death, end, index in saved))
+        return tuple(found)
+
+    @cached_property
+    def made_by(self) -> dict[int, list[int]]:
+        """By node, the storages among them that it makes."""
+        found: dict[int, list[int]] = {}
+        for each in self.made:
+            found.setdefault(each.node, []).append(each.index)
+        return found
+
+    @cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each node, the storages it reads."""
+        profile = self.profile
+
+        def of(node: Node) -> tuple[int, ...]:
+            return tuple({output.storage: None for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None})
+
+        return tuple(of(node) for node in profile.nodes)
+
+    @cached_property
+    def last_reader(self) -> dict[int, int]:
+        """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the loss does."""
+        last: dict[int, int] = {}
+        for index, node in enumerate(self.profile.nodes):
+            unit = int(self.unit_of[index])
+            for storage in (*self.reads[index], *node.saved):
+                last[storage] = max(last.get(storage, -1), unit)
+        return last
+
+    # --- bytes -------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def keeps(self) -> Floats:
+        """By unit: bytes it makes that are there until backward if it is stored."""
+        kept = np.zeros(self.count)
+        for made in self.made:
+            if made.saved:
+                kept[self.unit_of[made.node]] += made.nbytes
+        return kept
+
+    def outputs(self) -> Floats:
+        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are checkpointed.
+
+        What nothing keeps for backward, and one unit reads, is held by that one's region, if it is in one, and counts as its input; the model's results
+        are there throughout.
+        """
+        n = self.count
+        table = np.zeros((n + 1, n + 1))
+        grid = np.zeros((n + 2, n + 2))
+        for made in self.made:
+            producer, reader = int(self.unit_of[made.node]), min(self.last_reader.get(made.index, -1), n)
+            if reader > producer and (made.saved or len(set(self._later_readers(made))) > 1):
+                # It crosses every cut j with producer < j <= reader.
+                grid[producer, producer + 1] += made.nbytes
+                grid[producer, reader + 1] -= made.nbytes
+        crossing = np.cumsum(grid, axis=1)[:n, : n + 1]  # [producer, cut]
+        from_first = np.vstack([np.zeros((1, n + 1)), np.cumsum(crossing, axis=0)])  # [i, j]: producers before i
+        for i in range(n + 1):
+            table[i, i:] = np.diagonal(from_first)[i:] - from_first[i, i:]
+        return table
+
+    def inputs(self) -> Floats:
+        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps unless they are checkpointed.
+
+        The first alone: what is held for one region need not be held again for the next.
+        """
+        n = self.count
+        table = np.zeros((n + 1, n + 1))
+        for made in self.made:
+            if made.saved:
+                continue
+            producer, readers = int(self.unit_of[made.node]), self._later_readers(made)
+            if readers:
+                table[producer + 1 : min(readers) + 1, min(readers) + 1 :] += made.nbytes
+        return table
+
+    def _later_readers(self, made: _Made) -> list[int]:
+        """Units of the model after its own that read a storage, not only view it."""
+        producer = self.unit_of[made.node]
+        readers = (node for node in self._readers.get(made.index, ()) if not self._views(node))
+        return [int(self.unit_of[node]) for node in readers if producer < self.unit_of[node] < self.count]
+
+    def _views(self, node: int) -> bool:
+        """Whether a node gives what it was given, looked at in another way."""
+        return self.profile.nodes[node].view_of is not None and not any(writes_in_place(self.profile.ops[op].name) for op in self._forward_ops.get(node, ()))
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for index, storages in enumerate(self.reads):
+            for storage in storages:
+                readers.setdefault(storage, []).append(index)
+        return readers
+
+    def _rest(self, phase: Phase, death: str) -> Floats:
+        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep for backward.
+
+        What a unit keeps counts until `death`, a field of `_Made`.
+        """
+        births, original, sizes, units = self._columns(kept_only=True)
+        deaths = np.asarray([getattr(m, death) for m in self.made if m.saved], dtype=np.int64)
+        others = self.live - running(births, original, sizes, len(self.live))
+        return most_beyond(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
+
+    def _columns(self, *, kept_only: bool) -> tuple[Ints, Ints, Floats, Ints]:
+        """Birth, death, bytes and unit of everything that forward makes, or of what it keeps for backward."""
+        chosen = [m for m in self.made if m.saved or not kept_only]
+        births, deaths = (np.asarray([getattr(m, name) for m in chosen], dtype=np.int64) for name in ("birth", "death"))
+        sizes = np.asarray([m.nbytes for m in chosen], dtype=np.float64)
+        return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
+
+    def _ticks(self, phase: Phase, *, until_stop: bool = False) -> tuple[Ints, Ints]:
+        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there twice.
+
+        `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
+        """
+        stops = self._stops if until_stop else {}
+        found = {
+            (tick, unit)
+            for index, op in enumerate(self.profile.ops)
+            if op.phase is phase and 0 <= (unit := int(self.unit_of[op.node])) < self.count and (not until_stop or index <= stops.get(unit, -1))
+            for tick in range(max(op.begin - 1, 0), op.end)
+        }
+        columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
+        return columns[:, 0], columns[:, 1]
+
+    @cached_property
+    def _stops(self) -> dict[int, int]:
+        """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later is saved."""
+        saving = {int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved}  # by unit, the last node that saves
+        stops: dict[int, int] = {}
+        for unit, index in saving.items():
+            if 0 <= unit < self.count:
+                before = (op for at in range(self.cuts[unit], index) for op in self._forward_ops.get(at, ()))
+                stops[unit] = max(self._last_saved(index), max(before, default=-1))
+        return stops
+
+    @cached_property
+    def storing(self) -> Floats:
+        """`[v, i]`: most bytes alive during unit `v`'s backward, less what older units than `i` keep."""
+        return self._rest(Phase.BACKWARD, "death")
+
+    @cached_property
+    def running(self) -> Floats:
+        """`[v, i]`: the same during its forward, everything from `i` on kept."""
+        return self._rest(Phase.FORWARD, "death")
+
+    @cached_property
+    def passing(self) -> Floats:
+        """`[v, i]`: the same during its forward if nothing from `i` on is kept that forward does not need."""
+        return self._rest(Phase.FORWARD, "flow_end")
+
+    @cached_property
+    def again(self) -> Floats:
+        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch included: up to their last saved tensor."""
+        births, deaths, sizes, units = self._columns(kept_only=False)
+        others = self.live - running(births, deaths, sizes, len(self.live)) - self.resident
+        whole, stopped = (
+            most_beyond(*self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count) for until_stop in (False, True)
+        )
+        last = np.full(self.count + 1, -1, dtype=np.int64)  # by cut, the last unit before it that saves something
+        last[[unit + 1 for unit in self._stops]] = list(self._stops)
+        last = np.maximum.accumulate(last)
+        table = np.zeros((self.count + 1, self.count + 1))
+        for i in range(self.count):
+            before = np.maximum.accumulate(np.concatenate([[0.0], whole[i:, i]]))  # by number of units
+            cuts = np.arange(i + 1, self.count + 1)
+            cuts = cuts[last[cuts] >= i]
+            table[i, cuts] = np.maximum(before[last[cuts] - i], stopped[last[cuts], i])
+        return table
+
+    @cached_property
+    def resident(self) -> float:
+        """Bytes alive before the step that stay throughout."""
+        return float(sum(s.nbytes for s in self.profile.storages if s.birth == 0))
+
+    @cached_property
+    def gradients(self) -> Floats:
+        """By cut: bytes alive when backward reaches it, less what units before it keep: gradients, parameters, the optimizer's state."""
+        begins: dict[int, int] = {}
+        for op in self.profile.ops:
+            unit = int(self.unit_of[op.node])
+            if op.phase is Phase.BACKWARD and 0 <= unit < self.count:
+                begins[unit] = min(begins.get(unit, op.begin), op.begin)
+        births, deaths, sizes, units = self._columns(kept_only=True)
+        found = np.full(self.count + 1, self.resident)
+        for cut in range(1, self.count + 1):
+            tick = next((begins[unit] for unit in range(cut - 1, -1, -1) if unit in begins), None)
+            if tick is None:
+                continue
+            at = max(tick - 1, 0)
+            older = (units < cut) & (births <= at) & (at < deaths)
+            found[cut] = self.live[at] - sizes[older].sum()
+        return found
+
+    @cached_property
+    def unplanned(self) -> float:
+        """The peak without a plan."""
+        return float(self.live.max(initial=0.0))
+
+    @cached_property
+    def floor(self) -> float:
+        """The most bytes alive at a moment no plan changes: outside the model's own forward and backward."""
+        phases = [span for span in self.profile.phases if span.phase is Phase.OPTIMIZER]
+        return float(max((self.live[span.begin : span.end].max(initial=0.0) for span in phases), default=0.0))
+
+    # --- compute -----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
+        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a FLOP count is missing."""
+        profile = self.profile
+        whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
+        packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
+        for index, node in enumerate(profile.nodes):
+            ops = self._forward_ops.get(index, [])
+            costs = [self.cost_of(op) for op in ops]
+            unknown[index] = any(profile.ops[op].flops is None for op in ops)
+            whole[index] = sum(costs)
+            packs[index] = bool(node.saved)
+            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= self._last_saved(index))
+        return whole, until, packs, unknown
+
+    def _last_saved(self, node: int) -> int:
+        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its own."""
+        profile, ops = self.profile, self._forward_ops.get(node, [])
+        own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
+        last = max((op for op in own if op is not None), default=-1)
+        # On the CPU the mask of a dropout is allocated empty and then filled in place.
+        empty = last >= 0 and "empty" in profile.ops[last].name
+        while empty and last + 1 in ops and writes_in_place(profile.ops[last + 1].name):
+            last += 1
+        return last
+
+    @cached_property
+    def _written(self) -> Floats:
+        """By op: bytes it allocates."""
+        written = np.zeros(len(self.profile.ops))
+        for storage in self.profile.storages:
+            if storage.op is not None:
+                written[storage.op] += storage.nbytes
+        return written
+
+    def cost_of(self, op: int) -> float:
+        """What running an op once more costs: its FLOPs, and a little for what it writes."""
+        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
+
+    @cached_property
+    def cost(self) -> Floats:
+        """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save nothing."""
+        whole, until, packs, _ = self.node_costs
+        total = np.concatenate([[0.0], np.cumsum(whole)])
+        table = np.zeros((self.count + 1, self.count + 1))
+        stops = np.full(self.count, -1.0)
+        for unit in range(self.count):
+            for node in range(self.cuts[unit], self.cuts[unit + 1]):
+                if packs[node]:
+                    stops[unit] = total[node] + until[node]
+        for i in range(self.count):
+            reached = np.maximum.accumulate(stops[i:])
+            table[i, i + 1 :] = np.where(reached < 0, 0.0, np.maximum(reached - total[self.cuts[i]], 0.0))
+        return table
+
+    def flops(self, first: int, last: int) -> int | None:
+        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no formula."""
+        profile, (_, _, packs, unknown) = self.profile, self.node_costs
+        saving = [node for node in range(first, last) if packs[node]]
+        if not saving:
+            return 0
+        stop = saving[-1]
+        if any(unknown[first:stop]):
+            return None
+        ran = [op for node in range(first, stop) for op in self._forward_ops.get(node, ())]
+        ran += [op for op in self._forward_ops.get(stop, ()) if op <= self._last_saved(stop)]
+        flops = [profile.ops[op].flops for op in ran]
+        return None if None in flops else sum(each or 0 for each in flops)
+
+    @cached_property
+    def _forward_ops(self) -> dict[int, list[int]]:
+        """By node, the ops of its forward."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self.profile.ops):
+            if op.phase is Phase.FORWARD:
+                found.setdefault(op.node, []).append(index)
+        return found
+
+    # --- what may be a region ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def earliest(self) -> Ints:
+        """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may hold."""
+        return earliest(self.profile, self._readers)
+
+    def allowed(self, first: int, last: int) -> bool:
+        """Whether nodes `first` to `last - 1` may be one region."""
+        return first < last and int(self.earliest[first:last].min()) >= first
+
+    def draws(self, first: int, last: int) -> bool:
+        """Whether they may draw random numbers."""
+        return bool(self._drawn[first] < self._drawn[last])
+
+    @cached_property
+    def _drawn(self) -> Ints:
+        """By node: how many before it may draw random numbers."""
+        return np.concatenate([[0], np.cumsum(random_nodes(self.profile))])

@@ -1,0 +1,307 @@
+"""The planners proper: dynamic programs over the tables of `fxmem.planning.regions.cost_tables`.
+
+`flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit is
+stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results (`selecting`). It is
+exact for the tables, but for fronts longer than `FRONT` points, which are thinned to the cheapest of each of `FRONT` equal
+steps of bytes kept.
+
+`nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
+recomputed under a plan of its own, in the memory that is left; a selective region holds no others and is in none. Memory is in `SLOTS` equal
+steps, rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem.planning.regions.cost_tables import Floats, Geometry
+from fxmem.planning.regions.kept_products import Selection
+
+__all__ = ["FRONT", "SLOTS", "Offer", "Stretch", "Tables"]
+
+FRONT = 64
+_STEPS = 1024
+"""Of bytes kept, by which most points that are not on a front are told before any are sorted."""
+SLOTS = 200
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Units `first` to `last - 1`, checkpointed together; within them, when they are recomputed, `inner`."""
+
+    first: int
+    last: int
+    inner: tuple[Stretch, ...] = ()
+    level: int = 0
+    """Which of its products' results it keeps; see `fxmem.planning.regions.kept_products`."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Tables `[i, j]` of one way to checkpoint units `i` to `j - 1`."""
+
+    regions: NDArray[np.bool_]
+    """Whether they may be one region, and this way differs from a cheaper one."""
+    kept: Floats
+    """Bytes that stay."""
+    need: Floats
+    """Bytes that running them, forward and again, needs beyond what older units keep."""
+    cost: Floats
+
+
+class Tables:
+    """What storing and checkpointing any stretch of a geometry's units needs.
+
+    Args:
+        geometry: the units.
+        regions: `[i, j]`, whether units `i` to `j - 1` may be one region.
+    """
+
+    def __init__(self, geometry: Geometry, regions: NDArray[np.bool_]) -> None:
+        self.geometry, self.regions = geometry, regions
+
+    @cached_property
+    def kept(self) -> Floats:
+        """`[i, j]`: bytes that stay when units `i` to `j - 1` are checkpointed."""
+        return self.geometry.outputs() + self.geometry.inputs()
+
+    @cached_property
+    def stored_peak(self) -> Floats:
+        """`[i, j]`: bytes that the backward of units `i` to `j - 1` needs beyond what older units keep."""
+        return _running_maximum(self.geometry.storing)
+
+    @cached_property
+    def peak(self) -> Floats:
+        """`[i, j]`: the same where they are recomputed first."""
+        return np.maximum(self.backward_peak, self.recomputing_peak)
+
+    @cached_property
+    def backward_peak(self) -> Floats:
+        """`[i, j]`: bytes that the backward of a region of units `i` to `j - 1` needs beyond what older units keep."""
+        return self.stored_peak + self.geometry.inputs()
+
+    @cached_property
+    def recomputing_peak(self) -> Floats:
+        """`[i, j]`: the same of its recomputation before that."""
+        return self.geometry.again + self.geometry.gradients[None, :] + self.geometry.inputs()
+
+    @cached_property
+    def forward_peak(self) -> Floats:
+        """`[i, j]`: bytes that running them forward needs beyond what older units keep, if nothing is saved."""
+        return _running_maximum(self.geometry.passing)
+
+    @cached_property
+    def whole_cost(self) -> Floats:
+        """By cut: cost of running every unit before it."""
+        geometry = self.geometry
+        total = np.concatenate([[0.0], np.cumsum(geometry.node_costs[0])])
+        return np.asarray([total[cut] - total[geometry.first] for cut in geometry.cuts])
+
+    @cached_property
+    def selection(self) -> Selection:
+        """The products whose results regions may keep."""
+        return Selection(self.geometry)
+
+    @cached_property
+    def offers(self) -> tuple[Offer, ...]:
+        """By level, what checkpointing a stretch takes when it keeps the results of that level's products."""
+        need, cost = np.maximum(self.peak, self.forward_peak), self.geometry.cost
+        found = [Offer(self.regions, self.kept, need, cost)]
+        for spared, held, extra in self.selection.offers:
+            left = np.maximum(cost - spared, 0.0)
+            less = left < found[-1].cost - 0.5  # else it keeps what the level before keeps
+            # What is kept is handed out while the region runs again; its backward finds what it would find without.
+            need = np.maximum(np.maximum(self.backward_peak, self.recomputing_peak + extra), self.forward_peak + held)
+            found.append(Offer(self.regions & less, self.kept + held, need, left))
+        return tuple(found)
+
+    # --- one level ---------------------------------------------------------------------------------------------------------
+
+    def flat(self, budget: float) -> tuple[Stretch, ...] | None:
+        """The cheapest regions within the budget of bytes; None if there are none."""
+        geometry, n = self.geometry, self.geometry.count
+        kept, cost = np.full((n + 1, FRONT), np.inf), np.full((n + 1, FRONT), np.inf)
+        origin = np.full((n + 1, FRONT), -1, dtype=np.int64)  # which point of which cut it comes from: cut * FRONT + point
+        region = np.zeros((n + 1, FRONT), dtype=np.int64)  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
+        kept[0, 0] = cost[0, 0] = 0.0
+        offers = self.offers
+        unit_need = np.maximum(np.diagonal(geometry.storing), np.diagonal(geometry.running))
+        for cut in range(1, n + 1):
+            starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in offers]
+            sources = np.concatenate([[cut - 1], *starts])
+            ways = np.repeat(np.arange(len(offers) + 1), [1, *map(len, starts)])
+            base = kept[sources]
+            needs = np.concatenate([[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            adds = np.concatenate([[geometry.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            costs = np.concatenate([[0.0], *(offer.cost[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            fits = base + needs[:, None] <= budget
+            rows, columns = np.nonzero(fits & np.isfinite(base))
+            if not len(rows):
+                continue
+            total_kept = base[rows, columns] + adds[rows]
+            total_cost = cost[sources[rows], columns] + costs[rows]
+            chosen = _front(total_kept, total_cost, budget)
+            size = len(chosen)
+            kept[cut, :size], cost[cut, :size] = total_kept[chosen], total_cost[chosen]
+            origin[cut, :size] = sources[rows[chosen]] * FRONT + columns[chosen]
+            region[cut, :size] = ways[rows[chosen]]
+        if not np.isfinite(cost[n]).any():
+            return None
+        found: list[Stretch] = []
+        cut, point = n, int(np.argmin(cost[n]))
+        while cut > 0:
+            before, at = divmod(int(origin[cut, point]), FRONT)
+            if region[cut, point]:
+                found.append(Stretch(before, cut, level=int(region[cut, point]) - 1))
+            cut, point = before, at
+        return tuple(reversed(found))
+
+    def smallest(self) -> float:
+        """The smallest budget that `flat` keeps, to a thousandth."""
+        low, high = self.geometry.floor, max(self.geometry.unplanned, self.geometry.floor) + 1
+        if self.flat(low) is not None:
+            return low
+        while high - low > self.geometry.unplanned / 1000:
+            middle = (low + high) / 2
+            if self.flat(middle) is None:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    # --- several levels ----------------------------------------------------------------------------------------------------
+
+    def nested(self, budget: float, *, selective: bool = True) -> tuple[Stretch, ...] | None:
+        """The cheapest regions within regions that keep the budget, some of them selective if they may be; None if there are none."""
+        solved = _Nested(self, budget, selective=selective)
+        return solved.regions() if solved.feasible else None
+
+
+class _Nested:
+    """`best[i][j][m]`: the least cost of a pass over units `i` to `j - 1` and of their backward, with `m` slots left above what older units keep."""
+
+    def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
+        self.selective = tables.offers[1:] if selective else ()
+        self.tables, self.n = tables, tables.geometry.count
+        floor = float(tables.geometry.resident)
+        self.unit = max((budget - floor) / SLOTS, 1.0)
+        self.floor = floor
+        n = self.n
+        self.best = np.full((n + 1, n + 1, SLOTS + 1), np.inf)
+        self.ways = 2 + len(self.selective)
+        # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored; 1 checkpointed; 1 + level selective.
+        self.how = np.full((n + 1, n + 1, SLOTS + 1), -2, dtype=np.int64)
+        self._solve()
+
+    @property
+    def feasible(self) -> bool:
+        return bool(np.isfinite(self.best[0, self.n, SLOTS]))
+
+    def _slots(self, nbytes: float) -> int:
+        """Slots for bytes that stay, rounded up."""
+        return max(int(np.ceil(nbytes / self.unit - 1e-9)), 0)
+
+    def _needed(self, nbytes: float) -> int:
+        """Slots that bytes including the resident ones need."""
+        return self._slots(nbytes - self.floor)
+
+    def _solve(self) -> None:
+        tables, geometry, n = self.tables, self.tables.geometry, self.n
+        whole, size = tables.whole_cost, SLOTS + 1
+        for length in range(1, n + 1):
+            for i in range(n + 1 - length):
+                j = i + length
+                best, how = self.best[i, j], self.how[i, j]
+                top = i == 0 and j == n
+                needed = self._needed(float(tables.stored_peak[i, j] if j == n else tables.peak[i, j]))
+                if needed < size:
+                    best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else geometry.cost[i, j]), -1
+                for k in range(i + 1, j):
+                    run = whole[k] - whole[i]
+                    if tables.regions[i, k]:
+                        shift, needed = self._slots(float(tables.kept[i, k])), self._needed(float(tables.forward_peak[i, k]))
+                        self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
+                    for level, offer in enumerate(self.selective if j == n else (), 1):  # in the step's own forward alone, and nothing within it
+                        if offer.regions[i, k]:
+                            shift, needed = self._slots(float(offer.kept[i, k])), self._needed(float(offer.need[i, k]))
+                            self._offer(best, how, self.ways * k + 1 + level, shift, needed, run + self.best[k, j] + offer.cost[i, k], None)
+                if length > 1:
+                    k = i + 1
+                    shift = self._slots(float(geometry.keeps[i]))
+                    needed = self._needed(float(max(geometry.storing[i, i], geometry.running[i, i])))
+                    self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
+                if top and tables.regions[i, j]:
+                    needed = self._needed(float(tables.forward_peak[i, j]))
+                    self._offer(best, how, self.ways * j + 1, 0, needed, np.full(size, whole[j] - whole[i]), self.best[i, j].copy())
+
+    @staticmethod
+    def _offer(best: Floats, how: NDArray[np.int64], code: int, shift: int, needed: int, rest: Floats, first: Floats | None) -> None:
+        size = len(best)
+        if max(shift, needed) >= size:
+            return
+        cost = np.full(size, np.inf)
+        cost[shift:] = rest[: size - shift]
+        if first is not None:
+            cost = cost + first
+        cost[:needed] = np.inf
+        better = cost < best - 1e-9
+        best[better], how[better] = cost[better], code
+
+    def regions(self) -> tuple[Stretch, ...]:
+        return tuple(self._build(0, self.n, SLOTS))
+
+    def _build(self, i: int, j: int, slots: int) -> Iterator[Stretch]:
+        while i < j:
+            code = int(self.how[i, j, slots])
+            if code < 0:
+                return
+            k, way = divmod(code, self.ways)
+            if way > 1:
+                yield Stretch(i, k, level=way - 1)
+                slots -= self._slots(float(self.tables.offers[way - 1].kept[i, k]))
+            elif way == 1:
+                yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
+                slots -= self._slots(float(self.tables.kept[i, k]))
+            else:
+                slots -= self._slots(float(self.tables.geometry.keeps[i]))
+            i = k
+
+
+def _running_maximum(by_unit: Floats) -> Floats:
+    """From `[v, i]`, of unit `v` alone, `[i, j]`: the largest of units `i` to `j - 1`."""
+    n = by_unit.shape[0]
+    table = np.zeros((n + 1, n + 1))
+    for i in range(n):
+        table[i, i + 1 :] = np.maximum.accumulate(by_unit[i:, i])
+    return table
+
+
+def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+    """Indices of the Pareto front, fewest bytes first, thinned to `FRONT`."""
+    near = _undominated(kept, cost, budget)
+    order = near[np.lexsort((cost[near], kept[near]))]
+    sorted_cost = cost[order]
+    lowest = np.minimum.accumulate(sorted_cost)
+    front: NDArray[np.int64] = order[np.concatenate([[True], sorted_cost[1:] < lowest[:-1] - 1e-9])]
+    if len(front) <= FRONT:
+        return front
+    steps = np.floor(kept[front] / (budget / (FRONT - 1)))
+    last_of_step = np.concatenate([steps[1:] != steps[:-1], [True]])
+    last_of_step[0] = True
+    thinned: NDArray[np.int64] = front[last_of_step]
+    if len(thinned) > FRONT:
+        thinned = thinned[np.linspace(0, len(thinned) - 1, FRONT).round().astype(np.int64)]
+    return thinned
+
+
+def _undominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+    """Indices of points among which are all those of the front: without those that a point some equal step of bytes below costs no more than."""
+    steps = np.minimum((kept * (_STEPS / budget)).astype(np.int64), _STEPS)
+    lowest = np.full(_STEPS + 2, np.inf)
+    np.minimum.at(lowest[1:], steps, cost)
+    return np.flatnonzero(cost < np.minimum.accumulate(lowest)[steps])

@@ -1,0 +1,154 @@
+"""What a region saves of its recomputation by keeping results of its products, and the bytes that takes.
+
+A region that keeps results is run again like any other, except that those products are not: what they gave in the first run is
+there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to keep is a knapsack of
+FLOPs against bytes; here it is solved as its relaxation is, by FLOPs per byte. A *level* keeps every product of the region above one
+density, level 0 none, the highest all; so one region has as many offers as there are levels, and what each keeps adds up over units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fxmem.planning.products import is_product
+from fxmem.planning.regions.cost_tables import Floats, Geometry
+from fxmem.planning.regions.legality import writes_in_place
+from fxmem.records.profile import Kind, Phase
+
+__all__ = ["Product", "Selection"]
+
+_LEVELS = 6
+"""Levels above 0, at most."""
+_MANY, _FEW = 500, 2
+"""Units from which on there are fewer levels: each has tables that grow with the square of the units."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that the forward runs."""
+
+    op: int
+    node: int
+    flops: int
+    cost: float
+    """Of running it again, as the planner counts."""
+    storages: tuple[int, ...]
+    """What it allocates for its results."""
+    nbytes: int
+    needed: int
+    """The first node at or after its own that keeps something for backward once it has run; a region that ends before stops early, without it."""
+
+    @property
+    def density(self) -> float:
+        """FLOPs per byte kept."""
+        return self.flops / max(self.nbytes, 1)
+
+
+class Selection:
+    """The products of a geometry's units, and what keeping their results means for any stretch of units."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    @cached_property
+    def numbers(self) -> dict[int, list[int]]:
+        """By node, its products as indices into the profile's ops, in the order they run."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self.geometry.profile.ops):
+            if op.phase is Phase.FORWARD and is_product(op.name):
+                found.setdefault(op.node, []).append(index)
+        return found
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """Those whose results can be kept: known FLOPs, and nobody writes to the result in place later."""
+        geometry, profile = self.geometry, self.geometry.profile
+        made: dict[int, list[int]] = {}
+        for index, storage in enumerate(profile.storages):
+            if storage.op is not None and storage.kind is not Kind.WORKSPACE:
+                made.setdefault(storage.op, []).append(index)
+        packs = [node for node, own in enumerate(profile.nodes) if own.saved]
+        found = []
+        for node, ops in self.numbers.items():
+            if not geometry.first <= node < geometry.last:
+                continue
+            later = int(np.searchsorted(packs, node, side="right"))
+            after = packs[later] if later < len(packs) else len(profile.nodes)
+            own = max((op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) is not None), default=-1)
+            for op in ops:
+                storages, flops = tuple(made.get(op, ())), profile.ops[op].flops
+                if not storages or not flops or self._overwritten.intersection(storages):
+                    continue
+                nbytes = sum(profile.storages[index].nbytes for index in storages)
+                cost = geometry.cost_of(op)
+                found.append(Product(op, node, flops, cost, storages, nbytes, node if own >= op else after))
+        return tuple(found)
+
+    @cached_property
+    def _by_op(self) -> dict[int, Product]:
+        return {product.op: product for product in self.products}
+
+    @cached_property
+    def _first_keeper(self) -> dict[int, int]:
+        """By storage, the first unit that keeps it for backward."""
+        first: dict[int, int] = {}
+        for index, node in enumerate(self.geometry.profile.nodes):
+            for storage in node.saved:
+                first.setdefault(storage, int(self.geometry.unit_of[index]))
+        return first
+
+    @cached_property
+    def _overwritten(self) -> set[int]:
+        """Storages that a node after the one that made them writes to."""
+        profile = self.geometry.profile
+        written = {op.node for op in profile.ops if op.phase is Phase.FORWARD and writes_in_place(op.name)}
+        owners = {owner for node in written if (owner := profile.nodes[node].view_of) is not None}
+        return {output.storage for owner in owners for output in profile.nodes[owner].outputs if output.storage is not None}
+
+    @cached_property
+    def thresholds(self) -> tuple[float, ...]:
+        """By level, the FLOPs per byte from which a product's result is kept; the densest first."""
+        densities = sorted({product.density for product in self.products}, reverse=True)
+        most = _LEVELS if self.geometry.count < _MANY else _FEW
+        if len(densities) > most:
+            densities = [densities[round((index + 1) * len(densities) / most) - 1] for index in range(most)]
+        return (np.inf, *densities)
+
+    def _table(self, level: int, value: str) -> Floats:
+        """`[i, j]`: a sum over the products that a region of units `i` to `j - 1` keeps at a level.
+
+        `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a stored region would not hold, either.
+        """
+        geometry, n = self.geometry, self.geometry.count
+        grid = np.zeros((n + 1, n + 2))
+        for product in self.products:
+            if product.density < self.thresholds[level] or product.needed >= geometry.last:
+                continue
+            unit, needed = int(geometry.unit_of[product.node]), int(geometry.unit_of[product.needed])
+            if value == "cost":
+                grid[unit, needed + 1] += product.cost
+                continue
+            for index in product.storages:
+                nbytes = geometry.profile.storages[index].nbytes
+                if value == "kept":  # what later units read stays anyway
+                    grid[unit, min(max(needed, geometry.last_reader.get(index, -1)), n) + 1] += nbytes
+                else:  # until its first keeper's backward has run, a stored region would have it too
+                    grid[unit, needed + 1] += nbytes
+                    grid[unit, max(needed, self._first_keeper.get(index, n)) + 1] -= nbytes
+        table: Floats = np.cumsum(np.cumsum(grid[::-1], axis=0)[::-1], axis=1)[:, : n + 1]
+        return table
+
+    @cached_property
+    def offers(self) -> tuple[tuple[Floats, Floats, Floats], ...]:
+        """For each level but 0: cost that is saved, bytes that are kept, and those among them that a stored region would not hold."""
+        return tuple((self._table(level, "cost"), self._table(level, "kept"), self._table(level, "extra")) for level in range(1, len(self.thresholds)))
+
+    def kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
+        """What a region of nodes `first` to `last - 1` keeps at a level, each with its number among the region's products."""
+        known = self._by_op
+        ops = [op for node in range(first, last) for op in self.numbers.get(node, ())]
+        chosen = ((number, known[op]) for number, op in enumerate(ops) if op in known)
+        return tuple((number, each) for number, each in chosen if each.density >= self.thresholds[level] and each.needed < last)

@@ -1,0 +1,61 @@
+"""What a change to a training step is worth, each found by analysing the changed step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
+
+__all__ = ["Advice", "Effect", "Refused", "Suggestion"]
+
+Effect = Literal["none", "rounding", "training"]
+"""What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of accumulation
+(which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another precision. `training`: another
+optimisation, whose result has to be judged by training."""
+
+
+class Suggestion(Record):
+    """One change, or several together, and what it is worth."""
+
+    key: str
+    """Short and stable, e.g. `bf16-autocast`; several together are joined by `+`."""
+    title: str
+    effect: Effect
+    code: str
+    """What to write."""
+    peak: Peak
+    """Of the step with the change."""
+    saved_bytes: int
+    """Of the peak that budgets are held against (allocated; requested for the CPU); negative where the change costs memory."""
+    extra_flops: int | None = 0
+    """FLOPs of the changed step beyond the unchanged one's; None where an operator without a formula is among them."""
+    step_seconds: float | None = None
+    """Estimated; as `Plan.before_seconds`."""
+    note: str = ""
+    """What to know before doing it."""
+
+
+class Refused(Record):
+    """A change that was considered and is not to be had, and why."""
+
+    key: str
+    title: str
+    reason: str
+
+
+class Advice(Headed, Versioned):
+    """What could be changed about a step, what frees most first."""
+
+    before: Peak
+    before_flops: int | None
+    """Of the unchanged step."""
+    before_seconds: float | None = None
+    """Estimated; as `Plan.before_seconds`."""
+    budget_bytes: Bytes | None = None
+    suggestions: tuple[Suggestion, ...]
+    """Single changes, the largest saving first."""
+    together: Suggestion | None = None
+    """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs. None without a budget, where the
+    step keeps it as it is, and where no set does."""
+    refused: tuple[Refused, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()

@@ -1,0 +1,258 @@
+"""What a checkpoint plan is: which parts of a step are run twice, what that frees, and what it costs.
+
+A *region* is a run of consecutive nodes of the unplanned profile that is checkpointed: of what its nodes save for
+backward only the region's inputs stay, and the region is run again when backward reaches it
+(`torch.utils.checkpoint`, non-reentrant, early stop on). A selective region also keeps the results of some of its
+products, which then do not run again. Regions of a plan do not overlap; a region may hold regions of its own, which are
+checkpointed again while the outer one is being recomputed.
+
+A plan for single results of operators (`Application.OPERATORS`) has a region for each part of the model in which anything is made again. Its nodes are not
+run a second time as a whole: each result that backward asks for is made again from what is held, by the operators that lead to it.
+
+*Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field
+
+from fxmem.records.files import write_text
+from fxmem.records.profile import Assumption, Bytes, Flops, Headed, Many, Peak, Record, SourceLine, Versioned
+
+__all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
+
+Strategy = Literal["auto", "mincut", "flat", "nested", "modules", "sqrt", "chen", "norms"]
+"""How regions are chosen.
+
+`auto`: the cheapest of the others that keeps the budget. `mincut`: single results of operators, by minimum cuts of the graph of operators (as torch.compile's
+partitioner finds them) with prices that follow the peak, improved from what `flat` finds. `flat`: optimal under one level of regions with any borders.
+`nested`: regions within regions; selective are those that stand alone. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
+`sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
+(both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
+only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et al. 2017, arXiv:1707.06990; of in-place activated batch
+norm, Rota Bulo et al. 2018, arXiv:1712.02616, it is the form that recomputes rather than inverts).
+"""
+ONE_PLAN: Final[tuple[Strategy, ...]] = ("sqrt", "chen", "norms")
+"""Strategies with one plan, whatever the budget: they have no curve."""
+
+
+class Application(StrEnum):
+    """How a plan is carried out on a model."""
+
+    MODULES = "modules"
+    """Chosen modules checkpoint their own forward; the model stays the user's."""
+    GRAPH = "graph"
+    """The model is rewritten from `torch.fx.symbolic_trace`'s graph; regions may begin and end anywhere."""
+    OPERATORS = "operators"
+    """The model runs as it is, once; results of single operators are let go of and made again when backward asks for them."""
+
+
+class Edit(Record):
+    """A line of the user's own code, and what it becomes."""
+
+    source: SourceLine
+    after: str
+    """The line with the region's call checkpointed."""
+
+
+class Result(Record):
+    """What one call of an operator makes in forward."""
+
+    operator: str
+    """Qualified overload, as a `TorchDispatchMode` around the model's forward sees it: `aten.addmm.default`."""
+    number: int
+    """How many calls of the same come before it."""
+    outputs: Many[int] = (0,)
+    """Which of the storages that it makes or writes to, in the order of its results."""
+
+
+class Region(Record):
+    """Consecutive nodes that are checkpointed together."""
+
+    first_node: int
+    """Index into the unplanned profile's nodes."""
+    last_node: int
+    """One past the last."""
+    nodes: Many[str] = ()
+    """Names of those nodes; in a GRAPH plan, as `torch.fx.symbolic_trace` names them."""
+    modules: Many[str] = ()
+    """The module whose call this is, or consecutive children of one `nn.Sequential`, in order; empty if it is no module's."""
+    source: SourceLine | None = None
+    """Where it begins in the user's code."""
+    freed_bytes: Bytes = 0
+    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay and what it `keeps`."""
+    extra_flops: Flops | None = None
+    """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
+    keeps: Many[int] = ()
+    """Of its products (matrix products, convolutions, attention: `fxmem.planning.products`),
+    counted from 0 in the order it runs them, those whose results are kept
+    from the first run, so that they are not run again."""
+    within: str = ""
+    """In an OPERATORS plan, the path of the module all this is in; empty for the model itself."""
+    remakes: Many[Result] = ()
+    """In an OPERATORS plan, what is saved for backward and made again instead of held."""
+    holds: Many[Result] = ()
+    """In an OPERATORS plan, what that is made from and is therefore held, beside parameters and inputs."""
+    random: bool = True
+    """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
+    edit: Edit | None = None
+    """None where no line of code makes a call that is just this region."""
+    regions: Many[Region] = ()
+    """Regions within it."""
+
+    @property
+    def title(self) -> str:
+        """Its module, its first and last child, or its first and last node."""
+        if self.remakes:
+            return self.within or "the model"
+        if len(self.modules) > 1:
+            return f"{self.modules[0]} to {self.modules[-1].rpartition('.')[2]}"
+        if self.modules:
+            return self.modules[0]
+        if not self.nodes:
+            return f"nodes {self.first_node} to {self.last_node - 1}"
+        return self.nodes[0] if len(self.nodes) == 1 else f"{self.nodes[0]} to {self.nodes[-1]}"
+
+
+_CODE: Final = """# This plan is about single results of operators, for which no line of your source stands.
+# Save it (fxmem plan ... --json plan.json); then, before training:
+import fxmem
+
+fxmem.checkpoint(model, fxmem.load_plan("plan.json"))
+"""
+
+
+class CurvePoint(Record):
+    """One plan on the curve of peak against extra compute."""
+
+    strategy: Strategy
+    application: Application
+    regions: Many[Region]
+    peak: Peak
+    """Of the step with this plan."""
+    extra_flops: Flops | None
+    step_seconds: float | None = None
+    """Estimated; see `Plan.before_seconds`."""
+
+
+class Certificate(Record):
+    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again than `lower_bound_flops`."""
+
+    budget_bytes: Bytes
+    """Peak of requested bytes that every plan spoken of keeps."""
+    application: Application
+    """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth, that begin and end at any node
+    (GRAPH), or that are calls of modules or of consecutive children of an `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
+    lower_bound_flops: int | None
+    """Extra FLOPs that any of them needs; operators without a formula count as 0. None: no plan keeps the budget."""
+    gap_flops: int | None
+    """What the plan may run again needlessly, at most. None where either is unknown, and where the plan's peak is an estimate that the bound contradicts."""
+    optimal: bool
+    """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
+    complete: bool
+    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it might raise the bound."""
+    effort: float
+    """Limit of the search, in CP-SAT's units of deterministic work: the same answer on every machine."""
+    solver: str
+    """What found the bound, with its version."""
+
+
+class Plan(Headed, Versioned):
+    """Where checkpoints go, what they free and what they cost."""
+
+    strategy: Strategy
+    """The one that was asked for."""
+    chosen: Strategy
+    """The one whose regions these are; differs from `strategy` under `auto`."""
+    application: Application
+    budget_bytes: Bytes | None
+    """What the step's peak has to stay within; None: no budget was given."""
+    regions: Many[Region]
+    """In the order they run; none: the step stays as it is."""
+    before: Peak
+    """Peak of the step without the plan."""
+    after: Peak
+    """Peak of the step with the plan."""
+    analysed: bool
+    """Whether `after` is an analysis of the model with the plan applied; else it is the planner's estimate."""
+    forward_flops: Flops | None
+    """FLOPs of the unplanned forward; None where an op has no formula."""
+    extra_flops: Flops | None
+    """FLOPs run again, all together."""
+    before_seconds: float | None = Field(default=None)
+    """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at its memory's bandwidth
+    (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not known. A ratio of two such estimates is
+    of use, one alone is a lower bound."""
+    after_seconds: float | None = None
+    """The same for the step with the plan."""
+    curve: Many[CurvePoint] = ()
+    """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget was given."""
+    certificate: Certificate | None = None
+    """A bound on what any plan within the budget costs; None if none was asked for."""
+    assumptions: Many[Assumption] = ()
+
+    @property
+    def extra_fraction(self) -> float | None:
+        """Extra FLOPs over the forward's; None where either is unknown."""
+        if self.extra_flops is None or not self.forward_flops:
+            return None
+        return self.extra_flops / self.forward_flops
+
+    @property
+    def extent(self) -> str:
+        """How much is made again, in words: `6 regions of whole modules`."""
+        count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)
+        if self.application is Application.OPERATORS:
+            return f"{results} result{'s' if results > 1 else ''} of operators in {count} part{'s' if count > 1 else ''} of the model"
+        where = "whole modules" if self.application is Application.MODULES else "the traced graph"
+        return f"{count} region{'s' if count > 1 else ''} of {where}"
+
+    def all_regions(self) -> Iterator[Region]:
+        """Every region, each before those within it."""
+        pending = list(reversed(self.regions))
+        while pending:
+            region = pending.pop()
+            yield region
+            pending += reversed(region.regions)
+
+    def to_json(self, path: str | Path | None = None, *, indent: int | None = None) -> str:
+        """The plan as JSON; also written to `path` if given (whole or not at all)."""
+        text = self.model_dump_json(indent=indent)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+    def to_code(self) -> str:
+        """The edits that make the user's own source do this: each line as it is and as it becomes, by file.
+
+        A region that no single line stands for is named in a comment; `fxmem.checkpoint(model, plan)` carries out those too.
+        """
+        if not self.regions:
+            return "# nothing to change\n"
+        if self.application is Application.OPERATORS:
+            return _CODE
+        edits: dict[tuple[str, int, str], tuple[Edit, list[Region]]] = {}
+        others: list[Region] = []
+        for region in self.all_regions():
+            if region.edit is None:
+                others.append(region)
+            else:
+                source = region.edit.source
+                edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
+        lines = ["from torch.utils.checkpoint import checkpoint"] if edits else []
+        if any(region.keeps for _, regions in edits.values() for region in regions):
+            lines.append("import fxmem")
+        lines += [""] if edits else []
+        for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
+            lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {', '.join(region.title for region in regions)}"]
+            lines += [f"- {line}" for line in edit.source.code.splitlines()] + [f"+ {line}" for line in edit.after.splitlines()] + [""]
+        if others:
+            lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
+            lines += textwrap.wrap(", ".join(region.title for region in others), 100, initial_indent="#   ", subsequent_indent="#   ", break_long_words=False)
+        return "\n".join(lines).rstrip("\n") + "\n"

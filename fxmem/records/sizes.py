@@ -1,0 +1,165 @@
+"""How the peak grows with an input's size, what that fits into, and the peaks that tests hold a model to: frozen records, as in `records`.
+
+*Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
+program asked for. Unknown is None.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fxmem.records.plan import Plan
+from fxmem.records.profile import Assumption, Bytes, Headed, InputTensor, Kind, Many, Phase, Record, Step, Target, Versioned
+
+__all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
+
+BASELINE_SCHEMA_VERSION = "1"
+
+Size = Annotated[int, Field(ge=1)]
+"""Elements along the dimension that varies."""
+
+
+class SizePoint(Record):
+    """The step at one size."""
+
+    size: Size
+    requested_bytes: Bytes | None = None
+    """Peak; None where the model cannot run at this size."""
+    allocated_bytes: Bytes | None = None
+    """The same in the allocator's blocks; None also where no allocator is modelled."""
+    reserved_bytes: Bytes | None = None
+    """What the allocator holds when nothing limits it; None as for `allocated_bytes`. A step that fits can have more than there
+    is: an allocator that runs short gives its cache back."""
+    phase: Phase | None = None
+    """Where the peak falls; None where the model cannot run."""
+    fits: bool
+    obstacle: str = ""
+    """Why it does not fit, or cannot run, in words; empty when it fits."""
+
+    @property
+    def counted_bytes(self) -> int | None:
+        """What a budget is held against; None where the model cannot run."""
+        return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
+
+
+class SizeCurve(Headed, Versioned):
+    """The peak of a step at several sizes of one dimension, and the largest that fits."""
+
+    inputs: Many[InputTensor]
+    """As they were given."""
+    dim: str
+    """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs."""
+    resized: Many[str]
+    """The dimensions that vary together, each as `NAME:AXIS`."""
+    memory_bytes: Bytes
+    """What the step has to fit into: the budget if one was given, else the target's memory."""
+    is_budget: bool
+    limit: Size
+    """No larger size was tried."""
+    points: Many[SizePoint] = Field(min_length=1)
+    """Every size that was analysed, the smallest first."""
+    largest: Size | None
+    """The largest size found to fit; the next one was analysed, too, and does not (unless it is `limit`). Some larger one, up to
+    `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. None: nothing that was tried fits."""
+    per_sample_bytes: int | None
+    """Counted bytes that one more element along the dimension adds: slope of the least-squares line through the points from
+    half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran."""
+    constant_bytes: int | None
+    """Intercept of that line: what is there whatever the size. Negative where the curve bends upwards."""
+    line_error_bytes: Bytes | None
+    """Largest distance of those points from it."""
+    monotone: bool | None
+    """Whether no larger size has fewer counted bytes than a smaller one, among the points; None if fewer than two ran. Library
+    workspaces can shrink as inputs grow."""
+    assumptions: Many[Assumption] = ()
+
+    @property
+    def at_largest(self) -> SizePoint | None:
+        """The point of the largest size that fits."""
+        return next((point for point in self.points if point.size == self.largest), None)
+
+    @property
+    def last_possible(self) -> int | None:
+        """Where the line of counted bytes reaches the memory: beyond it no size fits, however the allocator's pieces fall."""
+        if not self.per_sample_bytes or self.per_sample_bytes < 0 or self.constant_bytes is None:
+            return None
+        return max((self.memory_bytes - self.constant_bytes) // self.per_sample_bytes, self.largest or 0)
+
+    @property
+    def next_above(self) -> SizePoint | None:
+        """The first size above it, which does not fit; None when `limit` was reached."""
+        return next((point for point in self.points if point.size > (self.largest or 0) and not point.fits), None)
+
+
+class CardFit(Record):
+    """One step on one card."""
+
+    target: Target
+    requested_bytes: Bytes
+    allocated_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    """As in `SizePoint`."""
+    fits: bool
+    headroom_bytes: int
+    """The card's memory less what the allocator holds when nothing limits it. Negative and `fits`: the step runs because the
+    allocator gives its cache back when it runs short, which can take time at every step."""
+    obstacle: str = ""
+    """Why it does not fit, in words; empty when it fits."""
+    plan: Plan | None = None
+    """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there are none, or nobody asked."""
+
+
+class CardFits(Versioned):
+    """One step on every card of interest."""
+
+    fxmem_version: str
+    torch_version: str
+    model: str
+    inputs: Many[InputTensor]
+    step: Step
+    cards: Many[CardFit]
+    """The smallest memory first."""
+    analyses: int
+    """How many times the step was analysed: once for each compute capability."""
+    planned: bool = False
+    """Whether checkpoints were looked for where the step does not fit by itself."""
+    plan_analyses: int = 0
+    """How many plans were carried out on a stand-in and analysed to find them."""
+
+    @property
+    def fitting(self) -> tuple[CardFit, ...]:
+        """The cards it fits, by itself or with a plan."""
+        return tuple(card for card in self.cards if card.fits or card.plan is not None)
+
+
+class PeakBaseline(Record):
+    """The peak a test was written down with, and enough of what it is made of to say later what grew."""
+
+    fxmem_version: str
+    torch_version: str
+    target: str
+    inputs: Many[InputTensor]
+    step: Step
+    requested_bytes: Bytes
+    allocated_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    phase: Phase
+    by_kind: dict[Kind, Bytes]
+    """Splits `requested_bytes`."""
+    by_node: dict[str, Bytes]
+    """Requested bytes alive at the peak by the node they came from; only nodes with at least a thousandth of the peak."""
+
+    @property
+    def counted_bytes(self) -> int:
+        """What is compared: the allocator's blocks where an allocator is modelled, else what the program asked for."""
+        return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
+
+
+class Baseline(Record):
+    """The file in which tests keep their peaks."""
+
+    schema_version: str = BASELINE_SCHEMA_VERSION
+    peaks: dict[str, PeakBaseline]
+    """By test: its file and name, and the name of the peak where a test has several."""

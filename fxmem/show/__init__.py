@@ -1,0 +1,1 @@
+"""What people and other tools read: text, pages, graphs, plots, exports. No torch."""

@@ -1,0 +1,90 @@
+"""A summary in Markdown (GitHub's), to paste into a pull request.
+
+Everything that is the model's own stands in a code span or a fenced block, where it cannot become a link, a mention, a heading or HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from fxmem.memory import facts as findings
+from fxmem.memory.allocator import Settings
+from fxmem.memory.owners import bytes_at_peak
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import format_bytes, format_flops, percent, printable
+
+__all__ = ["summary"]
+
+_TOP = 15
+"""Rows of the table of nodes."""
+_FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
+"""Facts in which nothing is the model's own."""
+
+
+def summary(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+    """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
+    blocks = [
+        f"### Predicted memory of {_code(profile.model)} on {_code(profile.target.name)}",
+        _facts([*findings.peak_facts(profile, timeline.peak), *findings.total_facts(profile), ("Memory", findings.fits(profile, timeline.peak)[1])]),
+        _table(["At the peak", "bytes", "share"], [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)], "lrr"),
+        _nodes(profile, timeline),
+        _facts(findings.header_facts(profile), "Predicted for"),
+    ]
+    said = [("assumed", findings.assumptions(profile)), ("unknown", findings.unknowns(profile))]
+    blocks += [_folded(f"{len(items)} {what}", items) for what, items in said if items]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _facts(facts: Iterable[tuple[str, str]], heading: str = "Predicted") -> str:
+    return _table([heading, ""], [[label, text if label in _FIGURES else _code(text)] for label, text in facts], "ll")
+
+
+def _nodes(profile: Profile, timeline: Timeline) -> str:
+    at_peak = bytes_at_peak(profile, timeline)
+    whole = timeline.peak.requested_bytes
+    largest = sorted((index for index, nbytes in enumerate(at_peak) if nbytes), key=lambda index: (-at_peak[index], index))
+    lines = []
+    for index in largest[:_TOP]:
+        node = profile.nodes[index]
+        flops = format_flops(node.forward_flops)
+        shown = [_code(findings.describe(node)), format_bytes(at_peak[index]), percent(at_peak[index], whole), format_bytes(node.saved_bytes), flops]
+        lines.append([*shown, "" if node.source is None else _code(f"{node.source.file.rpartition('/')[2]}:{node.source.line}")])
+    rest = largest[_TOP:]
+    if rest:
+        nbytes = sum(at_peak[index] for index in rest)
+        lines.append([f"{len(rest)} more", format_bytes(nbytes), percent(nbytes, whole), "", "", ""])
+    return _table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl") if lines else ""
+
+
+def _folded(label: str, items: Iterable[str]) -> str:
+    text = "\n".join(f"- {item}" for item in items)
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"<details><summary>{label}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], justify: str) -> str:
+    def line(parts: Iterable[str]) -> str:
+        return f"| {' | '.join(parts)} |"
+
+    def all_lines() -> Iterator[str]:
+        yield line(head)
+        yield line("---:" if side == "r" else ":---" for side in justify)
+        yield from map(line, lines)
+
+    return "\n".join(all_lines())
+
+
+def _code(text: str) -> str:
+    """A code span that ends where it should, fit for a cell of a table."""
+    shown = printable(text).strip().replace("|", "\\|")
+    if not shown:
+        return ""
+    fence = "`" * (_longest_run(shown) + 1)
+    gap = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{fence}{gap}{shown}{gap}{fence}"
+
+
+def _longest_run(text: str) -> int:
+    """Backticks in a row."""
+    return max(map(len, re.findall("`+", text)), default=0)

@@ -1,0 +1,151 @@
+"""A predicted snapshot for PyTorch's memory viewer: what `torch.cuda.memory._dump_snapshot` would have written after a step.
+
+Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), a pickle of plain dicts in protocol 4, the newest that the viewer's own
+reader (`torch/utils/viz/MemoryViz.js`) takes. Nothing here reads a pickle.
+
+- The trace begins with an empty device: first the segments and blocks that are there before the step, by kind, then the step.
+- An event's `size` is the bytes requested, as in PyTorch's own traces. So the running sum peaks at `Peak.requested_bytes`; what the blocks
+  add by rounding stands in `segments`, which are the state after the step, and sum up to `Peak.reserved_bytes`.
+- Events have no time: nothing was run.
+- For a CUDA target, addresses are those of the caching allocator replayed, but for the origin. For the CPU, whose allocator is not modelled, the
+  step is laid out as that allocator would: sizes and order are predicted, places and segments are not.
+
+Text of the report goes through `printable`: the viewer has its own decoder, and a name could otherwise forge a line of a stack.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from fxmem.memory.allocator import RecordedStep, Segment, Settings, recorded_step
+from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.records.units import printable
+from fxmem.show.export.labels import enclosing_modules, site, storage_label, title
+
+__all__ = ["snapshot"]
+
+_PROTOCOL = 4
+_UNKNOWN = "unknown"
+"""The category of what has none. The viewer wants it to be among the categories as soon as there is one."""
+
+Frame = dict[str, str | int]
+
+
+def snapshot(profile: Profile, timeline: Timeline, settings: Settings) -> bytes:
+    """One step in its steady state, as a pickled snapshot."""
+    step = recorded_step(profile, settings)
+    stacks = _Stacks(profile)
+    content = {
+        "segments": [_segment(segment, step, stacks) for segment in step.segments_after],
+        "device_traces": [[*_before(step, stacks), *_during(step, stacks)]],
+        "allocator_settings": {"PREDICTED": _note(profile, timeline, step), **settings.model_dump(mode="json")},
+        "external_annotations": [],
+    }
+    return pickle.dumps(content, protocol=_PROTOCOL)
+
+
+def _note(profile: Profile, timeline: Timeline, step: RecordedStep) -> str:
+    parts = [printable(title(profile)), "no GPU was used", f"requested bytes peak at {timeline.peak.requested_bytes}"]
+    if profile.target.device != "cuda":
+        parts.append("places and segments are not predicted for this target: laid out as PyTorch's CUDA allocator would")
+    elif not step.steady:
+        parts.append("the allocator's state did not repeat itself; a later step may lie elsewhere")
+    return "; ".join(parts)
+
+
+class _Stacks:
+    """Stack traces, innermost frame first; equal frames are one object, which the pickle then holds once."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self.storage = cache(self._storage)
+        self._op = cache(self._op_frames)
+        self._node = cache(self._node_frames)
+        self._module = cache(self._module_frame)
+        self.kinds = [storage.kind.value for storage in profile.storages]
+        self.segment: list[Frame] = [{"filename": "PREDICTED by fxmem", "line": 0, "name": "memory from the driver"}]
+
+    def _storage(self, index: int) -> list[Frame]:
+        storage = self._profile.storages[index]
+        head: Frame = {"filename": "PREDICTED by fxmem", "line": 0, "name": printable(storage_label(storage))}
+        below = self._op(storage.op) if storage.op is not None else self._node(storage.node) if storage.node is not None else []
+        return [head, *below]
+
+    def _op_frames(self, index: int) -> list[Frame]:
+        op = self._profile.ops[index]
+        return [{"filename": op.phase.value, "line": index, "name": printable(op.name)}, *self._node(op.node)]
+
+    def _node_frames(self, index: int) -> list[Frame]:
+        node = self._profile.nodes[index]
+        called: Frame = {
+            "filename": "torch.fx",
+            "line": index,
+            "name": printable(node.name),
+            "fx_node_op": node.op,
+            "fx_node_name": printable(node.name),
+            "fx_node_target": printable(node.target),
+        }
+        frames = [called]
+        if (source := node.source) is not None:
+            called["fx_original_trace"] = printable(f"{site(source)}, in {source.function}: {source.code}")
+            frames.append({"filename": printable(source.file), "line": source.line, "name": printable(source.function or source.code)})
+        return [*frames, *map(self._module, reversed(enclosing_modules(node)))]
+
+    def _module_frame(self, path: str) -> Frame:
+        return {"filename": printable(self._profile.modules.get(path, "")) or "module", "line": 0, "name": printable(path)}
+
+
+def _before(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
+    order = {kind.value: place for place, kind in enumerate(Kind)}
+    requested = {block.address: block.requested_bytes for segment in step.segments_before for block in segment.blocks}
+    for segment in step.segments_before:
+        yield _event("segment_map" if segment.expandable else "segment_alloc", segment.address, segment.size, stacks.segment, _UNKNOWN)
+    for address, storage in sorted(step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1])):
+        yield _event("alloc", address, requested[address] or 0, stacks.storage(storage), stacks.kinds[storage])
+
+
+def _during(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
+    for event in step.events:
+        if event.storage is None:
+            yield _event(event.action, event.address, event.size, stacks.segment, _UNKNOWN)
+        elif event.action == "alloc":
+            yield _event("alloc", event.address, event.size, stacks.storage(event.storage), stacks.kinds[event.storage])
+        else:  # nothing waits for another stream: a block is free as soon as it is given back
+            for action in ("free_requested", "free_completed"):
+                yield _event(action, event.address, event.size, stacks.storage(event.storage))
+
+
+def _event(action: str, address: int, size: int, frames: list[Frame], category: str | None = None) -> dict[str, Any]:
+    event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+    return event if category is None else {**event, "category": category}
+
+
+def _segment(segment: Segment, step: RecordedStep, stacks: _Stacks) -> dict[str, Any]:
+    live = [block for block in segment.blocks if block.requested_bytes is not None]
+    allocated = sum(block.size for block in live)
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.size,
+        "stream": 0,
+        "segment_type": "large" if segment.large else "small",
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block.requested_bytes or 0 for block in live),
+        "segment_pool_id": (0, 0),
+        "is_expandable": segment.expandable,
+        "frames": stacks.segment,
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested_bytes or 0,
+                "state": "inactive" if block.requested_bytes is None else "active_allocated",
+                "frames": [] if block.requested_bytes is None else stacks.storage(step.owners_after[block.address]),
+            }
+            for block in segment.blocks
+        ],
+    }

@@ -1,0 +1,94 @@
+"""The graph for Google's Model Explorer, and numbers to load over it.
+
+Format: `GraphCollection` of the visualizer's `input_graph.ts`, and, as a file of its own because the tool takes them so, `GraphNodeData` by graph
+(https://github.com/google-ai-edge/model-explorer/wiki). Modules are its layers: namespaces divided by `/`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fxmem.memory.allocator import Settings
+from fxmem.memory.module_tree import call_name
+from fxmem.memory.owners import bytes_at_peak
+from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.records.units import format_bytes, format_flops, format_shape
+from fxmem.show.export.labels import enclosing_modules, site, title
+from fxmem.show.graph.colors import LIGHT
+
+__all__ = ["graph", "node_data"]
+
+_GRAPH_ID = "step"
+
+
+def graph(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+    """The collection of one graph as JSON."""
+    peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
+    nodes = [_node(profile, index, is_peak=index == peak) for index in range(len(profile.nodes))]
+    whole = {"what": title(profile), "peak": _bytes(timeline.peak.requested_bytes), "saved": _bytes(profile.saved_bytes)}
+    layers = {_namespace(path): {"class": class_name} for path, class_name in profile.modules.items() if path}
+    step = {"id": _GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": whole, **layers}}
+    return json.dumps({"label": title(profile), "graphs": [step]}, separators=(",", ":"))
+
+
+def node_data(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+    """Of the bytes alive at the peak those each node brought, as JSON; colours run from light to dark with the bytes."""
+    values = {str(index): {"value": nbytes} for index, nbytes in enumerate(bytes_at_peak(profile, timeline)) if nbytes}
+    shades = [LIGHT.shades[0], LIGHT.shades[-1]]
+    gradient = [{"stop": stop, "bgColor": shade.fill, "textColor": shade.text} for stop, shade in enumerate(shades)]
+    data = {"name": "bytes alive at the peak", "results": values, "gradient": gradient}
+    return json.dumps({_GRAPH_ID: data}, separators=(",", ":"))
+
+
+def _node(profile: Profile, index: int, *, is_peak: bool) -> dict[str, Any]:
+    node = profile.nodes[index]
+    modules = enclosing_modules(node)
+    described: dict[str, Any] = {
+        "id": str(index),
+        "label": call_name(node),
+        "namespace": _namespace(modules[-1]) if modules else "",
+        "attrs": _attributes(node, is_peak=is_peak),
+        "incomingEdges": [
+            {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)} for place, source in enumerate(node.inputs)
+        ],
+        "outputsMetadata": [
+            {"id": str(place), "attrs": [{"key": "tensor_shape", "value": f"{output.dtype}[{format_shape(output.shape)}]"}]}
+            for place, output in enumerate(node.outputs)
+        ],
+    }
+    return {**described, "style": {"borderColor": LIGHT.peak}} if is_peak else described
+
+
+def _attributes(node: Node, *, is_peak: bool) -> list[dict[str, Any]]:
+    unlike = {} if node.scratch_bytes.backward is None else {"scratch, backward": _bytes(node.scratch_bytes.backward)}
+    alive = {} if node.live_bytes.backward is None else {"live, backward": _bytes(node.live_bytes.backward)}
+    values: dict[str, Any] = {
+        **({"peak": "the peak falls here"} if is_peak else {}),
+        "name": node.name,
+        "op": node.op,
+        "target": node.target,
+        "module": node.module,
+        "class": node.module_type,
+        "source": site(node.source),
+        "code": "" if node.source is None else node.source.code,
+        "parameters": _bytes(node.params_bytes),
+        "output": _bytes(node.output_bytes),
+        "saved": _bytes(node.saved_bytes),
+        "scratch, forward": _bytes(node.scratch_bytes.forward),
+        **unlike,
+        "live, forward": _bytes(node.live_bytes.forward),
+        **alive,
+        "FLOPs, forward": format_flops(node.forward_flops),
+        "FLOPs, backward": format_flops(node.backward_flops),
+        "view of": "" if node.view_of is None else {"type": "node_ids", "nodeIds": [str(node.view_of)]},
+    }
+    return [{"key": key, "value": value} for key, value in values.items() if value != ""]
+
+
+def _namespace(path: str) -> str:
+    return path.replace("/", "_").replace(".", "/")
+
+
+def _bytes(nbytes: int) -> str:
+    return format_bytes(nbytes) if nbytes < 1024 else f"{format_bytes(nbytes)} ({nbytes:,} bytes)"

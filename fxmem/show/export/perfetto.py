@@ -1,0 +1,117 @@
+"""A timeline in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
+
+Format: "Trace Event Format" (Google, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), its JSON object form:
+`M` names process and thread, `X` are slices, `C` counters, `i` an instant.
+
+Nothing was run, so there is no time. One microsecond on the axis is one thing that happens: an operator that begins, or an allocation, or a
+free. So every operator can be seen, the ones that allocate nothing included, and no length means a duration.
+
+- Slices: phase, modules, node, operator, each inside the one before. An operator's slice ends where the next begins: what it no longer needs
+  goes before that.
+- Counters: the bytes alive in total and of each kind, written where they change.
+- An instant stands at the peak.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+from fxmem.memory.allocator import Settings
+from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.show.export.labels import enclosing_modules, module_label, site, title
+
+__all__ = ["trace"]
+
+_PLACE = {"pid": 1, "tid": 1}
+
+Key = tuple[str, str | int]
+"""A slice among its siblings: what it is, and which."""
+
+
+def trace(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+    """The step as JSON of trace events."""
+    events = [*_names(profile), *_slices(profile), *_counters(profile, timeline), *_peak(profile, timeline)]
+    about = {"title": title(profile), "torch": profile.torch_version, "axis": "1 us is one operator, allocation or free; no length is a duration"}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}, separators=(",", ":"))
+
+
+def _names(profile: Profile) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "name": "process_name", **_PLACE, "args": {"name": title(profile)}}
+    yield {"ph": "M", "name": "thread_name", **_PLACE, "args": {"name": "operators"}}
+
+
+def _slices(profile: Profile) -> Iterator[dict[str, Any]]:
+    """Slices in the order they open, an outer one before those inside it."""
+    slices: list[dict[str, Any]] = []
+    opened: list[tuple[Key, dict[str, Any]]] = []
+
+    def close(down_to: int, now: int) -> None:
+        while len(opened) > down_to:
+            _, last = opened.pop()
+            last["dur"] = now - last["ts"]
+
+    for span in profile.phases:
+        begin, end = span.begin + span.first_op, span.end + span.last_op
+        slices.append({"ph": "X", "cat": "phase", "name": span.phase.value, "ts": begin, "dur": end - begin, **_PLACE, "args": {}})
+        for index in range(span.first_op, span.last_op):
+            op = profile.ops[index]
+            now = op.begin + index
+            node = profile.nodes[op.node]
+            way: list[Key] = [*(("module", path) for path in enclosing_modules(node)), ("node", op.node), ("operator", index)]
+            same = next((depth for depth, (key, _) in enumerate(opened) if depth >= len(way) or way[depth] != key), len(opened))
+            close(same, now)
+            for key in way[same:]:
+                opened.append((key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_described(profile, key)}))
+                slices.append(opened[-1][1])
+        close(0, end)
+    yield from slices
+
+
+def _described(profile: Profile, key: Key) -> dict[str, Any]:
+    what, which = key
+    if isinstance(which, str):
+        return {"name": module_label(profile, which), "args": {"module": which}}
+    if what == "node":
+        return {"name": profile.nodes[which].name, "args": _node_arguments(profile.nodes[which])}
+    op = profile.ops[which]
+    return {"name": op.name, "args": {"flops": "unknown" if op.flops is None else op.flops}}
+
+
+def _node_arguments(node: Node) -> dict[str, str | int]:
+    return {
+        "op": node.op,
+        "target": node.target,
+        "module": node.module,
+        "source": site(node.source),
+        "params_bytes": node.params_bytes,
+        "output_bytes": node.output_bytes,
+        "saved_bytes": node.saved_bytes,
+    }
+
+
+def _counters(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    curves = {"bytes alive": timeline.live_bytes, **{f"bytes alive: {kind.value}": live for kind, live in timeline.by_kind.items()}}
+    begins = [op.begin for op in profile.ops]
+    before = dict.fromkeys(curves, 0)
+    for tick in range(profile.ticks):
+        now = _moment(tick, begins)
+        for name, live in curves.items():
+            if live[tick] != before[name] or tick == 0:
+                before[name] = live[tick]
+                yield {"ph": "C", "name": name, "ts": now, **_PLACE, "args": {"bytes": live[tick]}}
+
+
+def _peak(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    peak = timeline.peak
+    if profile.ticks:
+        arguments = {"node": peak.node or "none", **{kind.value: nbytes for kind, nbytes in peak.by_kind.items()}}
+        name = f"peak: {peak.requested_bytes:,} bytes requested"
+        yield {"ph": "i", "cat": "peak", "s": "g", "name": name, "ts": _moment(peak.tick, [op.begin for op in profile.ops]), **_PLACE, "args": arguments}
+
+
+def _moment(tick: int, begins: list[int]) -> int:
+    """Where a tick stands on the axis: after the ticks before it and the operators that have begun."""
+    return tick + bisect_right(begins, tick)

@@ -1,0 +1,128 @@
+"""What is checkpointed in a step: a plan's regions, or those of the program itself, as stretches of nodes to draw a frame around."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fxmem.errors import UsageError
+from fxmem.memory.module_tree import sum_figures
+from fxmem.records.plan import Plan, Region
+from fxmem.records.profile import Profile
+from fxmem.records.units import format_bytes, format_flops
+
+__all__ = ["Checkpoint", "checkpoints", "effect"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Nodes `[first_node, last_node)`, which run again in backward."""
+
+    first_node: int
+    last_node: int
+    region: Region | None
+    """As planned; None where the program itself checkpoints."""
+    extra_flops: int | None
+    """FLOPs of running it once more: of a plan's as planned, of the program's own all of its forward, which is the most it can be. None: unknown."""
+    level: int = 0
+    """How many others are around it."""
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """What is no longer kept for backward; None for the program's own: what it would keep without is not in the profile."""
+        return None if self.region is None else self.region.freed_bytes
+
+    @property
+    def keeps(self) -> int:
+        """How many of its products keep their results."""
+        return 0 if self.region is None else len(self.region.keeps)
+
+    @property
+    def remakes(self) -> int:
+        """How many results that are saved for backward are made again, one by one."""
+        return 0 if self.region is None else len(self.region.remakes)
+
+    @property
+    def likeness(self) -> Hashable:
+        """Equal for those that free and cost the same."""
+        return (self.region is None, self.freed_bytes, self.extra_flops, self.keeps, self.remakes)
+
+
+def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
+    """What is checkpointed, in the order it runs, each before those within it: the plan's regions, and the program's own that cross none of these.
+
+    Raises:
+        UsageError: the plan is not for this profile, or its regions overlap.
+    """
+    planned = [] if plan is None else _planned(profile, plan)
+    own = [_own(profile, region.first_node, region.last_node) for region in profile.recomputed if region.first_node < region.last_node]
+    return tuple(_nested([*planned, *(each for each in own if not any(_cross(each, other) for other in planned))]))
+
+
+def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
+    """What checkpoints free and cost, in words.
+
+    Args:
+        found: checkpoints, and how often each is there.
+        each: how many equal groups of these there are; what they free is then said of one and of all.
+    """
+    planned = [(checkpoint, times) for checkpoint, times in found if checkpoint.region is not None]
+    own = [(checkpoint, times) for checkpoint, times in found if checkpoint.region is None]
+    of_each = " each" if each > 1 else ""
+    parts = []
+    if planned:
+        # What an inner one frees, it frees while the outer one runs again.
+        outermost = min(checkpoint.level for checkpoint, _ in planned)
+        freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in planned if checkpoint.level == outermost)
+        together = f", {format_bytes(freed * each)} together" if each > 1 else ""
+        parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
+        results = sum(checkpoint.keeps * times for checkpoint, times in planned)
+        if results:
+            parts.append(f"keeps {results} result{'s' if results > 1 else ''} of products{of_each}")
+        remade = sum(checkpoint.remakes * times for checkpoint, times in planned)
+        if remade:
+            parts.append(f"makes {remade} saved result{'s' if remade > 1 else ''} again{of_each}")
+    if own:
+        parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
+    return "; ".join(parts)
+
+
+def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
+    total = 0
+    for checkpoint, times in found:
+        if checkpoint.extra_flops is None:
+            return "an unknown number of FLOPs"
+        total += checkpoint.extra_flops * times
+    return f"{format_flops(total)} FLOPs"
+
+
+def _planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
+    theirs, ours = (plan.inputs, plan.step, plan.target.name), (profile.inputs, profile.step, profile.target.name)
+    found = [Checkpoint(region.first_node, region.last_node, region, region.extra_flops) for region in plan.all_regions()]
+    if theirs != ours or any(each.last_node > len(profile.nodes) or each.first_node < 0 for each in found):
+        raise UsageError("expected a plan for the step that is drawn, but it is for other inputs, another step or another target: plan it anew")
+    if any(each.first_node >= each.last_node for each in found) or len(list(_nested(found))) < len(found):
+        raise UsageError("expected a plan whose regions hold nodes and lie apart or within each other; this one contradicts itself: plan it anew")
+    return found
+
+
+def _own(profile: Profile, first: int, last: int) -> Checkpoint:
+    forward = sum_figures(profile.nodes[first:last]).forward
+    return Checkpoint(first, last, None, None if forward.unknown_calls else forward.known)
+
+
+def _cross(one: Checkpoint, other: Checkpoint) -> bool:
+    first, second = sorted(((one.first_node, one.last_node), (other.first_node, other.last_node)))
+    return first[0] < second[0] < first[1] < second[1]
+
+
+def _nested(found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+    """In order, with their levels; of two that cross, the one that begins first. Of equal ones the planned is the outer."""
+    around: list[Checkpoint] = []
+    for each in sorted(found, key=lambda each: (each.first_node, -each.last_node, each.region is None)):
+        while around and around[-1].last_node <= each.first_node:
+            around.pop()
+        if around and each.last_node > around[-1].last_node:
+            continue
+        around.append(Checkpoint(each.first_node, each.last_node, each.region, each.extra_flops, len(around)))
+        yield around[-1]

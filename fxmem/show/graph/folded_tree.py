@@ -1,0 +1,361 @@
+"""A profile's nodes as the tree of module visits they ran in, equal siblings folded into runs.
+
+A *visit* of a module is a stretch of the run, without a gap, spent in the module and those below it: a module called at
+two places is visited twice. Visits are therefore intervals of the order in which nodes ran, and whatever stands for a
+visit, or for several that follow one another, can be drawn without a cycle.
+
+A *run* is a group of items repeated without a gap, each repeat equal to the first in everything a reader would look at
+(operators, classes, shapes, dtypes, bytes, FLOPs, wiring inside) but for the numbers in its name and the bytes alive
+while it runs. A repeat that holds the peak equals no other, which splits the run there.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from fxmem.memory.module_tree import call_name
+from fxmem.records.profile import Node, Profile
+from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
+
+__all__ = ["Item", "Leaf", "Place", "Run", "Visit", "all_nodes", "graph_tree", "items_of", "level", "module_of", "places"]
+
+_WORTH_FOLDING = 4
+"""Boxes that a run of single calls has to save; a run of modules is folded for any."""
+_LONGEST_REPEAT = 64
+"""Items in one repeat of a run at most."""
+_DEEPEST = 64
+"""Levels of modules told apart."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Nodes that are never told apart: one call, together with the parameters that it is the first to read, or a row of views."""
+
+    nodes: tuple[int, ...]
+    """In the order they ran."""
+    calls: tuple[int, ...]
+    """Of these, those that are shown; the others are parameters."""
+    module: str
+    """Path of the module called, or of the one whose code made the call."""
+    alias: bool = False
+    """Whether it is a call of no module that brings no memory and keeps none."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One stretch of the run inside a module, or a checkpointed region."""
+
+    module: str
+    """Of a region, the module it stands in."""
+    items: tuple[Item, ...]
+    checkpoint: Checkpoint | None = None
+    """None: a module's."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Equal repeats, one after another."""
+
+    items: tuple[Item, ...]
+    """Those of the first repeat."""
+    repeats: tuple[tuple[int, ...], ...]
+    """Nodes of every repeat, the first included; equal places hold equal nodes."""
+    last: Item
+    """What the last repeat ends with."""
+
+
+Item = Leaf | Visit | Run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is drawn."""
+
+    node: int
+    """The node of a first repeat that stands for it; itself outside all runs."""
+    turns: dict[int, int]
+    """For each run around it, from a number of the run's own, which of its repeats the node is in."""
+
+
+def graph_tree(profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool, regions: Sequence[Checkpoint] | None = None) -> Visit:
+    """The tree of these nodes of a profile (indices, in the order they ran).
+
+    Args:
+        profile: what was predicted.
+        nodes: the nodes to draw.
+        peak: the node that runs at the peak, which is not folded into any other.
+        fold: whether to fold equal siblings, and to draw a row of views as one.
+        regions: what is checkpointed, as from `checkpoints`. None: what the program itself checkpoints.
+    """
+    if regions is None:
+        regions = checkpoints(profile)
+    root = _Open("")
+    path = [root]
+    leaves = _leaves(profile, nodes, regions, peak=peak, merge_views=fold)
+    for leaf, segments in zip(leaves, _paths(profile, leaves, regions), strict=True):
+        shared = _in_common([each.segment for each in path[1:]], segments)
+        del path[shared + 1 :]
+        for segment in segments[shared:]:
+            path.append(path[-1].enter(segment, regions))
+        path[-1].items.append(leaf)
+    return _close(root, _Folding(profile, peak) if fold else None)
+
+
+def all_nodes(item: Item) -> Iterator[int]:
+    """Every node an item stands for, all repeats included, in an order that equal items share."""
+    if isinstance(item, Leaf):
+        yield from item.nodes
+    elif isinstance(item, Visit):
+        for inner in item.items:
+            yield from all_nodes(inner)
+    else:
+        for repeat in item.repeats:
+            yield from repeat
+
+
+def items_of(item: Item) -> tuple[Item, ...]:
+    """What is drawn inside an item; nothing in a leaf."""
+    return () if isinstance(item, Leaf) else item.items
+
+
+def module_of(item: Item) -> str:
+    """Path of the module an item belongs to; of a run, that of its first item."""
+    return module_of(item.items[0]) if isinstance(item, Run) else item.module
+
+
+def level(module: str) -> int:
+    """Levels below the model at which a module stands."""
+    return len(_segments(module))
+
+
+def places(root: Visit, nodes: Sequence[int]) -> dict[int, Place]:
+    """Where each of the nodes of a tree is drawn."""
+    stands_for = {node: node for node in nodes}
+    turns: dict[int, dict[int, int]] = {node: {} for node in nodes}
+    pending: list[Item] = [root]
+    runs = 0
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Run):
+            for turn, repeat in enumerate(item.repeats):
+                for node, first in zip(repeat, item.repeats[0], strict=True):
+                    stands_for[node] = first
+                    turns[node][runs] = turn
+            runs += 1
+        pending.extend(items_of(item))
+    return {node: _place(node, stands_for, turns) for node in nodes}
+
+
+def _place(node: int, stands_for: dict[int, int], turns: dict[int, dict[int, int]]) -> Place:
+    """Follows a node from the outermost run inwards: only the first repeat of a run knows of the runs inside it."""
+    at, found = node, dict(turns[node])
+    while stands_for[at] != at:
+        at = stands_for[at]
+        found = {**turns[at], **found}
+    return Place(at, found)
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------------
+
+
+def _leaves(profile: Profile, nodes: Sequence[int], regions: Sequence[Checkpoint], *, peak: int | None, merge_views: bool) -> list[Leaf]:
+    """One leaf per call, in order; a parameter that something reads joins the first that does."""
+    borders = sorted({border for region in regions for border in (region.first_node, region.last_node)})
+    readers = _readers(profile, nodes)
+    joins = {node: readers[node][0] for node in nodes if profile.nodes[node].op == "get_attr" and readers[node] and node != peak}
+    held: dict[int, list[int]] = {}
+    for parameter, reader in joins.items():
+        held.setdefault(reader, []).append(parameter)
+    leaves: list[Leaf] = []
+    for index in nodes:
+        if index in joins:
+            continue
+        node = profile.nodes[index]
+        own = (*held.get(index, ()), index)
+        leaf = Leaf(nodes=own, calls=(index,), module=node.module, alias=index != peak and _is_alias(node, parameters=len(own) > 1))
+        if merge_views and leaves and _continues(profile, leaves[-1], leaf, readers, borders):
+            before = leaves.pop()
+            leaf = Leaf(nodes=(*before.nodes, index), calls=(*before.calls, index), module=node.module, alias=True)
+        leaves.append(leaf)
+    return leaves
+
+
+def _readers(profile: Profile, nodes: Sequence[int]) -> dict[int, list[int]]:
+    readers: dict[int, list[int]] = {node: [] for node in nodes}
+    for reader in nodes:
+        for source in profile.nodes[reader].inputs:
+            if source in readers:
+                readers[source].append(reader)
+    return readers
+
+
+def _is_alias(node: Node, *, parameters: bool) -> bool:
+    brings = node.output_bytes or node.saved_bytes or node.params_bytes or node.scratch_bytes.forward or node.forward_flops
+    return node.view_of is not None and node.op in ("call_method", "call_function") and not brings and not parameters
+
+
+def _continues(profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]) -> bool:
+    last, first = before.calls[-1], leaf.calls[0]
+    if bisect_right(borders, last) != bisect_right(borders, first):
+        return False
+    return before.alias and leaf.alias and before.module == leaf.module and profile.nodes[first].inputs == (last,) and readers[last] == [first]
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------------
+
+_Segment = str | int
+"""A step down: the name of a module in the one around it, or the index of a region."""
+
+
+def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoint]) -> list[list[_Segment]]:
+    """The way from the root to each leaf."""
+    modules = [_enclosing(profile.nodes[leaf.calls[0]]) for leaf in leaves]
+    begins = [leaf.calls[0] for leaf in leaves]
+    # What each leaf's path has in common with that of the one before; with nothing, before the first and after the last.
+    common = [0, *(_in_common(before, after) for before, after in pairwise(modules)), 0]
+    everywhere = min(common[1:-1], default=len(modules[0]) if modules else 0)
+    around: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for index, region in enumerate(regions):
+        first, last = bisect_left(begins, region.first_node), bisect_left(begins, region.last_node)
+        if first == last:
+            continue
+        throughout = min(common[first + 1 : last], default=len(modules[first]))
+        # A module that goes on before or after the region holds more than the region.
+        depth = max(min(throughout, max(common[first], common[last])), everywhere)
+        for leaf in range(first, last):
+            around[leaf].append((depth, index))
+    return [_with_regions(segments, inner) for segments, inner in zip(modules, around, strict=True)]
+
+
+def _with_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list[_Segment]:
+    path: list[_Segment] = []
+    at = 0
+    for depth, region in around:
+        path += [*modules[at:depth], region]
+        at = depth
+    return [*path, *modules[at:]]
+
+
+def _in_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
+    """How many segments two paths have in common."""
+    return next((index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), min(len(one), len(other)))
+
+
+# --- visits -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Open:
+    """A visit while its items are being collected."""
+
+    module: str
+    segment: _Segment = ""
+    checkpoint: Checkpoint | None = None
+    items: list[Leaf | _Open] = field(default_factory=list)
+
+    def enter(self, segment: _Segment, regions: Sequence[Checkpoint]) -> _Open:
+        if isinstance(segment, int):
+            inner = _Open(self.module, segment, regions[segment])
+        else:
+            inner = _Open(f"{self.module}.{segment}" if self.module else segment, segment)
+        self.items.append(inner)
+        return inner
+
+
+def _segments(module: str) -> list[str]:
+    return module.split(".", _DEEPEST - 1) if module else []
+
+
+def _enclosing(node: Node) -> list[str]:
+    """Path of the module that a call is drawn in: a module that is itself the call stands in the one around it."""
+    segments = _segments(node.module)
+    return segments[:-1] if node.op == "call_module" else segments
+
+
+def _close(visit: _Open, folding: _Folding | None) -> Visit:
+    items: list[Item] = [_close(item, folding) if isinstance(item, _Open) else item for item in visit.items]
+    return Visit(visit.module, tuple(items if folding is None else folding.fold(items)), visit.checkpoint)
+
+
+# --- folding ----------------------------------------------------------------------------------------------------------------
+
+
+class _Folding:
+    """Finds repeats among siblings. Equal fingerprints mean equal in all but names' numbers, live bytes and wiring."""
+
+    def __init__(self, profile: Profile, peak: int | None) -> None:
+        self._profile = profile
+        self._peak = peak
+        self._fingerprints: dict[Hashable, int] = {}
+        self._of_item: dict[int, tuple[Item, int]] = {}
+
+    def fold(self, items: list[Item]) -> list[Item]:
+        prints = [self._fingerprint(item) for item in items]
+        folded: list[Item] = []
+        at = 0
+        while at < len(items):
+            length, times = self._best_run(items, prints, at)
+            if times > 1:
+                starts = range(at, at + length * times, length)
+                repeats = tuple(tuple(node for item in items[start : start + length] for node in all_nodes(item)) for start in starts)
+                folded.append(Run(tuple(items[at : at + length]), repeats, items[at + length * times - 1]))
+            else:
+                folded.append(items[at])
+            at += length * times
+        return folded
+
+    def _best_run(self, items: list[Item], prints: list[int], at: int) -> tuple[int, int]:
+        """Items in a repeat and number of repeats of the run that saves most, the shortest repeat first; (1, 1) for none."""
+        best, most = (1, 1), 0
+        for length in range(1, min(_LONGEST_REPEAT, (len(items) - at) // 2) + 1):
+            if prints[at] != prints[at + length]:
+                continue
+            times = 1
+            while prints[at + times * length : at + (times + 1) * length] == prints[at : at + length] and self._same_wiring(items, at, length, times):
+                times += 1
+            saved = length * (times - 1)
+            is_module = all(isinstance(item, Visit) for item in items[at : at + length])
+            if saved > most and (is_module or saved >= _WORTH_FOLDING):
+                best, most = (length, times), saved
+        return best
+
+    def _same_wiring(self, items: list[Item], at: int, length: int, times: int) -> bool:
+        start = at + times * length
+        return self._wiring(items[at : at + length]) == self._wiring(items[start : start + length])
+
+    def _wiring(self, items: Sequence[Item]) -> list[tuple[int | None, ...]]:
+        """For each node, the places of what it reads: inside, counted from the first; outside, None."""
+        nodes = [node for item in items for node in all_nodes(item)]
+        place = {node: index for index, node in enumerate(nodes)}
+        return [tuple(place.get(source) for source in self._profile.nodes[node].inputs) for node in nodes]
+
+    def _fingerprint(self, item: Item) -> int:
+        # Kept alive beside its fingerprint, so that its identity is not given to another item.
+        if id(item) not in self._of_item:
+            self._of_item[id(item)] = (item, self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints)))
+        return self._of_item[id(item)][1]
+
+    def _likeness(self, item: Item) -> Hashable:
+        if isinstance(item, Leaf):
+            return (*(self._node_likeness(node) for node in item.nodes),)
+        if isinstance(item, Run):
+            own: Hashable = len(item.repeats)
+        else:
+            own = (_numberless(item.module), item.checkpoint and item.checkpoint.likeness)
+        return (own, *(self._fingerprint(inner) for inner in item.items))
+
+    def _node_likeness(self, index: int) -> Hashable:
+        node = self._profile.nodes[index]
+        name = _numberless(node.module if node.op == "call_module" else call_name(node))
+        tensors = tuple((output.shape, output.dtype) for output in node.outputs)
+        scratch = (node.scratch_bytes.forward, node.scratch_bytes.backward)
+        counts = (node.params_bytes, node.output_bytes, node.saved_bytes, scratch, node.forward_flops, node.backward_flops)
+        return (node.op, name, node.module_type, tensors, node.view_of is None, counts, index == self._peak)
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

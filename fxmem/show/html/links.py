@@ -1,0 +1,89 @@
+"""What joins the parts of a page: which node runs at which tick, and which box of the graph it is in."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from fxmem.records.plan import Plan
+from fxmem.records.profile import Kind, Phase, Profile, Timeline
+from fxmem.show.graph.labels import box_words
+from fxmem.show.graph.picture import picture
+from fxmem.show.plots.sampling import samples
+
+__all__ = ["box_of_node", "link_data", "script_json"]
+
+
+def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequence[str | None]) -> dict[str, Any]:
+    """What the page's script needs, as plain JSON; of the timeline two moments a column, so that its size does not grow with the step.
+
+    Args:
+        profile: what was predicted.
+        timeline: its timeline.
+        columns: pixels that the plotted timeline is wide.
+        boxes: for each node the id of its box in the graph, as from `box_of_node`.
+    """
+    taken = samples(timeline.live_bytes, columns)
+    # Ops that allocate nothing begin where another does; the one that holds the tick is the one that matters.
+    allocating = [index for index, op in enumerate(profile.ops) if op.end > op.begin]
+    begins = [profile.ops[index].begin for index in allocating]
+    at = [bisect_right(begins, sample.tick) - 1 for sample in taken]
+    ops = [None if place < 0 else profile.ops[allocating[place]] for place in at]
+    names: dict[str, int] = {}
+    ids = list(dict.fromkeys(box for box in boxes if box is not None))
+    number = {box: index for index, box in enumerate(ids)}
+    peak = timeline.peak.tick
+    return {
+        "ticks": len(timeline.live_bytes),
+        "phases": [[span.phase.value, span.begin, span.end] for span in profile.phases],
+        "tick": [sample.tick for sample in taken],
+        "begin": [round(sample.begin, 1) for sample in taken],
+        "live": [timeline.live_bytes[sample.tick] for sample in taken],
+        # In KiB: they are read to three digits.
+        "kinds": [
+            [kind.value.replace("_", " "), [round(timeline.by_kind[kind][sample.tick] / 1024) for sample in taken]] for kind in Kind if kind in timeline.by_kind
+        ],
+        "node": [-1 if op is None else op.node for op in ops],
+        "op": [-1 if op is None else names.setdefault(op.name, len(names)) for op in ops],
+        "during": [int(op is not None and sample.tick < op.end) for op, sample in zip(ops, taken, strict=True)],
+        "names": list(names),
+        "start": next((index for index, sample in enumerate(taken) if sample.tick == peak), 0),
+        "spans": _spans(profile),
+        "boxes": ids,
+        "box": [-1 if box is None else number[box] for box in boxes],
+    }
+
+
+def box_of_node(profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int, plan: Plan | None = None) -> list[str | None]:
+    """For each node, the id of the box that stands for it in an SVG by `fxmem.show.graph.svg`; None where there is none.
+
+    Args:
+        profile: what was predicted.
+        timeline: its timeline.
+        drawing: the SVG, drawn with the defaults but for `max_boxes` and `plan`. Where its engine was content with a coarser picture only, a node
+            may be in no box.
+        max_boxes: as it was drawn with.
+        plan: as it was drawn with.
+    """
+    drawn = picture(profile, timeline, heat="saved", fold=True, depth=None, focus="", max_boxes=max_boxes, plan=plan)
+    present = set(re.findall(r'<g id="([^"]+)" class="box', drawing))
+    ids = [words.id if words.id in present else None for words in box_words(drawn)]
+    return [None if home is None else ids[home] for home in drawn.homes]
+
+
+def script_json(value: object) -> str:
+    """JSON as it may stand inside `<script>`: no `<`, so that nothing in it ends the element, and ASCII alone."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _spans(profile: Profile) -> list[list[list[int]]]:
+    """For each node, the ticks from its first to its last op, for backward and the rest apart; half-open."""
+    found: list[dict[bool, list[int]]] = [{} for _ in profile.nodes]
+    for op in profile.ops:
+        span = found[op.node].setdefault(op.phase is Phase.BACKWARD, [op.begin, op.end])
+        span[0], span[1] = min(span[0], op.begin), max(span[1], op.end)
+    return [[spans[backward] for backward in (False, True) if backward in spans] for spans in found]

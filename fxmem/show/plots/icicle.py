@@ -1,0 +1,144 @@
+"""Memory by module at the peak, as an icicle: below each module the modules inside it, as wide as what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fxmem.memory import facts as findings
+from fxmem.memory.owners import Part, parts_at_peak
+from fxmem.records.profile import Kind, Peak, Profile, Timeline
+from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.show.plots.svg import SIZE, document, heading, kind_class, rect, safe, step_title, text
+from fxmem.show.text_width import fit, text_width
+
+__all__ = ["icicle_svg"]
+
+_EDGE = 12.0
+_HEIGHT = 30.0
+"""Of a cell."""
+_STRIP = 8.0
+"""Of its foot, which shows the kinds."""
+_NARROW = 4.0
+"""Siblings narrower than this are drawn together, in cells at least `_TOGETHER` wide."""
+_TOGETHER = 64.0
+_NAMEABLE = 24.0
+"""Room below which a name's beginning says nothing."""
+_DEEPEST = 12
+"""Levels drawn."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    parts: tuple[Part, ...]
+    """One, or several drawn together."""
+    left: float
+    width: float
+    level: int
+
+    @property
+    def label(self) -> str:
+        first, last = self.parts[0].label, self.parts[-1].label
+        return first if len(self.parts) == 1 else f"{first} … {last}"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def by_kind(self) -> dict[Kind, int]:
+        return {kind: nbytes for kind in Kind if (nbytes := sum(part.by_kind.get(kind, 0) for part in self.parts))}
+
+
+def icicle_svg(profile: Profile, timeline: Timeline, *, width: float = 960.0, name: str = "fxmem-icicle", titled: bool = True) -> str:
+    """What is alive at the peak by the module that brought it, as one self-contained SVG document.
+
+    A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, optimizer state for the optimizer.
+    What is too narrow to be seen is drawn together with its neighbours, and nothing is left out but levels below the twelfth.
+
+    Args:
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`.
+        width: of the document, in pixels, at least 280.
+        name: the root's id.
+        titled: whether to write the title into the picture.
+    """
+    width = max(width, 280.0)
+    title = f"{step_title(profile)}: memory by module at the peak"
+    parts, y = heading(title, _EDGE, _EDGE, width - 2 * _EDGE) if titled else ([], _EDGE)
+    y += 8.0 if titled else 0.0
+    root = parts_at_peak(profile, timeline)
+    cells = list(_cells((root,), _EDGE, width - 2 * _EDGE, 0)) if root.nbytes else []
+    parts += [_drawn(cell, root.nbytes, y) for cell in cells] or [text(_EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")]
+    y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
+    legend, y = _legend(timeline.peak, y + 6.0, width)
+    shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
+    return document(name, width, y + _EDGE, title, shares or "one part", [*parts, *legend])
+
+
+def _cells(parts: Sequence[Part], left: float, width: float, level: int) -> Iterator[_Cell]:
+    yield _Cell(tuple(parts), left, width, level)
+    if len(parts) > 1 or level + 1 >= _DEEPEST or not parts[0].nbytes:
+        return
+    scale = width / parts[0].nbytes
+    together: list[Part] = []
+    for part in [part for part in parts[0].children.values() if part.nbytes]:
+        if together and not _joins(together, part, scale):
+            yield from _cells(together, left, sum(each.nbytes for each in together) * scale, level + 1)
+            left += sum(each.nbytes for each in together) * scale
+            together = []
+        together.append(part)
+    if together:
+        yield from _cells(together, left, sum(each.nbytes for each in together) * scale, level + 1)
+
+
+def _joins(together: Sequence[Part], part: Part, scale: float) -> bool:
+    wide = sum(each.nbytes for each in together) * scale
+    return part.nbytes * scale < _NARROW and together[-1].nbytes * scale < _NARROW and wide < _TOGETHER
+
+
+def _drawn(cell: _Cell, whole: int, top: float) -> str:
+    y = top + _HEIGHT * cell.level
+    wide = max(cell.width - (1.0 if cell.width > 2.0 else 0.0), 0.4)
+    module = cell.parts[0].module if len(cell.parts) == 1 else ""
+    place = f"{module} " if module and module != cell.label else ""
+    split = [f"{kind.value.replace('_', ' ')} {format_bytes(nbytes)}" for kind, nbytes in cell.by_kind.items()]
+    several = [f"{len(cell.parts)} parts drawn together"] if len(cell.parts) > 1 else []
+    tooltip = "\n".join([f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split])
+    drawn = [rect(cell.left, y, wide, _HEIGHT - 2.0, "box")]
+    x = cell.left
+    for kind, nbytes in cell.by_kind.items():
+        share = wide * nbytes / cell.nbytes
+        if share >= 0.3:
+            drawn.append(rect(x, y + _HEIGHT - 2.0 - _STRIP, share, _STRIP, kind_class(kind)))
+        x += share
+    drawn.append(_name(cell, wide, y))
+    data = f' data-module="{safe(module)}"' if module else ""
+    return f'<g class="cell"{data}><title>{safe(tooltip)}</title>{"".join(drawn)}</g>'
+
+
+def _name(cell: _Cell, wide: float, y: float) -> str:
+    room = wide - 8.0
+    figure = format_bytes(cell.nbytes)
+    whole = f"{cell.label}, {figure}"
+    if text_width(whole, SIZE) <= room:
+        words = whole
+    else:
+        words = fit(cell.label, SIZE, room)
+        if words != cell.label and room < _NAMEABLE:
+            return ""
+    return text(cell.left + 4.0, y + 14.0, words)
+
+
+def _legend(peak: Peak, y: float, width: float) -> tuple[list[str], float]:
+    parts: list[str] = []
+    x = _EDGE
+    for share in findings.split(peak):
+        words = f"{share.name} {format_bytes(share.nbytes)}, {share.percent}"
+        size = text_width(words, SIZE) + 40.0
+        if x > _EDGE and x + size > width - _EDGE:
+            x, y = _EDGE, y + 16.0
+        parts.append(rect(x, y + 4.0, 16.0, 10.0, f"swatch {kind_class(share.kind)}"))
+        parts.append(text(x + 22.0, y + 13.0, words, room=width - x - 24.0))
+        x += size
+    return parts, y + 16.0

@@ -1,0 +1,89 @@
+"""Advice as text: a ranked table, then each change's code."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fxmem.memory.budgets import counted_bytes
+from fxmem.memory.facts import header_facts
+from fxmem.records.advice import Advice, Suggestion
+from fxmem.records.units import exact_bytes, format_bytes, percent, printable
+from fxmem.show.text.tables import RULED, facts, fit, grid, render, under
+
+__all__ = ["table"]
+
+_EFFECTS = {"none": "none", "rounding": "rounding", "training": "training"}
+
+
+def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
+    """The advice as text whose lines are at most `width` columns wide (at least 60)."""
+    width = max(width, 60)
+    return render(list(_parts(advice, width)), width, color)
+
+
+def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
+    peak = advice.before
+    rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(counted_bytes(peak))} in {peak.phase.value}")]
+    if advice.budget_bytes is not None:
+        over = counted_bytes(peak) - advice.budget_bytes
+        rows.append(("Budget", f"{exact_bytes(advice.budget_bytes)}: {f'{format_bytes(over)} too much' if over > 0 else 'kept as it is'}"))
+    yield facts([*header_facts(advice), *rows])
+    yield _ranked(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
+    yield facts([("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")])
+    if advice.together is not None:
+        yield under("Together", _together(advice, advice.together))
+    elif advice.budget_bytes is not None and counted_bytes(peak) > advice.budget_bytes:
+        yield facts([("Together", Text("no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)", style="bold red"))])
+    if advice.suggestions:
+        yield under("Code", _code(advice))
+    if advice.refused:
+        refused = grid(24, None)
+        for each in advice.refused:
+            refused.add_row(Text(fit(each.key, 24)), Text(printable(each.reason)))
+        yield under("Not here", refused)
+
+
+def _ranked(advice: Advice, width: int) -> Table:
+    before, reserved = counted_bytes(advice.before), advice.before.reserved_bytes
+    ranked = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    wide, wider = width >= 72, reserved is not None and width >= 90
+    optional = [("of", 7)] * wide + [("Reserved", 9)] * wider
+    columns = [("Peak", 9), ("Saves", 9), *optional, ("FLOPs", 8), ("Numbers", 8)]
+    room = width - sum(size + 2 for _, size in columns) - 1
+    ranked.add_column("Change", width=room, overflow="fold")
+    for heading, size in columns:
+        ranked.add_column(heading, width=size, justify="left" if heading == "Numbers" else "right", no_wrap=True)
+    for number, each in enumerate(advice.suggestions, 1):
+        cells = [format_bytes(counted_bytes(each.peak)), format_bytes(each.saved_bytes)]
+        cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
+        cells += [_extra(advice, each), _EFFECTS[each.effect]]
+        name = textwrap.fill(f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False)
+        ranked.add_row(Text(name), *map(Text, cells))
+    return ranked
+
+
+def _extra(advice: Advice, each: Suggestion) -> str:
+    if each.extra_flops is None or not advice.before_flops:
+        return "unknown"
+    share = 100 * each.extra_flops / advice.before_flops
+    return "same" if abs(share) < 0.05 else f"{share:+.1f} %"
+
+
+def _together(advice: Advice, each: Suggestion) -> RenderableType:
+    used = counted_bytes(each.peak)
+    spare = format_bytes((advice.budget_bytes or 0) - used)
+    return Text(f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; FLOPs {_extra(advice, each)}; numbers: {each.effect}", style="green")
+
+
+def _code(advice: Advice) -> RenderableType:
+    listed = grid(-3, None)
+    for number, each in enumerate(advice.suggestions, 1):
+        listed.add_row(
+            Text(f"{number}."), Text("\n".join(map(printable, each.code.splitlines()))).append(f"\n{printable(each.note)}" if each.note else "", style="dim")
+        )
+    return listed

@@ -1,0 +1,118 @@
+"""A model layer by layer, as a table for a terminal, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from fxmem.memory.by_layer import Layer, LayerReport, layer_likeness
+from fxmem.memory.facts import flops_sum, header_facts
+from fxmem.memory.folding import folded
+from fxmem.memory.module_tree import Flops
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable, short_bytes, spreadsheet_text
+from fxmem.show.text.columns import Column, choose, named, ruled
+from fxmem.show.text.tables import facts, fit, render
+
+__all__ = ["csv_text", "markdown", "table"]
+
+
+_COLUMNS: tuple[Column[Layer], ...] = (
+    Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
+    Column("Params", 7, lambda row: format_flops(row.params)),
+    Column("MACs", 7, lambda row: flops_sum(Flops(row.macs, row.macs_unknown))),
+    Column("FLOPs", 7, lambda row: flops_sum(Flops(row.forward_flops, row.forward_flops_unknown))),
+    Column("Saved", 9, lambda row: short_bytes(row.saved_bytes)),
+)
+_MORE_COLUMNS: tuple[Column[Layer], ...] = (
+    Column("Output", 9, lambda row: short_bytes(row.output_bytes)),
+    Column("Bwd FLOPs", 9, lambda row: flops_sum(Flops(row.backward_flops, row.backward_flops_unknown))),
+    Column("Weights", 9, lambda row: short_bytes(row.params_bytes)),
+    Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
+)
+_NARROWEST_NAMES = 30
+
+
+def table(report: LayerReport, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+    """The layers as text whose lines are at most `width` columns wide.
+
+    Args:
+        report: from `fxmem.memory.by_layer.by_layer`.
+        width: columns of the terminal, at least 60. Wider terminals get more columns: output bytes, backward FLOPs, bytes of the
+            weights, calls.
+        depth: levels of modules below the model to show. None: all modules, and the calls that compute or keep anything.
+        color: whether to write ANSI colours.
+    """
+    width = max(width, 60)
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)
+    tree = ruled("Layer", names, columns, padding=0)
+    for layer, title in _shown(report, depth):
+        name = named(title, layer.type if layer.type != layer.name else "", layer.depth, names)
+        tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
+    return render([facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
+
+
+def markdown(report: LayerReport, *, depth: int | None = None) -> str:
+    """The same rows as a Markdown table with every column."""
+    columns = (*_COLUMNS, *_MORE_COLUMNS)
+    lines = ["| Layer | " + " | ".join(column.heading for column in columns) + " |"]
+    lines.append("|---|" + "|".join("---:" if column.justify == "right" else "---" for column in columns) + "|")
+    for layer, title in _shown(report, depth):
+        kind = f" ({layer.type})" if layer.type and layer.type != layer.name else ""
+        name = "&nbsp;&nbsp;" * layer.depth + _markdown(title + kind)
+        lines.append(f"| {name} | " + " | ".join(_markdown(column.cell(layer)) for column in columns) + " |")
+    return "\n".join([*lines, "", *(f"- {label}: {_markdown(text)}" for label, text in _sums(report))]) + "\n"
+
+
+def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
+    """One row for each layer with every field as it stands in the record, equal siblings one by one; shapes as `32x3x224x224`."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(Layer.model_fields)
+    for layer in report.layers:
+        if depth is None or layer.depth <= depth:
+            shape = "" if layer.output_shape is None else format_shape(layer.output_shape)
+            cells = (layer.model_dump(mode="json") | {"output_shape": shape}).values()
+            writer.writerow(spreadsheet_text(cell) if isinstance(cell, str) else cell for cell in cells)
+    return out.getvalue()
+
+
+def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
+    """Layers to show, and their titles."""
+    rows = [layer for layer in report.layers if (layer.kind == "module" or _matters(layer)) if depth is None or layer.depth <= depth]
+    for layer, label, alike in folded(rows, depth=lambda row: row.depth, label=lambda row: row.name, likeness=layer_likeness):
+        yield layer, f"{label} x{alike}" if alike > 1 else f"{label}, {layer.calls} calls" if layer.calls > 1 else label
+
+
+def _matters(layer: Layer) -> bool:
+    return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
+
+
+def _sums(report: LayerReport) -> Iterator[tuple[str, str]]:
+    total = report.total
+    trained = "" if report.trained_params is None else f", of which {report.trained_params:,} get a gradient"
+    yield "Params", f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}; buffers {format_bytes(total.buffers_bytes)}"
+    yield "MACs", _count(total.macs, total.macs_unknown, "operator", "whose number is unknown")
+    yield "FLOPs", f"{_count(total.forward_flops, total.forward_flops_unknown, 'node', 'without a formula')} in forward"
+    if report.step.mode == "train":
+        yield "Backward", f"{_count(total.backward_flops, total.backward_flops_unknown, 'node', 'without a formula')} FLOPs"
+    yield "Output", f"{exact_bytes(total.output_bytes)} of results; input {format_bytes(report.input_bytes)}"
+    if report.step.mode == "train":
+        yield "Saved", f"{exact_bytes(total.saved_bytes)} kept for backward by the model; what the loss keeps is not among it"
+
+
+def _count(known: int, unknown: int, what: str, why: str) -> str:
+    return f"{'at least ' if unknown else ''}{known:,}" + (f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else "")
+
+
+def _legend(columns: Sequence[Column[Layer]]) -> str:
+    notes = ["MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."]
+    notes.append("Output: new memory of results, what activations take without backward. Saved: what is kept for backward.")
+    return " ".join(notes if any(column.heading == "Output" for column in columns) else [notes[0], "Saved: what is kept for backward."])
+
+
+def _markdown(text: str) -> str:
+    """Untrusted text as a cell: nothing in it is markup."""
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>|#~" else char for char in printable(text))

@@ -1,0 +1,213 @@
+"""Memory by source line as text: the annotated source, as line-by-line trackers print it."""
+
+from __future__ import annotations
+
+import linecache
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from fxmem.memory.by_line import Line, LineFigures, LineReport, TensorGroup
+from fxmem.memory.facts import header_facts
+from fxmem.records.units import exact_bytes, format_bytes, printable, short_bytes
+from fxmem.show.text.columns import Column, choose
+from fxmem.show.text.tables import facts, fit, render
+
+__all__ = ["MEANINGS", "format_group", "near", "short_file", "source_text", "table"]
+
+MEANINGS = (
+    ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
+    ("Allocated", "all that the line allocates in forward, its runs added up"),
+    ("Kept", "of that, what is alive when the run is over; Freed: what a run lets go of beside it"),
+    ("Saved", "what it keeps for backward"),
+    ("Alive", "everything alive when its last run is over"),
+    ("Backward", "what is allocated while its gradients are computed"),
+)
+"""What the columns say."""
+_AROUND = 2
+"""Lines shown before and after one that has figures."""
+_LARGEST_FILE = 4 << 20
+
+
+_COLUMNS: tuple[Column[LineFigures], ...] = (
+    Column("Allocated", 9, lambda row: short_bytes(row.allocated_bytes)),
+    Column("Kept", 9, lambda row: short_bytes(row.kept_bytes)),
+    Column("Saved", 9, lambda row: short_bytes(row.saved_bytes)),
+)
+_MORE_COLUMNS: tuple[Column[LineFigures], ...] = (
+    Column("Alive", 9, lambda row: "" if row.after_bytes is None else format_bytes(row.after_bytes)),
+    Column("Backward", 9, lambda row: "" if row.backward_allocated_bytes is None else short_bytes(row.backward_allocated_bytes)),
+    Column("Freed", 9, lambda row: short_bytes(row.freed_bytes)),
+    Column("Calls", 5, lambda row: str(row.calls)),
+)
+_NUMBER = 5
+"""Columns of a line's number."""
+_NARROWEST_CODE = 38
+
+
+def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool = False) -> str:
+    """The annotated source as text whose lines are at most `width` columns wide.
+
+    Args:
+        report: from `fxmem.memory.by_line.by_line`.
+        width: columns of the terminal, at least 60. Wider terminals get more columns, in the order alive, backward, freed, calls.
+        tensors: how many kinds of tensors to list below a line, most bytes first; 0 lists none.
+        color: whether to write ANSI colours.
+
+    A file's text is shown if it can be read here and is the one that was analysed, by the lines that have figures; else those lines alone.
+    """
+    width = max(width, 60)
+    columns, _ = choose(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
+    parts: list[RenderableType] = [facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])]
+    if tensors and report.resident:
+        parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
+    parts += [_file(report, file, columns, tensors, width) for file in report.files]
+    if report.rest:
+        parts.append(_rest(report, columns, tensors, width))
+    parts.append(facts(_sums(report)))
+    shown = {column.heading for column in columns}
+    parts.append(facts([("", "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + ".")]))
+    return render(parts, width, color)
+
+
+def format_group(group: TensorGroup) -> str:
+    """`7 x (512, 512, 3, 3) float32 63.0 MiB parameter`. Untrusted text."""
+    kind = group.kind.value.replace("_", " ")
+    return (
+        f"{group.count} x {group.shape} {group.dtype} {format_bytes(group.nbytes)} {kind}"
+        if group.dtype
+        else f"{group.count} x {kind} {format_bytes(group.nbytes)}"
+    )
+
+
+def short_file(file: str, others: Sequence[str] = ()) -> str:
+    """A path as people know it: an installed one from its package on, one below the working directory from there."""
+    for part in ("site-packages", "dist-packages"):
+        head, found, tail = file.replace("\\", "/").rpartition(f"/{part}/")
+        if found and head:
+            return tail
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+def source_text(report: LineReport, file: str) -> Mapping[int, str]:
+    """The file's lines by number, if it can be read and each line with figures stands in it as it did; else only those.
+
+    A report may come from elsewhere: what is named in it is read only where its own lines show that it is Python code already known.
+    """
+    known = {line.line: line.code for line in report.lines if line.file == file}
+    text = _read(file)
+    matches = any(known.values()) and all(0 < number <= len(text) and text[number - 1].strip() == code for number, code in known.items())
+    return {number: line.rstrip() for number, line in enumerate(text, 1)} if matches else known
+
+
+def near(lines: Mapping[int, Line], source: Mapping[int, str], around: int) -> list[int]:
+    """Numbers of the lines with figures and of as many around them, empty ones at the edges left out."""
+    shown = {number + by for number in lines for by in range(-around, around + 1) if number + by in source}
+    return sorted(number for number in shown if source[number].strip() or {number - 1, number + 1} <= shown)
+
+
+def _read(file: str) -> list[str]:
+    if file.startswith("<"):
+        return linecache.getlines(file)  # code that was generated in this process
+    if file.startswith(("//", "\\\\")):
+        return []  # on Windows another machine's file: to look at it would sign in there
+    try:
+        path = Path(file)
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+            return []
+        with tokenize.open(file) as lines:
+            return lines.readlines()
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+# --- layout -------------------------------------------------------------------------------------------------------------------
+
+
+def _row(number: str, figures: LineFigures | None, columns: Sequence[Column[LineFigures]], code: str, width: int) -> str:
+    cells = " ".join(f"{'' if figures is None else column.cell(figures):>{column.width}}" for column in columns)
+    return fit(f"{number:>{_NUMBER}} {cells}  {printable(code)}".rstrip(), width)
+
+
+def _head(columns: Sequence[Column[LineFigures]], code: str, width: int) -> Text:
+    heads = " ".join(f"{column.heading:>{column.width}}" for column in columns)
+    rules = " ".join("-" * column.width for column in columns)
+    text = Text(f"{'Line':>{_NUMBER}} {heads}  {fit(code, width - _NUMBER - len(heads) - 3)}\n", style="bold")
+    return text.append(f"{'-' * _NUMBER} {rules}  {'-' * max(width - _NUMBER - len(rules) - 3, 0)}\n")
+
+
+def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
+    lines = {line.line: line for line in report.lines if line.file == file}
+    source = source_text(report, file)
+    shown = near(lines, source, _AROUND)
+    text = Text(no_wrap=True).append(fit(printable(short_file(file)), width) + "\n", style="bold").append_text(_head(columns, "Code", width))
+    for index, stretch in enumerate(_stretches(shown)):
+        text.append(f"{'...':>{_NUMBER}}\n" if index else "", style="dim")
+        margin = min((len(source[number]) - len(source[number].lstrip()) for number in stretch if source[number].strip()), default=0)
+        for number in stretch:
+            line = lines.get(number)
+            text.append(_row(str(number), line, columns, source[number][margin:], width) + "\n", style="" if line else "dim")
+            if line is not None and tensors:
+                text.append("".join(f"{each}\n" for each in _tensors(line.came, line.went, tensors, width)), style="dim")
+    text.append_text(_total(_sum([line for line in report.lines if line.file == file]), columns, "sum of these lines", width))
+    return text
+
+
+def _stretches(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Lines that follow one another."""
+    start = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] > numbers[index - 1] + 1:
+            yield numbers[start:index]
+            start = index
+
+
+def _tensors(came: Sequence[TensorGroup], went: Sequence[TensorGroup], most: int, width: int) -> Iterator[str]:
+    indent = " " * (_NUMBER + 1)
+    for sign, groups in (("+", came), ("-", went)):
+        for group in groups[:most]:
+            yield fit(f"{indent}{sign} {printable(format_group(group))}", width)
+        if rest := groups[most:]:
+            count, nbytes = sum(group.count for group in rest), sum(group.nbytes for group in rest)
+            yield f"{indent}{sign} {count} of other shapes {format_bytes(nbytes)}"
+
+
+def _rest(report: LineReport, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
+    text = Text(no_wrap=True).append("Of no line shown\n", style="bold").append_text(_head(columns, "What", width))
+    for each in report.rest:
+        text.append(_row("", each, columns, each.what, width) + "\n")
+        if tensors:
+            text.append("".join(f"{line}\n" for line in _tensors(each.came, each.went, tensors, width)), style="dim")
+    text.rstrip()
+    return text
+
+
+def _total(figures: LineFigures, columns: Sequence[Column[LineFigures]], what: str, width: int) -> Text:
+    rules = " ".join("-" * column.width for column in columns)
+    return Text(f"{'-' * _NUMBER} {rules}\n").append(_row("", figures, columns, what, width), style="bold")
+
+
+def _sum(rows: Sequence[LineFigures]) -> LineFigures:
+    """What can be summed of them."""
+    backward = [row.backward_allocated_bytes for row in rows if row.backward_allocated_bytes is not None]
+    return LineFigures(
+        calls=sum(row.calls for row in rows),
+        allocated_bytes=sum(row.allocated_bytes for row in rows),
+        kept_bytes=sum(row.kept_bytes for row in rows),
+        freed_bytes=sum(row.freed_bytes for row in rows),
+        saved_bytes=sum(row.saved_bytes for row in rows),
+        backward_allocated_bytes=sum(backward) if backward else None,
+    )
+
+
+def _sums(report: LineReport) -> Iterator[tuple[str, str]]:
+    yield "Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated, by lines and rest together (the optimizer's not counted)"
+    yield "After it", f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed"
+    if report.step.mode == "train":
+        yield "Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward"

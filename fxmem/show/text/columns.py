@@ -1,0 +1,56 @@
+"""Tables whose first column names a row and whose others are as many as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from rich.table import Table
+from rich.text import Text
+
+from fxmem.records.units import printable
+from fxmem.show.text.tables import RULED, fit
+
+__all__ = ["Column", "choose", "named", "ruled"]
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A figure of each row."""
+
+    heading: str
+    width: int
+    cell: Callable[[Row], str]
+    justify: Literal["left", "right"] = "right"
+
+
+def choose(always: Sequence[Column[Row]], more: Sequence[Column[Row]], *, width: int, narrowest: int, gap: int) -> tuple[list[Column[Row]], int]:
+    """The columns to show, and the width left for the first: all of `always`, and of `more` the first few that leave it `narrowest`."""
+    columns, names = list(always), width - sum(gap + column.width for column in always)
+    for column in more:
+        if names - gap - column.width < narrowest:
+            break
+        columns.append(column)
+        names -= gap + column.width
+    return columns, names
+
+
+def ruled(heading: str, names: int, columns: Sequence[Column[Row]], *, padding: int = 1) -> Table:
+    """The empty table; its first column is `names` wide."""
+    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
+    table.add_column(heading, width=names, no_wrap=True)
+    for column in columns:
+        table.add_column(column.heading, width=column.width, justify=column.justify, no_wrap=True)
+    return table
+
+
+def named(title: str, kind: str, level: int, width: int) -> Text:
+    """A row's first cell: its title as deep as it stands, and its class where there is room."""
+    name = Text(fit("  " * level + printable(title), width))
+    room = width - name.cell_len - len(" ()")
+    if kind and room >= 6:
+        name.append(f" ({fit(printable(kind), room)})", style="dim")
+    return name

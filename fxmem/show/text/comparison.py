@@ -1,0 +1,253 @@
+"""Two steps side by side, as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fxmem.memory.comparison import Change, Comparison, ModuleChange, NodeChange
+from fxmem.memory.facts import header_facts
+from fxmem.memory.folding import folded
+from fxmem.records.profile import Phase
+from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable
+from fxmem.show.text.columns import Column, choose, named, ruled
+from fxmem.show.text.tables import GAP, RULED, facts, fit_left, render
+
+__all__ = ["table"]
+
+_SHARE = 100
+"""A module is shown if it changed by this part of the larger peak."""
+_NARROWEST_NAMES = 34
+_WIDE_TOTALS = 64
+"""Columns from which the shares have room."""
+
+
+def table(comparison: Comparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False) -> str:
+    """The comparison as text whose lines are at most `width` columns wide.
+
+    Args:
+        comparison: from `fxmem.compare`.
+        width: columns of the terminal, at least 60.
+        depth: levels of modules below the model to show, every change in them. None: all modules that changed by a hundredth of the larger peak.
+        top: how many nodes to list, the largest change first.
+        color: whether to write ANSI colours.
+    """
+    width = max(width, 60)
+    parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
+    modules = list(_shown(comparison, depth))
+    if modules:
+        parts += [_modules(modules, width), facts([("", _legend(comparison, depth, modules))])]
+    nodes = _alike(comparison.nodes)
+    if nodes[:top]:
+        parts.append(_nodes(nodes[:top], width))
+        rest = sum(len(each) for each in nodes[top:])
+        more = f"; {rest:,} more changed" if rest else ""
+        many = " xN: N alike, the change of each." if any(len(each) > 1 for each in nodes[:top]) else ""
+        parts.append(facts([("", f"The nodes whose bytes changed most, by the figure that changed most{more}.{many}")]))
+    if not modules and not nodes:
+        parts.append(facts([("", "No module and no node changed by a byte.")]))
+    return render(parts, width, color)
+
+
+def _heads(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """What was compared; where the two differ, both."""
+    one, other = comparison.before, comparison.after
+    for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
+        yield label, _both(ours, theirs)
+    ours, theirs = (printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else "")) for side in (one, other))
+    yield "Peak", _both(ours, theirs)
+
+
+def _both(ours: str, theirs: str) -> str:
+    """One text where they agree; where they have as many parts, the parts that differ beside one another."""
+    one, other = ours.split("; "), theirs.split("; ")
+    if len(one) != len(other):
+        return f"{ours}\n-> {theirs}"
+    return "; ".join(a if a == b else f"{a} -> {b.removeprefix(_common(a, b))}" for a, b in zip(one, other, strict=True))
+
+
+def _common(a: str, b: str) -> str:
+    """The label that two parts share, as in `autocast: off` and `autocast: bf16`."""
+    label, colon, _ = a.partition(": ")
+    return label + colon if colon and b.startswith(label + colon) else ""
+
+
+# --- the whole step -----------------------------------------------------------------------------------------------------------
+
+
+def _totals(comparison: Comparison, width: int) -> Table:
+    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    totals.add_column("", width=18, no_wrap=True)
+    for heading, size in (("Before", 9), ("After", 9), ("Change", 10), ("", 8))[: 4 if width >= _WIDE_TOTALS else 3]:
+        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    for name, change in (
+        ("Peak requested", comparison.requested_bytes),
+        ("Peak allocated", comparison.allocated_bytes),
+        ("Peak reserved", comparison.reserved_bytes),
+        ("Peak process", comparison.process_bytes),
+    ):
+        _total(totals, name, change, format_bytes)
+    totals.add_section()
+    for kind, change in comparison.by_kind.items():
+        _total(totals, f"  {kind.value.replace('_', ' ')}", change, format_bytes)
+    totals.add_section()
+    for phase in Phase:
+        if phase in comparison.phases:
+            _total(totals, f"Most in {phase.value}", comparison.phases[phase], format_bytes, missing="none")
+    _total(totals, "Saved for backward", comparison.saved_bytes, format_bytes)
+    _total(totals, "Parameters", comparison.params_bytes, format_bytes)
+    _total(totals, "Forward FLOPs", comparison.forward_flops, format_flops)
+    _total(totals, "Backward FLOPs", comparison.backward_flops, format_flops)
+    if comparison.flops_unknown.before or comparison.flops_unknown.after:
+        _total(totals, "Without a formula", comparison.flops_unknown, str)
+    return totals
+
+
+def _total(totals: Table, name: str, change: Change, written: Callable[[int], str], *, missing: str = "unknown") -> None:
+    if change.before is None and change.after is None:
+        return
+    before, after = (missing if value is None else written(value) for value in (change.before, change.after))
+    delta = change.delta
+    share = "" if not delta or not change.before else _share(delta, change.before)
+    style = "" if not delta else "red" if delta > 0 else "green"
+    cells: list[RenderableType] = [before, after, Text("" if delta is None else _signed(delta, written), style=style), Text(share, style=style)]
+    totals.add_row(name, *cells[: len(totals.columns) - 1])
+
+
+def _share(delta: int, before: int) -> str:
+    """`+12.3 %`; of what is ten times as much or more, how many times."""
+    if delta >= 9 * before:
+        return f"x{(before + delta) / before:.0f}"
+    share = percent(abs(delta), before)
+    return share if share.startswith("<") else f"{'+' if delta > 0 else '-'}{share}"
+
+
+def _signed(delta: int, written: Callable[[int], str]) -> str:
+    return f"+{written(delta)}" if delta > 0 else f"-{written(-delta)}" if delta else "same"
+
+
+# --- modules ------------------------------------------------------------------------------------------------------------------
+
+_COLUMNS: tuple[Column[ModuleChange], ...] = (
+    Column("At peak", 10, lambda row: _cell(row.at_peak)),
+    Column("Saved", 10, lambda row: _cell(row.saved)),
+    Column("Params", 10, lambda row: _cell(row.params)),
+)
+_MORE_COLUMNS: tuple[Column[ModuleChange], ...] = (
+    Column("Fwd FLOPs", 10, lambda row: _cell(row.forward_flops, format_flops)),
+    Column("Output", 10, lambda row: _cell(row.output)),
+    Column("Scratch", 10, lambda row: _cell(row.scratch)),
+    Column("Bwd FLOPs", 10, lambda row: _cell(row.backward_flops, format_flops)),
+)
+
+
+def _shown(comparison: Comparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
+    """Modules to show, parents before children, and their titles; a run of equal siblings is weighed as a whole."""
+    peaks = (comparison.requested_bytes.before or 0, comparison.requested_bytes.after or 0)
+    worth = max(max(peaks) // _SHARE, 1) if depth is None else 1
+    rows = [row for row in comparison.modules if row.largest and (depth is None or row.depth <= depth)]
+    times: list[int] = []
+    for row, label, alike in folded(rows, depth=lambda row: row.depth, label=_label, likeness=_likeness):
+        del times[row.depth :]
+        times += [times[-1] * alike if times else alike] * (row.depth + 1 - len(times))
+        if row.largest * times[-1] < worth:
+            continue
+        name = label or comparison.after.model
+        mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
+        before = (row.before_path or "").rpartition(".")[2]
+        was = f" (was {before})" if row.before_path is not None and row.after_path is not None and before != _label(row) and alike == 1 else ""
+        yield row, f"{mark}{name}{was}" + (f" x{alike}" if alike > 1 else "")
+
+
+def _label(row: ModuleChange) -> str:
+    path = row.before_path if row.after_path is None else row.after_path
+    return (path or "").rpartition(".")[2]
+
+
+def _likeness(row: ModuleChange) -> Hashable:
+    shift = (row.before_path is None, row.after_path is None)
+    return (shift, row.before_type, row.after_type, *(getattr(row, name) for name in _FIGURES))
+
+
+_FIGURES = ("at_peak", "saved", "params", "output", "scratch", "forward_flops", "backward_flops")
+
+
+def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
+    changed = ruled("Module", names, columns)
+    for row, title in rows:
+        types = row.after_type or row.before_type
+        if row.before_type and row.after_type and row.before_type != row.after_type:
+            types = f"{row.before_type} -> {row.after_type}"
+        style = "bold" if row.depth == 0 else "dim" if row.after_path is None else ""
+        changed.add_row(named(title, types or "", row.depth, names), *(Text(column.cell(row)) for column in columns), style=style)
+    return changed
+
+
+def _cell(change: Change, written: Callable[[int], str] = format_bytes) -> str:
+    return _signed(change.delta, written) if change.delta else ""
+
+
+def _legend(comparison: Comparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
+    notes = ["What each module brings more (+) or less (-), everything below it included; the first row is the whole step."]
+    if any(row.before_path is None for row, _ in rows):
+        notes.append("+ before a name: added.")
+    if any(row.after_path is None for row, _ in rows):
+        notes.append("- before a name: removed.")
+    if any(" x" in title for _, title in rows):
+        notes.append("xN: N equal siblings, the change of each.")
+    if depth is None and len(rows) < sum(1 for row in comparison.modules if row.largest):
+        notes.append("Changes below 1 % of the peak are not shown (--depth shows them).")
+    return " ".join(notes)
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------------------
+
+
+def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
+    """Nodes that changed, the largest change first; those at the same place of numbered siblings, with the same figures, together."""
+    groups: dict[Hashable, list[NodeChange]] = {}
+    for node in nodes:
+        if node.largest:
+            place = re.sub(r"(?<![^. ])\d+(?![^.])", "#", node.where)
+            groups.setdefault((place, node.before_node is None, node.after_node is None, _most(node)), []).append(node)
+    return sorted(groups.values(), key=lambda alike: -alike[0].largest)
+
+
+def _most(node: NodeChange) -> tuple[str, Change]:
+    """The figure that changed most."""
+    return max(((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")), key=lambda each: abs(each[1].delta or 0))
+
+
+def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
+    names = width - 4 * 12
+    changed = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    changed.add_column("Node", width=names, no_wrap=True)
+    for heading in ("Figure", "Before", "After", "Change"):
+        changed.add_column(heading, width=10, justify="left" if heading == "Figure" else "right", no_wrap=True)
+    for alike in groups:
+        row = alike[0]
+        name, change = _most(row)
+        before = "" if row.before_node is None else format_bytes(change.before)
+        after = "" if row.after_node is None else format_bytes(change.after)
+        changed.add_row(Text(_title(row, len(alike), names)), name.replace("_", " "), before, after, _signed(change.delta or 0, format_bytes))
+    return changed
+
+
+def _title(row: NodeChange, alike: int, width: int) -> str:
+    """What a node is, its path cut off at the left where it is too long."""
+    mark = "+ " if row.before_node is None else "- " if row.after_node is None else ""
+    more = f" x{alike}" if alike > 1 else ""
+    head, inside, path = printable(row.where).rpartition(" in ")
+    title = mark + fit_left(f"{head}{inside}{fit_left(path, max(width - len(mark + head + inside + more), 8))}", width - len(mark + more)) + more
+    shapes = _shapes(row)
+    return f"{title} {shapes}" if shapes and len(title + shapes) < width else title
+
+
+def _shapes(row: NodeChange) -> str:
+    shapes = [format_shape(shape) for shape in dict.fromkeys((row.before_shape, row.after_shape)) if shape is not None]
+    return " -> ".join(shapes)

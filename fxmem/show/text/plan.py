@@ -1,0 +1,207 @@
+"""A checkpoint plan as text: what it frees and costs, where its regions are, the curve it was chosen from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fxmem.memory.budgets import counted_bytes
+from fxmem.memory.facts import header_facts
+from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
+from fxmem.records.profile import Peak, SourceLine
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
+from fxmem.show.text.tables import RULED, facts, fit, fit_left, listed, render, under
+
+__all__ = ["table"]
+
+_PLACES = 34
+"""Columns that a region's name needs; what is left is its source line's."""
+
+
+def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
+    """The plan as text whose lines are at most `width` columns wide (at least 60)."""
+    width = max(width, 60)
+    parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
+    if plan.curve:
+        parts.append(under("Curve", _curve(plan, width)))
+        parts.append(facts([("", "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")]))
+    if plan.regions:
+        parts.append(under("Regions", _regions(plan.regions, width)))
+        if plan.application == "operators":
+            parts.append(facts([("", "Made: so many results, saved for backward, are made again when it asks for them. Nothing of the program runs twice.")]))
+        if any(region.keeps for region in plan.regions):
+            parts.append(facts([("", "Keeps: results of so many products (matrix products, convolutions, attention), which then do not run again.")]))
+    own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
+    if own:
+        parts.append(listed("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
+    return render(parts, width, color)
+
+
+def _summary(plan: Plan) -> str:
+    if not plan.regions:
+        return "none needed: the step keeps the budget as it is" if plan.budget_bytes is not None else "no checkpoints"
+    strategy = plan.chosen if plan.chosen == plan.strategy else f"{plan.strategy}: {plan.chosen}"
+    return f"{strategy}, {plan.extent}"
+
+
+def _effect(plan: Plan) -> Table:
+    """The four numbers before and after, and what it costs."""
+    grown = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("", "Before", "After", "Change"):
+        grown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    quantities = [("Peak requested", "requested_bytes"), ("Peak allocated", "allocated_bytes"), ("Peak reserved", "reserved_bytes")]
+    for label, name in quantities:
+        before, after = getattr(plan.before, name), getattr(plan.after, name)
+        if before is not None and after is not None:
+            grown.add_row(label, format_bytes(before), format_bytes(after), _change(before, after))
+    if plan.forward_flops is not None and plan.extra_flops is not None:
+        whole = plan.forward_flops
+        grown.add_row("Forward FLOPs", format_flops(whole), format_flops(whole + plan.extra_flops), _change(whole, whole + plan.extra_flops))
+    if plan.before_seconds and plan.after_seconds:
+        grown.add_row("Step, at best", _seconds(plan.before_seconds), _seconds(plan.after_seconds), _change(plan.before_seconds, plan.after_seconds))
+    rows: list[tuple[str, str | Text]] = []
+    if plan.extra_flops is None and plan.regions:
+        rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
+    if plan.budget_bytes is not None:
+        rows.append(("Budget", _verdict(plan)))
+    if plan.certificate is not None:
+        rows.append(("Proof", _proof(plan, plan.certificate)))
+    if not plan.analysed:
+        rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
+    whole_table = under("Effect", grown)
+    for label, text in rows:
+        whole_table.add_row(Text(label, style="bold"), text)
+    return whole_table
+
+
+def _verdict(plan: Plan) -> Text:
+    budget, used = plan.budget_bytes or 0, counted_bytes(plan.after)
+    sentence = f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare" if used <= budget else f"{exact_bytes(budget)}: exceeded"
+    return Text(sentence, style="green" if used <= budget else "bold red")
+
+
+def _proof(plan: Plan, certificate: Certificate) -> str:
+    """The certificate in a sentence."""
+    those = "checkpoints of whole modules" if certificate.application == "modules" else "checkpoints"
+    if certificate.lower_bound_flops is None:
+        return f"no {those} keep {exact_bytes(certificate.budget_bytes)}: this plan's peak is an estimate, and too low"
+    if certificate.optimal:
+        return f"no {those} within the same peak run fewer FLOPs again"
+    least = _share(certificate.lower_bound_flops, plan.forward_flops)
+    bound = f"any {those} within the same peak run at least {least} of FLOPs again"
+    if certificate.gap_flops is not None:
+        bound += f"; this plan is within {_share(certificate.gap_flops, plan.forward_flops)} of the cheapest"
+    return bound + ("" if certificate.complete else "; the search ended at its limit, a longer one may prove more")
+
+
+def _share(flops: int, forward: int | None) -> str:
+    return f"{100 * flops / forward:.1f} %" if forward else format_flops(flops)
+
+
+def _change(before: float, after: float) -> str:
+    return f"{100 * (after - before) / before:+.1f} %" if before else ""
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _curve(plan: Plan, width: int) -> Table:
+    wide = width >= 100
+    points = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    more = [("Reserved", 9), ("Step", 8)] if wide else []
+    for heading, size in (("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7)):
+        points.add_column(heading, width=size, justify="right", no_wrap=True)
+    points.add_column("Plan", width=min(width - 2 - 12 - sum((2, 9, 7, 8, 7)) - 2 * 6 - (21 if wide else 0), 24), no_wrap=True)
+    whole = counted_bytes(plan.before)
+    for point in plan.curve:
+        used, reserved = counted_bytes(point.peak), point.peak.reserved_bytes
+        time = _change(plan.before_seconds, point.step_seconds) if plan.before_seconds and point.step_seconds else "-"
+        points.add_row(
+            "->" if _same(point.peak, plan.after) and point.regions == plan.regions else "",
+            format_bytes(used),
+            percent(used, whole),
+            *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
+            _extra(point, plan.forward_flops),
+            str(len(point.regions)),
+            f"{point.strategy}, {point.application.value}" if point.regions else "no checkpoints",
+        )
+    return points
+
+
+def _same(one: Peak, other: Peak) -> bool:
+    return counted_bytes(one) == counted_bytes(other)
+
+
+def _extra(point: CurvePoint, forward: int | None) -> str:
+    if point.extra_flops is None:
+        return "unknown"
+    return f"+{100 * point.extra_flops / forward:.1f} %" if forward else format_flops(point.extra_flops)
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Equal regions, one after another."""
+
+    name: str
+    freed: int
+    flops: int | None
+    source: SourceLine | None
+    level: int
+    keeps: int = 0
+    count: int = 1
+
+
+def _regions(regions: Sequence[Region], width: int) -> Table:
+    rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    remade = any(region.remakes for region in regions)
+    selective = remade or any(region.keeps for region in regions)
+    room = width - 12 - 2 * 11 - 6 - (7 if selective else 0)
+    places = max(_PLACES, room // 2) if room > 2 * _PLACES else room
+    rows.add_column("Region", width=places, no_wrap=True)
+    rows.add_column("Frees", width=9, justify="right", no_wrap=True)
+    rows.add_column("Runs again", width=10, justify="right", no_wrap=True)
+    if selective:
+        rows.add_column("Made" if remade else "Keeps", width=5, justify="right", no_wrap=True)
+    beside = room - places - 2 if places < room else 0
+    if beside:
+        rows.add_column("From", width=beside, no_wrap=True)
+    for line in _folded(_lines(regions)):
+        name = f"{'  ' * line.level}{printable(line.name)}"
+        times = f"  x{line.count}" if line.count > 1 else ""
+        place = "" if line.source is None else printable(f"{line.source.file}:{line.source.line}")
+        cells = [fit(name, places - len(times)) + times, format_bytes(line.freed), format_flops(line.flops), *([str(line.keeps or "")] if selective else [])]
+        rows.add_row(*map(Text, cells), *([Text(fit_left(place, beside), style="dim")] if beside else []))
+    return rows
+
+
+def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
+    for region in regions:
+        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, len(region.remakes or region.keeps))
+        yield from _lines(region.regions, level + 1)
+
+
+def _folded(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Runs of lines that differ in the numbers of their names alone, as one: its numbers become those of the first and the last."""
+
+    def alike(line: _Line) -> tuple[object, ...]:
+        return re.sub(r"\d+", "#", line.name), line.freed, line.flops, line.source, line.level, line.keeps
+
+    for _, run in groupby(lines, alike):
+        same = list(run)
+        yield same[0] if len(same) == 1 else replace(same[0], name=_span(same[0].name, same[-1].name), count=len(same))
+
+
+def _span(first: str, last: str) -> str:
+    """`layers.0.mlp` and `layers.31.mlp` are `layers.0-31.mlp`."""
+    pairs = zip(re.split(r"(\d+)", first), re.split(r"(\d+)", last), strict=True)
+    return "".join(one if one == other else f"{one}-{other}" for one, other in pairs)

@@ -1,0 +1,135 @@
+"""A profile as a table: the model's tree of modules; below it the peak, what it is made of, what was assumed and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from fxmem.memory import facts as findings
+from fxmem.memory.facts import fits, flops_sum
+from fxmem.memory.module_tree import Row, module_tree, step_rows, total_row, visible
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import format_bytes, printable, short_bytes
+from fxmem.show.text.columns import Column, choose, named, ruled
+from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, listed, render, under
+
+__all__ = ["table"]
+
+_INDENT = LABEL + GAP
+_NARROWEST_NAMES = 34
+
+
+def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+    """The report as text whose lines are at most `width` columns wide.
+
+    Args:
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well.
+        width: columns of the terminal, at least 60. Wider terminals get more columns of the table, in the order
+            forward FLOPs, live, scratch, backward FLOPs, output shape, dtype, calls; from 160 on all of them.
+        depth: levels of modules below the model to show, and every call in them; None shows all modules and the
+            calls that hold at least a hundredth of the peak.
+        color: whether to write ANSI colours.
+    """
+    width = max(width, 60)
+    return render([facts(findings.header_facts(profile)), *_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)], width, color)
+
+
+_COLUMNS: tuple[Column[Row], ...] = (
+    Column("Params", 9, lambda row: short_bytes(row.figures.params)),
+    Column("Output", 9, lambda row: short_bytes(row.figures.output)),
+    Column("Saved", 9, lambda row: short_bytes(row.figures.saved)),
+    Column("At peak", 9, lambda row: short_bytes(row.figures.at_peak)),
+)
+_MORE_COLUMNS: tuple[Column[Row], ...] = (
+    Column("Fwd FLOPs", 9, lambda row: flops_sum(row.figures.forward)),
+    Column("Live", 9, lambda row: short_bytes(row.figures.live)),
+    Column("Scratch", 9, lambda row: short_bytes(row.figures.scratch)),
+    Column("Bwd FLOPs", 9, lambda row: flops_sum(row.figures.backward)),
+    Column("Output shape", 16, lambda row: _one_of(row.shapes), "left"),
+    Column("Dtype", 8, lambda row: _one_of(row.dtypes), "left"),
+    Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
+)
+
+
+def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
+    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
+    root = module_tree(profile, timeline)
+    rest = step_rows(profile, timeline)
+    worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
+    rows = [*visible(root, depth=depth, worth=worth), *((0, row) for row in rest)]
+
+    tree = ruled("Module", names, columns)
+    for level, row in rows:
+        tree.add_row(named(row.title, row.type_name, level, names), *_cells(row, columns))
+    tree.add_section()
+    total = total_row([root, *rest])
+    tree.add_row(named(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
+    yield tree
+    yield facts([("", _legend([row for _, row in rows], columns))])
+
+
+def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:
+    return (Text(fit(printable(column.cell(row)), column.width)) for column in columns)
+
+
+def _legend(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
+    headings = {column.heading for column in columns}
+    largest = [heading for heading in ("Live", "Scratch") if heading in headings]
+    notes = ["A module's figures are the sums of its calls" + (f"; of {' and '.join(largest)}, the largest." if largest else ".")]
+    notes.append("At peak: its share of what is alive at the peak.")
+    if any(row.alike > 1 for row in rows):
+        notes.append("xN: N equal siblings, the figures of each.")
+    if any(row.figures.forward.unknown_calls for row in rows) and "Fwd FLOPs" in headings:
+        notes.append(">=: some calls have no formula.")
+    return " ".join(notes)
+
+
+def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[RenderableType]:
+    yield facts(findings.peak_facts(profile, timeline.peak))
+    yield _split(timeline, width)
+    yield _largest(profile, timeline, width)
+    fitting, sentence = fits(profile, timeline.peak)
+    yield facts([*findings.total_facts(profile), ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting]))])
+    if profile.assumptions:
+        yield listed("Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)])
+    if profile.unknowns:
+        yield listed("Unknown", [("-", text) for text in findings.unknowns(profile)])
+
+
+def _split(timeline: Timeline, width: int) -> RenderableType:
+    shares = findings.split(timeline.peak)
+    longest = min(width - _INDENT - 15 - 9 - 7 - 3 * GAP, 50)
+    split = grid(15, -9, -7, longest)
+    for share in shares:
+        bar = "#" * round(longest * share.nbytes / shares[0].nbytes)
+        split.add_row(Text(share.name), Text(format_bytes(share.nbytes)), Text(share.percent), Text(bar, style="cyan"))
+    return under("Split", split if shares else Text("nothing is alive"))
+
+
+def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType:
+    tensors = findings.largest_alive(profile, timeline)
+    room = width - _INDENT - 9 - GAP
+    if width < 120:
+        stacked = grid(-9, room)
+        for tensor in tensors:
+            lines = [fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:", f"{tensor.kind}, {tensor.tensor}"]
+            if cell_len(" ".join(lines)) <= room:
+                lines = [" ".join(lines)]
+            place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
+            stacked.add_row(Text(format_bytes(tensor.nbytes)), Text("\n".join(lines)).append(place, style="dim"))
+        return under("Largest", stacked if tensors else Text("nothing is alive"))
+    owners = min(46, room // 3)
+    sources = room - 15 - 24 - owners - 3 * GAP
+    aligned = grid(-9, 15, 24, owners, sources)
+    for tensor in tensors:
+        owner = fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
+        aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), tensor.kind, fit(tensor.tensor, 24), owner, fit_left(tensor.source, sources))))
+    return under("Largest", aligned if tensors else Text("nothing is alive"))
+
+
+def _one_of(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else "varies" if values else ""

@@ -1,0 +1,189 @@
+"""The largest size and the cards a step fits, as text."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fxmem.memory.budgets import counted_bytes
+from fxmem.records.profile import Step
+from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
+from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
+from fxmem.show.text.tables import RULED, facts, render, under
+
+__all__ = ["cards_table", "curve_table"]
+
+_BAR = 24
+"""Columns of the longest bar; fewer where the lines are narrower."""
+_TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
+
+
+def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> str:
+    """The curve as text whose lines are at most `width` columns wide (at least 60)."""
+    width = max(width, 60)
+    head = [
+        ("Model", printable(curve.model)),
+        ("Inputs", printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in curve.inputs))),
+        ("Step", _step(curve.step)),
+        ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}")),
+        ("Memory", _memory(curve)),
+    ]
+    parts: list[RenderableType] = [facts(head), facts([*_findings(curve)]), under("Curve", _points(curve, width - 12))]
+    if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
+        parts.append(facts([("tight", _TIGHT)]))
+    return render(parts, width, color)
+
+
+def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str:
+    """The cards as text whose lines are at most `width` columns wide (at least 60)."""
+    width = max(width, 60)
+    fitting = fits.fitting
+    with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
+    smallest = f"; the smallest is {fitting[0].target.name}, {format_bytes(fitting[0].target.memory_bytes)}" if fitting else ""
+    head = [
+        ("Model", printable(fits.model)),
+        ("Inputs", printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in fits.inputs))),
+        ("Step", _step(fits.step)),
+        ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
+        ("Analysed", f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"),
+        ("Headroom", "memory less reserved; not counted: the CUDA context, other processes"),
+    ]
+    table = _ruled("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
+    for card in fits.cards:
+        verdict = "plan" if card.plan is not None else "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
+        table.add_row(
+            printable(card.target.name),
+            format_bytes(card.target.memory_bytes),
+            format_bytes(card.requested_bytes),
+            format_bytes(card.allocated_bytes),
+            format_bytes(card.reserved_bytes),
+            format_bytes(card.headroom_bytes),
+            Text(verdict, style="bold red" if verdict == "no" else "green"),
+        )
+    parts: list[RenderableType] = [facts(head), table]
+    if any(_is_tight_card(card) for card in fits.cards):
+        parts.append(facts([("tight", _TIGHT)]))
+    if any(card.plan is not None for card in fits.cards):
+        parts.append(under("Plans", _plans(fits)))
+        parts.append(facts([("", "FLOPs: run again, as a share of the forward's. Time: the least a step takes at the card's peak rates.")]))
+    return render(parts, width, color)
+
+
+def _plans(fits: CardFits) -> Table:
+    table = _ruled("Card", "Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time")
+    for card, plan in ((card, card.plan) for card in fits.cards if card.plan is not None):
+        table.add_row(
+            printable(card.target.name),
+            str(sum(1 for _ in plan.all_regions())),
+            plan.application.value,
+            format_bytes(counted_bytes(plan.after)),
+            format_bytes(_plan_headroom(card)),
+            "unknown" if plan.extra_fraction is None else f"{100 * plan.extra_fraction:+.1f} %",
+            f"{100 * (plan.after_seconds / plan.before_seconds - 1):+.1f} %" if plan.before_seconds and plan.after_seconds else "unknown",
+        )
+    return table
+
+
+def _step(step: Step) -> str:
+    optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
+    return printable("; ".join([step.mode, *optimizer, f"autocast: {step.precision or 'off'}"]))
+
+
+def _memory(curve: SizeCurve) -> str:
+    where = printable(curve.target.name)
+    owner = f"the budget on {where}" if curve.is_budget else f"all of {where}'s"
+    return f"{exact_bytes(curve.memory_bytes)}, {owner}" + ("; not counted: the CUDA context, other processes" if curve.target.device == "cuda" else "")
+
+
+def _label(curve: SizeCurve) -> str:
+    """What varies, in a word."""
+    return curve.dim if curve.dim in ("batch", "seq") else "size"
+
+
+def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
+    found: list[tuple[str, str | Text]] = []
+    dim = _label(curve)
+    if curve.largest is None:
+        found.append(("Largest", Text(f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", style="bold red")))
+    else:
+        found.append(("Largest", Text(f"{dim} {curve.largest}", style="bold green")))
+    above = curve.next_above
+    if above is not None and curve.largest is None:
+        found.append(("Why", printable(above.obstacle)))
+    elif above is not None:
+        found.append(("Next", printable(f"{dim} {above.size} does not fit. {above.obstacle}")))
+    elif curve.largest == curve.limit:
+        found.append(("Next", f"not tried: {curve.limit} is the limit of the search"))
+    if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
+        sign, one_more = "-" if curve.constant_bytes < 0 else "+", {"batch": "sample", "seq": "position"}.get(curve.dim, "1 of size")
+        near = "" if curve.largest is None else " near the largest"
+        line = f"{format_bytes(curve.per_sample_bytes)} per {one_more} {sign} {format_bytes(abs(curve.constant_bytes))} constant"
+        found.append(("Line", f"{line}, of {_counted(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}"))
+    found.append(("Analysed", _proof(curve)))
+    found += [("Note", printable(assumption.text)) for assumption in curve.assumptions]
+    return found
+
+
+def _proof(curve: SizeCurve) -> str:
+    found = f"{len(curve.points)} sizes"
+    if curve.monotone is not None:
+        found += "; among these the peak never falls as the size grows" if curve.monotone else "; among these a larger one has a lower peak than a smaller one"
+    above, last = curve.next_above, curve.last_possible
+    if above is None or above.allocated_bytes is None or last is None or last <= above.size:
+        return found
+    return f"{found}. Up to {last} others may fit, by how the allocator's pieces fall"
+
+
+def _points(curve: SizeCurve, width: int) -> Table:
+    on_card = any(point.allocated_bytes is not None for point in curve.points)
+    table = _ruled("Size", *(["Allocated", "Reserved"] if on_card else ["Requested"]), "Share", "Fits", "")
+    top = max([curve.memory_bytes, *(point.counted_bytes or 0 for point in curve.points)])
+    bar = max(min(_BAR, width - (54 if on_card else 42)), 8)
+    for point in curve.points:
+        counted = point.counted_bytes
+        sizes = [format_bytes(counted)] + ([format_bytes(point.reserved_bytes)] if on_card else [])
+        table.add_row(
+            str(point.size),
+            *(sizes if counted is not None else ["cannot run", ""][: len(sizes)]),
+            "" if counted is None else percent(counted, curve.memory_bytes),
+            Text(_verdict(point, curve.memory_bytes), style="green" if point.fits else "red"),
+            "" if counted is None else _bar(counted, curve.memory_bytes, top, bar),
+        )
+    return table
+
+
+def _bar(nbytes: int, memory: int, top: int, width: int) -> str:
+    """A bar with a mark where the memory ends."""
+    filled, end = round(nbytes * width / top), round(memory * width / top)
+    return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
+
+
+def _verdict(point: SizePoint, memory: int) -> str:
+    return "no" if not point.fits else "tight" if _is_tight(point, memory) else "yes"
+
+
+def _is_tight(point: SizePoint, memory: int) -> bool:
+    return point.fits and (point.reserved_bytes or 0) > memory
+
+
+def _is_tight_card(card: CardFit) -> bool:
+    return (card.fits and card.headroom_bytes < 0) or (card.plan is not None and _plan_headroom(card) < 0)
+
+
+def _plan_headroom(card: CardFit) -> int:
+    if card.plan is None:
+        return card.headroom_bytes
+    peak = card.plan.after
+    return (card.target.memory_bytes or 0) - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes)
+
+
+def _counted(curve: SizeCurve) -> str:
+    return "allocated" if any(point.allocated_bytes is not None for point in curve.points) else "requested"
+
+
+def _ruled(*headings: str) -> Table:
+    table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("Card", "Fits", "") else "right", no_wrap=True)
+    return table

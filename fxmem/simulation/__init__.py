@@ -1,0 +1,1 @@
+"""One training step on FakeTensors, written down as a `Profile`."""

@@ -1,0 +1,342 @@
+"""`fxmem.analyze`: a model in, an `Analysis` out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.memory import allocator
+from fxmem.records.files import write_text
+from fxmem.records.profile import Assumption, Peak, Profile, Report, Target, Timeline
+from fxmem.simulation import run
+from fxmem.simulation.kernel_settings import KernelSettings, applied
+from fxmem.simulation.lock import one_at_a_time
+from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
+from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.simulation.user_code import failure
+
+if TYPE_CHECKING:
+    from fxmem.show import export as exporting
+
+__all__ = ["Analysis", "Call", "analyze", "analyze_call"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """Everything `analyze_call` takes beside the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    notes: tuple[str, ...] = ()
+    mode: Mode = "train"
+    loss: Loss | None = None
+    optimizer: OptimizerSpec = "adamw"
+    precision: Precision | None = None
+    settings: KernelSettings | None = None
+    accumulate: int = 1
+    prefetch: int = 0
+    target: str | Target = "h100"
+    progress: Callable[[str], None] | None = None
+
+
+class Analysis:
+    """What one step of a model takes, and why.
+
+    Everything but `graph_module` is plain data. Shows itself as a table in a terminal and in a notebook.
+    What it shows itself with is imported when it does.
+    """
+
+    def __init__(self, profile: Profile, model: torch.nn.Module, traced: run.Traced, call: Call) -> None:
+        self._model = model
+        self._traced = traced
+        self._call = call
+        self.profile: Profile = profile
+        """The step: nodes, ops and storages."""
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment, by kind; for a CUDA target also what the caching allocator makes of it."""
+        return allocator.complete_timeline(self.profile, os.environ)
+
+    @property
+    def peak(self) -> Peak:
+        """The moment with the most bytes alive."""
+        return self.timeline.peak
+
+    @functools.cached_property
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The traced graph over the model's own parameters; it runs on inputs of the traced shapes.
+
+        Numbers the program derived from shapes are constants in it, and it computes on the device the model was
+        given on. Raises AnalysisError if the program used values a graph cannot hold.
+        """
+        if self._traced.opaque:
+            raise AnalysisError(
+                f"expected a program whose every argument a graph can hold; it passes {', '.join(self._traced.opaque)}. "
+                "The profile is complete; only graph_module is not to be had."
+            )
+        return _graph_module(self._model, self._traced)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that was analysed, as it was given."""
+        return self._model
+
+    @property
+    def call(self) -> Call:
+        """What was asked about it."""
+        return self._call
+
+    def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
+        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`. Nothing is told while it runs.
+
+        Whoever makes many analyses says what each is for; that each runs a step says nothing more.
+        """
+        call = dataclasses.replace(self._call, **{"progress": None, **changes})
+        return analyze_call(self._model if model is None else model, **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)})
+
+    def report(self) -> Report:
+        """The profile and its peak, as `fxmem analyze --json` writes them."""
+        return Report.model_construct(**dict(self.profile), peak=self.peak)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
+        """The report as JSON; also written to `path` if given (whole or not at all)."""
+        text = self.report().model_dump_json(indent=indent)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+    def save_svg(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the annotated graph as SVG (whole or not at all); options as for `fxmem.show.graph.svg`."""
+        from fxmem.show import graph as drawing
+
+        write_text(Path(path), drawing.svg(self.profile, self.timeline, **options))
+
+    def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the report as one self-contained page (whole or not at all); options as for `fxmem.show.html.html`."""
+        from fxmem.show import html
+
+        write_text(Path(path), html.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
+
+    def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
+        """Write the step for another tool (whole or not at all); formats as in `fxmem.show.export.FORMATS`."""
+        from fxmem.show import export as exporting
+
+        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.settings_of(os.environ))
+
+    def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+        """The report as a table for people, no line wider than `width` characters."""
+        from fxmem.show import text as reporting
+
+        return reporting.table(self.profile, self.timeline, width=width, depth=depth, color=color)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        peak = self.peak
+        return f"<fxmem.Analysis of {self.profile.model} for {self.profile.target.name}: peak {peak.requested_bytes:,} bytes in {peak.phase.value}>"
+
+    def _repr_html_(self) -> str:
+        from fxmem.show.html import notebook
+
+        return notebook.html(self.profile, self.timeline)
+
+
+def analyze(
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    inputs: Any,
+    *,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    settings: KernelSettings | None = None,
+    accumulate: int = 1,
+    prefetch: int = 0,
+    target: str | Target = "h100",
+    progress: Callable[[str], None] | None = None,
+) -> Analysis:
+    """Predict the memory of one training or inference step, with no GPU and no weights.
+
+    Analyses in several threads take turns. What one replaces in torch it replaces for the whole process and puts back, whatever is raised.
+
+    Args:
+        model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
+            it was. Its `training` flags are kept where the root's agrees with `mode`.
+        inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides, dtypes and
+            `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
+        mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
+        loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
+        optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
+            `params -> Optimizer`, or None to leave it out.
+        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+        settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
+        accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them, and the
+            gradients of those before are there when it begins.
+        prefetch: further batches like `inputs` that wait on the card throughout the step.
+        target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
+        progress: told in a few words what is being done.
+
+    Raises:
+        UsageError: an argument that cannot be understood.
+        AnalysisError: the model raised, or needs values that only real data has.
+        EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
+    """
+    tell = progress or (lambda _: None)
+    built, notes = plain_model(_build(model, tell))
+    args, kwargs = _arguments(inputs)
+    return analyze_call(
+        built,
+        args,
+        kwargs,
+        name=type(built).__name__,
+        notes=notes,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        settings=settings,
+        accumulate=accumulate,
+        prefetch=prefetch,
+        target=target,
+        progress=progress,
+    )
+
+
+def analyze_call(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    notes: Iterable[str] = (),
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    settings: KernelSettings | None = None,
+    accumulate: int = 1,
+    prefetch: int = 0,
+    target: str | Target = "h100",
+    progress: Callable[[str], None] | None = None,
+) -> Analysis:
+    """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built join the assumptions."""
+    model, taken_off = plain_model(model)
+    notes = (*notes, *taken_off)
+    if mode not in ("train", "infer"):
+        raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
+    if precision not in (None, "bf16", "fp16"):
+        raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
+    if accumulate < 1:
+        raise UsageError(f"expected accumulate to be at least 1, got {accumulate}")
+    if prefetch < 0:
+        raise UsageError(f"expected prefetch to be at least 0, got {prefetch}")
+    if accumulate > 1 and mode == "infer":
+        raise UsageError("expected accumulate with a training step: at inference there are no gradients")
+    if mode == "train":
+        check_gradients(model)
+    card = catalogue.target(target) if isinstance(target, str) else target
+    with one_at_a_time(), _training(model, mode), applied(settings):
+        traced = run.profile(
+            model,
+            args,
+            kwargs,
+            mode=mode,
+            loss=loss,
+            optimizer=optimizer,
+            precision=precision,
+            accumulate=accumulate,
+            prefetch=prefetch,
+            target=card,
+            name=name,
+            progress=progress or (lambda _: None),
+        )
+    noted = tuple(dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))))
+    call = Call(
+        args=args,
+        kwargs=kwargs,
+        name=name,
+        notes=notes,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        settings=settings,
+        accumulate=accumulate,
+        prefetch=prefetch,
+        target=card,
+        progress=progress,
+    )
+    return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
+
+
+@contextlib.contextmanager
+def _training(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
+    """The model's `training` flags are those of `mode`, and are put back."""
+    before = {module: module.training for module in model.modules()}
+    try:
+        set_training(model, mode)
+        yield
+    finally:
+        for module, flag in before.items():
+            module.training = flag
+
+
+def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> Any:
+    if isinstance(model, torch.nn.Module) or type(model).__module__ == EXPORTED:
+        return model
+    if not callable(model):
+        raise UsageError(f"expected an nn.Module or a function that builds one, got {type(model).__name__}")
+    tell("building the model on meta")
+    try:
+        with torch.device("meta"):
+            built = model()
+    except Exception as error:
+        raise failure(error, f"the factory {getattr(model, '__qualname__', type(model).__name__)} under torch.device('meta')") from error
+    if not isinstance(built, torch.nn.Module):
+        raise UsageError(f"expected the factory to return an nn.Module, got {type(built).__name__}")
+    return built
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
+
+
+def _graph_module(model: torch.nn.Module, traced: run.Traced) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(traced.graph, {}))
+    first = next(iter([*model.parameters(), *model.buffers()]), None)
+    home = first.device if first is not None else torch.device("cpu")
+
+    def at_home(value: Any) -> Any:
+        return home if isinstance(value, torch.device) and value.type == traced.profile.target.device else value
+
+    held: dict[str, Any] = {}
+    for node in graph.nodes:
+        node.args = torch.fx.node.map_aggregate(node.args, at_home)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, at_home)
+        if node.op in ("call_module", "get_attr"):
+            constant = traced.constants.get(node.target)
+            held[node.target] = operator.attrgetter(node.target)(model) if constant is None else constant
+    module = torch.fx.GraphModule(held, graph, class_name=type(model).__name__)
+    module.training = model.training
+    return module

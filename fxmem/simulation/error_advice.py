@@ -1,0 +1,110 @@
+"""What a model's error means for its analysis, in one line: what was expected, what came, on which line of the user's code, and what to do."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.simulation.observe.source_lines import innermost_user_line
+
+__all__ = ["explained"]
+
+_NO_FAKE_KERNEL: Final = (
+    re.compile(r"no fake impl registered for <CustomOpDef\((\w+::\w+)\)>"),
+    re.compile(r"(\w+::\w+): attempted to run this operator with Meta tensors"),
+    re.compile(r"Could not run '(\w+::\w+)(?:\.\w+)?' with arguments from the 'Meta' backend"),
+)
+_HIGHER_ORDER: Final = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
+_DEVICES: Final = ("two different devices", "on the same device")
+_DRIVER: Final = ("Found no NVIDIA driver", "CUDA driver version is insufficient", "libcuda.so", "No CUDA GPUs are available", "0 active drivers")
+_HIGHER_ORDER_ADVICE: Final = {
+    "cond": "Call the branch that is to be analysed",
+    "while_loop": "Write the loop in Python, with the number of rounds to be analysed",
+    "flex_attention": "Analyse with torch.nn.functional.scaled_dot_product_attention in its place, which keeps the same tensors for backward",
+}
+
+
+def explained(error: Exception, model: torch.nn.Module) -> AnalysisError:
+    """The error to raise in the place of `error`, which a run of `model` on FakeTensors raised."""
+    where = innermost_user_line(error)
+    at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
+    text = " ".join((str(error).strip().splitlines() or [""])[0].split())
+    for explain in (_of_values, _of_operators, _of_devices, _of_recursion):
+        found = explain(error, text, at, type(model).__name__)
+        if found is not None:
+            return AnalysisError(found)
+    return AnalysisError(f"the model raised {type(error).__name__}: {text}{at}")
+
+
+def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:
+    expected = "expected a model whose control flow and shapes do not depend on the data"
+    if "_pack_padded_sequence" in text or "_pad_packed_sequence" in text:
+        bound = "an upper bound, reached where no sequence is shorter"
+        return f"{expected}; {model} packs sequences by their lengths{at}. Give the recurrent layer the padded batch instead: {bound}."
+    if _is_from(error, "/torch/nested/"):
+        instead = "a padded batch, or with one dense tensor of as many rows in all"
+        return f"{expected}; {model} uses a nested tensor, whose lengths are data{at}. Analyse it with {instead}."
+    if isinstance(error, torch_common.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
+        return (
+            f"{expected}; {model} asks for a tensor's value ({text.removesuffix(' is not supported for tensor subclasses.')}){at}. "
+            "Replace .item(), .tolist(), .numpy(), nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), "
+            "or analyse the part of the model without it."
+        )
+    return None
+
+
+def _of_operators(error: Exception, text: str, at: str, model: str) -> str | None:
+    operator = "::".join(text.split(".")[:2]) if isinstance(error, torch_common.UnsupportedOperatorException) else None
+    for pattern in _NO_FAKE_KERNEL:
+        operator = operator or (match[1] if (match := pattern.search(text)) else None)
+    if operator is not None and operator.startswith("aten::"):
+        advice = "Use dense, unquantised tensors there, or leave that part out"
+        return f"expected operators that can run without data; {operator} cannot on tensors of this kind{at}. {advice}."
+    if operator is not None:
+        return (
+            f"expected every operator to have a fake kernel, which says what it returns; {operator} has none{at}. "
+            f"Register one beside its definition: @torch.library.register_fake({operator!r}) over a function of the same arguments that returns "
+            "torch.empty(...) of the result's shape, dtype and device."
+        )
+    higher = _HIGHER_ORDER.search(text)
+    if higher is not None:
+        advice = _HIGHER_ORDER_ADVICE.get(higher[1], "Call the function it is given instead")
+        return f"expected operators that run one after the other; {model} calls torch's {higher[1]}, which is compiled or chosen at run time{at}. {advice}."
+    return None
+
+
+def _of_devices(error: Exception, text: str, at: str, model: str) -> str | None:
+    if any(words in text for words in _DEVICES):
+        mixed = " with ".join(dict.fromkeys(re.findall(r"\b(?:cuda(?::\d+)?|cpu|meta)\b", text))) or "devices"
+        return (
+            f"expected every tensor on the target's device, where parameters, buffers and inputs are; {model} mixes {mixed}{at}. "
+            "Make the tensor there with device=x.device, or register it as a buffer; on a real card the step fails the same way."
+        )
+    if any(words in text for words in _DRIVER):
+        return (
+            f"expected a model that leaves the CUDA driver to torch; {model} calls it, and none is here ({type(error).__name__}){at}. "
+            "Take streams, events and other driver calls out of the model that is analysed, or analyse for target='cpu'."
+        )
+    return None
+
+
+def _of_recursion(error: Exception, text: str, at: str, model: str) -> str | None:
+    if isinstance(error, RecursionError):
+        advice = "Raise sys.setrecursionlimit, or call its parts in a loop"
+        return f"expected modules nested less deeply than Python's recursion limit; {model} goes past it{at}. {advice}."
+    return None
+
+
+def _is_from(error: BaseException, folder: str) -> bool:
+    """Whether it was raised below a call into this folder."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if folder in trace.tb_frame.f_code.co_filename.replace("\\", "/"):
+            return True
+        trace = trace.tb_next
+    return False

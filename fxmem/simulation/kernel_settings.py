@@ -1,0 +1,124 @@
+"""Torch's process-wide switches that decide which kernels run, set for the time of an analysis or of a real run.
+
+An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Whoever wants to ask about
+other settings than this process's sets them through `applied`: the same flags, put back at the end. There is no second road.
+
+What each moves in memory
+- the attention backend: everything, for `math` keeps the matrix of scores and the others do not;
+- TF32: which plan cuDNN takes for a float32 convolution, and so its workspace. Matrix products take the same memory either way,
+  so `torch.backends.cuda.matmul` is left alone;
+- cuDNN's benchmarking: the plan is found by timing, which nobody can predict;
+- determinism: cuDNN's and the attention kernels' choice, further buffers in flash attention's backward, and cuBLAS's workspace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fxmem.hardware.workspaces import ConvSettings
+from fxmem.records.profile import Record
+
+__all__ = ["SDPA_BACKENDS", "KernelSettings", "Sdpa", "applied", "convolution_settings", "is_deterministic"]
+
+Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
+
+SDPA_BACKENDS: Final[dict[Sdpa, tuple[SDPBackend, ...]]] = {
+    "auto": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION,),
+    "flash": (SDPBackend.FLASH_ATTENTION,),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION,),
+    "math": (SDPBackend.MATH,),
+}
+"""By name: the backends that may run."""
+
+
+class KernelSettings(Record):
+    """Which kernels may run. None: as torch's own flag is in this process."""
+
+    sdpa: Sdpa | None = None
+    """What `scaled_dot_product_attention` may run: one backend and nothing else, as `torch.nn.attention.sdpa_kernel` does, so that a call
+    it cannot run is an error; or `auto`: the first that can, in torch's order."""
+    allow_tf32: bool | None = None
+    """Whether float32 convolutions and recurrent networks may compute in TF32 (`torch.backends.cudnn.allow_tf32`)."""
+    cudnn_benchmark: bool | None = None
+    """`torch.backends.cudnn.benchmark`."""
+    deterministic: bool | None = None
+    """`torch.use_deterministic_algorithms` and `torch.backends.cudnn.deterministic`, both."""
+
+
+@contextlib.contextmanager
+def applied(settings: KernelSettings | None) -> Iterator[None]:
+    """Torch's flags as `settings` says for the duration, then as they were; None changes nothing. May be nested."""
+    with contextlib.ExitStack() as stack:
+        if settings is not None and settings.sdpa is not None:
+            stack.enter_context(sdpa_kernel(list(SDPA_BACKENDS[settings.sdpa])))
+        if settings is not None and settings.allow_tf32 is not None:
+            stack.enter_context(_tf32(settings.allow_tf32))
+        if settings is not None and settings.cudnn_benchmark is not None:
+            stack.enter_context(_benchmark(settings.cudnn_benchmark))
+        if settings is not None and settings.deterministic is not None:
+            stack.enter_context(_deterministic(settings.deterministic))
+        yield
+
+
+def convolution_settings() -> ConvSettings:
+    """What a convolution looks at, as this process's flags are now."""
+    cudnn: Any = torch.backends.cudnn
+    version: int | None = cudnn.version()
+    return ConvSettings(
+        # `cudnn.allow_tf32` cannot be read once a program has set the precision of one kind of operator (since 2.9).
+        allow_tf32=cudnn.conv.fp32_precision == "tf32",
+        deterministic=cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        cudnn_version=version or 0,
+    )
+
+
+def is_deterministic() -> bool:
+    """Whether torch refuses kernels that are not deterministic, rather than to warn of them."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Through the older of torch's two interfaces: it sets what both read. The newer one makes the older raise."""
+    cudnn: Any = torch.backends.cudnn
+    convolutions, recurrent = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    try:
+        before = cudnn.allow_tf32
+    except RuntimeError:
+        before = True  # its default: this program uses the newer interface
+    cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = before
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
+
+
+@contextlib.contextmanager
+def _benchmark(wanted: bool) -> Iterator[None]:
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(), cudnn.deterministic
+    torch.use_deterministic_algorithms(wanted)
+    cudnn.deterministic = wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic = before[2]

@@ -1,0 +1,1 @@
+"""Which kernels the card would run where fakes run others."""

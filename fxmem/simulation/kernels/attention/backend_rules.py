@@ -1,0 +1,326 @@
+"""Which attention kernel the target card runs: torch's own checks, for a card that is not there.
+
+Each rule below is one check of torch and bears its name:
+
+- aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: `select_sdp_backend`, `priority_order`, `can_use_flash_attention`,
+  `can_use_mem_efficient_attention`, `can_use_cudnn_attention`;
+- aten/src/ATen/native/transformers/sdp_utils_cpp.h (in the wheel, under torch/include): the checks they share.
+
+Assumptions. torch runs the decision on the card it finds; here it is run for a card that is not there, so the rules had to
+be written again. They are those of torch 2.11, with later changes marked by the release that brought them (read off the
+2.12 to 2.15 wheels). Held against torch's own C++, made to believe in a card of any compute capability: 24,000 random calls
+on 2.11 and 6,000 on 2.15 without a difference. Not modelled: what 2.15 asks of cuDNN older than 9.26 on Hopper. Nested tensors
+are left to torch. External implementations (`torch.nn.attention.activate_flash_attention_impl`) are taken for the built-in ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.simulation.kernels.attention.call import CUDNN, EFFICIENT, FLASH, HALVES, MATH, AttentionCall, Choice, Operand, Settings
+
+__all__ = ["attention_backend"]
+
+
+def attention_backend(call: AttentionCall, settings: Settings, override: SDPBackend | None = None) -> Choice:
+    """The first backend in the order whose rules the call meets (`select_sdp_backend`).
+
+    Args:
+        override: run this backend whatever the order; its rules must still hold.
+
+    Raises:
+        UsageError: the override cannot run this call.
+        AnalysisError: no enabled backend can, where torch would raise too.
+    """
+    if settings.torch_version >= (2, 14):
+        call = _with_batch(call)
+    refusals: list[str] = []
+    for backend in settings.order if override is None else (override,):
+        refusal = _refusal(backend, call, settings)
+        if refusal is None:
+            return Choice(backend, "; ".join([*refusals, f"{_name(backend)} runs"]))
+        refusals.append(f"{_name(backend)}: {refusal}")
+    why = "; ".join(refusals)
+    sm = _sm(settings)
+    if override is not None:
+        raise UsageError(f"expected an attention backend that can run this call on {sm}; got {why}. Leave the choice to torch, or change the call.")
+    raise AnalysisError(
+        f"expected an attention kernel that can run this call on {sm}; none of those enabled can: {why}. "
+        "Allow another with torch.nn.attention.sdpa_kernel, or change the call."
+    )
+
+
+def _name(backend: SDPBackend) -> str:
+    return str(backend.name).lower()
+
+
+def _sm(settings: Settings) -> str:
+    return "sm{}{}".format(*settings.capability)
+
+
+Rule = Callable[[AttentionCall, Settings], str | None]
+"""A check: None when the call passes, else what it lacks."""
+
+
+def _refusal(backend: SDPBackend, call: AttentionCall, settings: Settings) -> str | None:
+    if backend not in settings.enabled:
+        return "switched off"
+    return next((refusal for rule in _RULES[backend] if (refusal := rule(call, settings)) is not None), None)
+
+
+def _with_batch(call: AttentionCall) -> AttentionCall:
+    """`normalize_unbatched_input` (since 2.14): three-dimensional inputs get a batch of one."""
+    if any(len(operand.shape) != 3 for operand in call.operands):
+        return call
+
+    def batched(operand: Operand, dims: int) -> Operand:
+        extra = dims - len(operand.shape)
+        return Operand((1,) * extra + operand.shape, (0,) * extra + operand.stride, operand.dtype, operand.storage_offset, operand.requires_grad)
+
+    query, key, value = (batched(operand, 4) for operand in call.operands)
+    mask = None if call.mask is None else batched(call.mask, 4)
+    return AttentionCall(query, key, value, mask, call.dropout_p, call.is_causal, call.enable_gqa, call.grad_enabled)
+
+
+# Checks that several backends share.
+
+
+def _check_tensor_shapes(call: AttentionCall, _: Settings) -> str | None:
+    dims = [len(operand.shape) for operand in call.operands]
+    return None if dims == [4, 4, 4] else f"query, key and value have {dims} dimensions, not 4"
+
+
+def _check_nonzero_sequence_lengths(call: AttentionCall, _: Settings) -> str | None:
+    return "a sequence is empty" if 0 in (call.query.shape[-2], call.key.shape[-2]) else None
+
+
+def _check_last_dim_stride(ignore_singleton_dim: bool) -> Rule:
+    def check_last_dim_stride_equals_1_dense(call: AttentionCall, _: Settings) -> str | None:
+        dense = all(operand.stride[-1] == 1 for operand in call.operands) or (ignore_singleton_dim and call.query.shape[-1] == 1)
+        if not dense:
+            return "the last dimension of query, key or value is not dense"
+        return "the mask's last dimension is not dense" if call.mask is not None and call.mask.stride[-1] != 1 else None
+
+    return check_last_dim_stride_equals_1_dense
+
+
+def _check_batch_and_heads(*, supports_gqa: Callable[[Settings], bool], requires_same_num_heads: bool = True) -> Rule:
+    def check_batch_size_and_num_heads_dense(call: AttentionCall, settings: Settings) -> str | None:
+        if len({operand.shape[0] for operand in call.operands}) > 1:
+            return "batch sizes differ"
+        q, k, v = (operand.shape[-3] for operand in call.operands)
+        if call.enable_gqa and supports_gqa(settings):
+            if requires_same_num_heads and k != v:
+                return f"{k} key heads and {v} value heads"
+            indivisible = q % k != 0 or (not requires_same_num_heads and q % v != 0)
+            return f"{q} query heads are no multiple of {k} key and {v} value heads" if indivisible else None
+        if q == k == v or (settings.torch_version >= (2, 14) and q > 0 and k == v == 1):
+            return None
+        return "grouped-query attention is not supported" if call.enable_gqa else f"{q} query, {k} key and {v} value heads"
+
+    return check_batch_size_and_num_heads_dense
+
+
+def _check_dtype(allowed: Callable[[Settings], Sequence[torch.dtype]]) -> Rule:
+    def check_tensor_dtype(call: AttentionCall, settings: Settings) -> str | None:
+        dtypes = {operand.dtype for operand in call.operands}
+        if len(dtypes) == 1 and call.query.dtype in allowed(settings):
+            return None
+        return f"dtype {', '.join(sorted(str(dtype).removeprefix('torch.') for dtype in dtypes))}"
+
+    return check_tensor_dtype
+
+
+def _check_sm_version(lowest: tuple[int, int]) -> Rule:
+    def check_hardware_support(_: AttentionCall, settings: Settings) -> str | None:
+        return None if lowest <= settings.capability <= (12, 1) else f"not for {_sm(settings)}"
+
+    return check_hardware_support
+
+
+def _low_precision(settings: Settings) -> Sequence[torch.dtype]:
+    """`check_dtypes_low_precision`."""
+    return HALVES if settings.capability >= (8, 0) else (torch.float16,)
+
+
+# Flash attention.
+
+
+def _check_for_attn_mask(call: AttentionCall, _: Settings) -> str | None:
+    return None if call.mask is None else "an attention mask is given"
+
+
+def _check_head_dim_size_flash(call: AttentionCall, _: Settings) -> str | None:
+    sizes = {operand.shape[-1] for operand in call.operands}
+    if len(sizes) > 1:
+        return "head sizes differ"
+    return f"head size {max(sizes)} is over 256" if max(sizes) > 256 else None
+
+
+def _check_backward_head_dim(call: AttentionCall, settings: Settings) -> str | None:
+    """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`."""
+    few_registers = (8, 6) <= settings.capability <= (8, 9) or (12, 0) <= settings.capability <= (12, 1)
+    head_dim = call.query.shape[-1]
+    unsupported = 192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0)
+    return f"no backward for head size {head_dim} on {_sm(settings)}" if call.requires_grad and few_registers and unsupported else None
+
+
+def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: Settings) -> str | None:
+    q, k = call.query.shape[-2], call.key.shape[-2]
+    return f"causal with {q} queries and {k} keys" if call.is_causal and q != k else None
+
+
+def _check_flash_grid_size(call: AttentionCall, settings: Settings) -> str | None:
+    """`check_flash_attention_grid_size` (since 2.15)."""
+    return "batch size or heads over 65535" if settings.torch_version >= (2, 15) and max(call.query.shape[:2]) > 65535 else None
+
+
+# Memory-efficient attention.
+
+
+def _minimum_gemm_alignment(call: AttentionCall, settings: Settings) -> int:
+    """Elements that the CUTLASS kernels read at once (`minimum_gemm_alignment`)."""
+    half = call.query.dtype in HALVES
+    tensor_cores = settings.capability >= (8, 0) or (settings.capability >= (7, 0) and half)
+    least = 4 if settings.capability >= (8, 0) else 1
+    return max(least, 128 // (16 if half else 32)) if tensor_cores else least
+
+
+def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: Settings) -> str | None:
+    q, k, v = (operand.shape[-1] for operand in call.operands)
+    alignment = _minimum_gemm_alignment(call, settings)
+    if q != k:
+        return "head sizes of query and key differ"
+    return None if q > 0 and v > 0 and q % alignment == v % alignment == 0 else f"head sizes {q} and {v} are no multiples of {alignment}"
+
+
+def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Settings) -> str | None:
+    """Since 2.13: storage offsets must be aligned too; the allocator aligns the storages themselves."""
+    if settings.torch_version < (2, 13) or settings.capability < (8, 0):
+        return None
+    alignment = _minimum_gemm_alignment(call, settings)
+    aligned = all(operand.storage_offset % alignment == 0 or 0 in operand.shape for operand in call.operands)
+    return None if aligned else f"a storage offset is no multiple of {alignment}"
+
+
+def _efficient_dtypes(settings: Settings) -> Sequence[torch.dtype]:
+    return (torch.float16, torch.float32, torch.bfloat16) if settings.capability >= (8, 0) else (torch.float16, torch.float32)
+
+
+# cuDNN attention.
+
+
+def _check_cudnn_version(call: AttentionCall, settings: Settings) -> str | None:
+    version = settings.cudnn_version
+    if version is None or version < 90000:
+        return "no cuDNN 9"
+    return f"cuDNN {version} has no dropout" if call.dropout_p > 0 and 91100 < version < 91400 else None
+
+
+def _check_cudnn_deterministic(_: AttentionCall, settings: Settings) -> str | None:
+    return "not deterministic" if settings.deterministic else None
+
+
+def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
+    mask = call.mask
+    if mask is None:
+        return None
+    if mask.requires_grad:
+        return "the mask requires a gradient"
+    (batch, heads, queries), keys = call.query.shape[:3], call.key.shape[2]
+    shape = mask.shape
+    fits = len(shape) >= 2 and shape[-2] in (1, queries) and shape[-1] in (1, keys)
+    return None if fits and (len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads))) else f"mask of shape {shape}"
+
+
+def _check_cudnn_dropout(call: AttentionCall, settings: Settings) -> str | None:
+    """Since 2.12."""
+    whole = call.dropout_p * 16 % 1 == 0
+    return None if whole or settings.torch_version < (2, 12) else f"dropout {call.dropout_p} is no multiple of 1/16"
+
+
+def _check_cudnn_tensor_shapes(call: AttentionCall, settings: Settings) -> str | None:
+    qk, v = call.query.shape[-1], call.value.shape[-1]
+    limit = _cudnn_head_dim_limit(qk, v, settings)
+    if settings.torch_version >= (2, 13) and max(call.query.shape[:2]) > 65535:
+        return "batch size or heads over 65535"
+    if max(qk, v) > limit:
+        return f"head size {max(qk, v)} is over {limit}"
+    if qk % 8 or v % 8:
+        return f"head sizes {qk} and {v} are no multiples of 8"
+    if call.key.shape[-2] == 1:
+        return "one key only"
+    return "one query only, with dropout" if call.query.shape[-2] == 1 and call.dropout_p != 0 else None
+
+
+def _cudnn_head_dim_limit(qk: int, v: int, settings: Settings) -> int:
+    version = settings.cudnn_version or 0
+    if settings.torch_version < (2, 14):
+        if settings.capability == (9, 0) and version >= 91000:
+            return 256
+        return 192 if settings.capability[0] == 10 and version >= 91100 and (qk, v) == (192, 128) else 128
+    if _cudnn_takes_head_dim_256(settings):
+        return 256
+    newest = settings.capability == (9, 0) or settings.capability[0] == 10
+    return 192 if newest and version >= 91100 and (qk, v) == (192, 128) else 128
+
+
+def _cudnn_takes_head_dim_256(settings: Settings) -> bool:
+    version = settings.cudnn_version or 0
+    least = 92500 if settings.capability == (10, 7) else 92200
+    return settings.torch_version >= (2, 14) and version > least and (settings.capability == (9, 0) or settings.capability[0] == 10)
+
+
+def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: Settings) -> str | None:
+    """Since 2.14."""
+    if not call.requires_grad or not _cudnn_takes_head_dim_256(settings):
+        return None
+    qk, v = call.query.shape[-1], call.value.shape[-1]
+    return None if max(qk, v) <= 128 or (qk, v) in ((192, 128), (256, 256)) else f"no backward for head sizes {qk} and {v}"
+
+
+_RULES: Final[dict[SDPBackend, tuple[Rule, ...]]] = {
+    FLASH: (
+        _check_tensor_shapes,
+        _check_for_attn_mask,
+        _check_head_dim_size_flash,
+        _check_sm_version((8, 0)),
+        _check_backward_head_dim,
+        _check_flash_causal_non_square_seqlens,
+        _check_dtype(_low_precision),
+        _check_batch_and_heads(supports_gqa=lambda _: True),
+        _check_nonzero_sequence_lengths,
+        _check_last_dim_stride(ignore_singleton_dim=True),
+        _check_flash_grid_size,
+    ),
+    EFFICIENT: (
+        _check_sm_version((5, 0)),
+        _check_tensor_shapes,
+        _check_head_dim_size_mem_efficient,
+        _check_data_ptr_alignment_mem_efficient,
+        _check_nonzero_sequence_lengths,
+        _check_last_dim_stride(ignore_singleton_dim=False),
+        _check_batch_and_heads(supports_gqa=lambda settings: settings.torch_version >= (2, 14)),
+        _check_dtype(_efficient_dtypes),
+    ),
+    CUDNN: (
+        _check_cudnn_version,
+        _check_tensor_shapes,
+        _check_cudnn_deterministic,
+        _check_dtype(_low_precision),
+        _check_attn_mask_shape,
+        _check_sm_version((8, 0)),
+        _check_cudnn_dropout,
+        _check_nonzero_sequence_lengths,
+        _check_last_dim_stride(ignore_singleton_dim=True),
+        _check_batch_and_heads(supports_gqa=lambda _: True, requires_same_num_heads=False),
+        _check_cudnn_tensor_shapes,
+        _check_cudnn_d256_bprop_head_dim,
+    ),
+    MATH: (),
+}

@@ -1,0 +1,368 @@
+"""Make torch answer and choose as on the target card, for a program that runs on FakeTensors on a machine with no GPU.
+
+Inside `target_kernels(target)` and on the thread that entered it:
+
+- `scaled_dot_product_attention` runs the kernel the card would (`fxmem.simulation.kernels.attention`), and `nn.LSTM`, `nn.GRU` and `nn.RNN`
+  run through cuDNN's operators (`fxmem.simulation.kernels.recurrent`), if their first argument is a FakeTensor on CUDA;
+- `torch.cuda` speaks of one card, the target: `is_available`, `device_count`, `get_device_capability`, ...; so
+  `torch.autocast("cuda")` is on, and libraries take their CUDA code paths. What would reach the driver is answered too
+  (`synchronize`, the random-number state, `torch.cuda.device`) or left to raise (streams, events, graphs);
+- operators whose FakeTensor kernel is missing or differs from the card's return what the card's does (`fxmem.simulation.kernels.fake_kernels`).
+
+With a CPU target nothing changes. One thing is not as on a card: `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` in eval
+mode under `no_grad` run their ordinary code, not the fused "fast path", which has no kernel for FakeTensors.
+
+What needs nothing here, because torch decides it from the fakes alone and so the same with and without a card: batch
+normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional input, too large batches, or cuDNN off:
+`_select_batch_norm_backend` in aten/src/ATen/native/Normalization.cpp; its cuDNN reserve buffer is empty).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import kernels as torch_kernels
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.profile import Assumption, Target
+from fxmem.simulation.kernels.attention import DEFAULT_ORDER, TORCH_VERSION, Settings, attend, preferred_order, settings_on
+from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
+from fxmem.simulation.kernels.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
+
+__all__ = ["assumptions", "default_foreach", "flatten_rnn_weights", "replacement", "scaled_dot_product_attention", "target_kernels"]
+
+
+class _Active(threading.local):
+    """The targets entered on this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Card] = []
+
+
+_active = _Active()
+
+
+class _Card:
+    """A CUDA target, and what `torch.cuda` says of it."""
+
+    def __init__(self, target: Target) -> None:
+        if target.capability is None:
+            raise UsageError(f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the target file.")
+        self.target = target
+        self.capability = target.capability
+        self.name = target.full_name or target.name
+        self._unset_orders: set[tuple[SDPBackend, ...]] = _active.stack[-1]._unset_orders if _active.stack else _orders_of_this_machine()
+
+    def attention_settings(self) -> Settings:
+        return settings_on(
+            self.capability,
+            cudnn_version=_cudnn_version(),
+            deprioritized=_deprioritized(),
+            unset=self._unset_orders,
+        )
+
+    @functools.cached_property
+    def properties(self) -> SimpleNamespace:
+        """Stands for `torch.cuda.get_device_properties()`: its fields that decide how programs run."""
+        device = catalogue.device_properties(self.target)
+        major, minor = self.capability
+        return SimpleNamespace(
+            name=self.name,
+            major=major,
+            minor=minor,
+            total_memory=self.target.memory_bytes,
+            multi_processor_count=device.multi_processor_count,
+            warp_size=device.warp_size,
+            max_threads_per_multi_processor=device.max_threads_per_sm,
+            regs_per_multiprocessor=device.max_registers_per_sm,
+            shared_memory_per_block=device.max_shared_memory_per_block,
+            shared_memory_per_block_optin=device.max_shared_memory_per_block_optin,
+            L2_cache_size=device.l2_cache_size,
+            is_integrated=False,
+            is_multi_gpu_board=False,
+        )
+
+
+def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
+    """Priority orders a program finds here without having set one: torch's own, and that of the card in this machine once it has been asked."""
+    if not torch.cuda.is_available():
+        return {DEFAULT_ORDER}
+    return {DEFAULT_ORDER, preferred_order(torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_deprioritized())}
+
+
+def _cudnn_version() -> int | None:
+    """Of the cuDNN that torch has loaded here, taken to be the one on the card too; it loads without a GPU."""
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
+
+
+def _deprioritized() -> bool:
+    return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+
+
+# --- what runs instead ------------------------------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but FakeTensors on CUDA."""
+    if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
+        out: Tensor = torch_kernels.SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return out
+    return attend(_active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _rnn(name: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _active.stack or not _is_fake_cuda(args[0]):
+            return torch_kernels.RNN_FUNCTIONS[name](*args, **kwargs)
+        return run_rnn(name, _active.stack[-1].capability, *args, **kwargs)
+
+    return run
+
+
+def _is_fake_cuda(tensor: Any) -> bool:
+    return isinstance(tensor, torch_common.FakeTensor) and tensor.is_cuda
+
+
+_REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
+    torch_kernels.SDPA: scaled_dot_product_attention,
+    **{builtin: _rnn(name) for name, builtin in torch_kernels.RNN_FUNCTIONS.items()},
+}
+
+
+def replacement(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function, with the same arguments; None to run it as it is.
+
+    For whoever sees the calls of a program (a TorchFunctionMode): inside `target_kernels` they see torch's own function
+    objects, and the choice of a kernel is left to them.
+    """
+    try:
+        return _REPLACEMENTS.get(function) if _active.stack else None
+    except TypeError:  # not hashable
+        return None
+
+
+def _routed(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands where programs look `builtin` up: hands it to whoever watches calls, else to its replacement."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run = None if torch_kernels.is_watched() else replacement(builtin)
+        return (run or builtin)(*args, **kwargs)
+
+    return functools.update_wrapper(call, builtin)
+
+
+# --- what torch.cuda answers ------------------------------------------------------------------------------------------------
+
+
+def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
+    """By name in `torch.cuda`."""
+    total = card.target.memory_bytes
+
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or card.capability >= (8, 0)
+
+    def get_rng_state(device: Any = "cuda") -> Tensor:
+        with torch_common.no_modes():
+            return torch.zeros(16, dtype=torch.uint8)
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: card.capability,
+        "get_device_name": lambda device=None: card.name,
+        "get_device_properties": lambda device=None: card.properties,
+        "is_bf16_supported": is_bf16_supported,
+        "is_current_stream_capturing": lambda: False,
+        "mem_get_info": lambda device=None: (total, total),
+        "get_rng_state": get_rng_state,
+        "get_rng_state_all": lambda: [get_rng_state()],
+        "set_rng_state": nothing,
+        "set_rng_state_all": nothing,
+        "set_device": nothing,
+        "synchronize": nothing,
+        "reset_peak_memory_stats": nothing,
+    }
+
+
+_STATE: Final = "_fxmem_generator_state"
+
+
+def _fake_state(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A state of the CPU's generator takes memory there: a program that asks for one gets a tensor that is counted, and the state on it."""
+
+    def get_rng_state() -> Tensor:
+        state = get()
+        with torch_common.unwatched():
+            counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
+        if not isinstance(counted, torch_common.FakeTensor):
+            return state
+        setattr(counted, _STATE, state)
+        return counted
+
+    made: Callable[[], Tensor] = _only_here(get_rng_state)(get)
+    return made
+
+
+def _set_fake_state(put: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def set_rng_state(new_state: Tensor) -> None:
+        if not isinstance(new_state, torch_common.FakeTensor):
+            put(new_state)
+        elif hasattr(new_state, _STATE):
+            put(getattr(new_state, _STATE))
+
+    made: Callable[[Tensor], None] = _only_here(set_rng_state)(put)
+    return made
+
+
+@contextlib.contextmanager
+def target_kernels(target: Target) -> Iterator[None]:
+    """For the duration and on this thread, torch chooses kernels and answers questions as on `target`.
+
+    On the CPU that is its generator's state alone, which takes memory there.
+
+    Nests, the innermost target holding; restores everything on the way out, also on error. Other threads see torch
+    unchanged, but two threads must not be inside at overlapping times unless one lies within the other.
+
+    Raises:
+        UsageError: a CUDA target without a compute capability.
+    """
+    if target.device != "cuda":
+        with torch_common.patched(torch, "get_rng_state", _fake_state), torch_common.patched(torch, "set_rng_state", _set_fake_state):
+            yield
+        return
+    card = _Card(target)
+    with contextlib.ExitStack() as stack:
+        for owner, name, builtin in torch_kernels.CALL_SITES:
+            stack.enter_context(torch_common.patched(owner, name, _only_here(_routed(builtin))))
+        _forget_results_for_others(card)
+        for owner, name in torch_kernels.CONVOLUTION_CHOICES:
+            stack.enter_context(torch_common.patched(owner, name, functools.partial(_as_half, card)))
+        for name, answer in _answers(card).items():
+            stack.enter_context(torch_common.patched(torch.cuda, name, _only_here(answer)))
+        # Imported as a name of its own by torch.amp.
+        stack.enter_context(torch_common.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False)))
+        stack.enter_context(torch_common.patched(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
+        for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
+            stack.enter_context(torch_common.patched(owner, name, _only_here(stand_in)))
+        stack.enter_context(torch_kernels.allocates_as({**FAKE_KERNELS, **FAKE_RNN}))
+        stack.enter_context(_libraries_ask_again())
+        _active.stack.append(card)
+        stack.callback(_active.stack.pop)
+        yield
+
+
+_last: list[bool] = []
+"""Whether the last card entered was of capability 8.0 or later; empty before the first."""
+
+
+def _forget_results_for_others(card: _Card) -> None:
+    """FakeTensor remembers results by the call alone, for the whole process; where they depend on the card, they must not be another's."""
+    takes_bfloat16 = card.capability >= (8, 0)
+    if _last != [takes_bfloat16]:
+        torch_common.FakeTensorMode.cache_clear()
+        _last[:] = [takes_bfloat16]
+
+
+def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask about a bfloat16 convolution as if it were float16.
+
+    From compute capability 8.0 on cuDNN takes both alike; with no card torch finds no support for bfloat16, and the result
+    loses its channels_last strides (`use_cudnn` in aten/src/ATen/native/Convolution.cpp).
+    """
+    me = threading.get_ident()
+
+    def twin(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype is not torch.bfloat16 or not _is_fake_cuda(value):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=torch.float16, device=value.device)
+
+    def choosing(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != me or card.capability < (8, 0):
+            return choose(*args, **kwargs)
+        return choose(*map(twin, args), **{name: twin(value) for name, value in kwargs.items()})
+
+    return choosing
+
+
+def _only_here(stand_in: Any) -> Callable[[Any], Any]:
+    """For `_torch.patched`: `stand_in` on this thread, the original on all others. A property stands in for a property."""
+    me = threading.get_ident()
+
+    def make(original: Any) -> Any:
+        if isinstance(stand_in, property):
+            return property(lambda self: (stand_in if threading.get_ident() == me else original).__get__(self))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (stand_in if threading.get_ident() == me else original)(*args, **kwargs)
+
+        return functools.update_wrapper(call, original)
+
+    return make
+
+
+@contextlib.contextmanager
+def _libraries_ask_again() -> Iterator[None]:
+    """transformers remembers what `torch.cuda` answered; it must not carry that over either border."""
+    _forget_answers()
+    try:
+        yield
+    finally:
+        _forget_answers()
+
+
+def _forget_answers() -> None:
+    module = sys.modules.get("transformers.utils.import_utils")
+    for name, function in vars(module).items() if module is not None else ():
+        if name.startswith("is_") and hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+# --- the optimizer ----------------------------------------------------------------------------------------------------------
+
+
+def default_foreach(target: Target) -> bool:
+    """Whether `torch.optim` picks its foreach form when the program names none: on CUDA, where every parameter is a plain CUDA tensor.
+
+    `_default_to_fused_or_foreach` in torch/optim/optimizer.py. It looks at the parameters' type, so under FakeTensors the
+    choice has to be made for it. The fused form is never the default.
+    """
+    return target.device == "cuda"
+
+
+def assumptions(target: Target) -> Iterator[Assumption]:
+    """What the choices here take for granted on `target`."""
+    if target.device != "cuda" or target.capability is None:
+        return
+    settings = _Card(target).attention_settings()
+    allowed = [str(backend.name).lower() for backend in settings.order if backend in settings.enabled]
+    off = [str(backend.name).lower() for backend in settings.order if backend not in settings.enabled]
+    what = f"the first of {', '.join(allowed)} that can run the call" if len(allowed) > 1 else f"{''.join(allowed) or 'nothing'} and nothing else"
+    where = "torch {} with cuDNN {} on compute capability {}.{}".format(torch.__version__, settings.cudnn_version, *target.capability)
+    switched = f"; switched off: {', '.join(off)}" if off and len(allowed) > 1 else ""
+    yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs {what}, as in {where}{switched}")

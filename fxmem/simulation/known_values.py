@@ -1,0 +1,317 @@
+"""Values of the tensors a program makes out of nothing, so that its decisions about them come out as in a real run.
+
+A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
+look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
+dearer way. Such values do not depend on data, so they can simply be computed: each integer or boolean tensor that comes
+from constants, or from inputs whose values were given, carries its real value along. So does a floating-point tensor made
+from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
+
+Values are kept for up to `LIMIT` elements in memory, on the CPU; whatever is made from unknown tensors is unknown, and so
+is every parameter, buffer and input in floating point.
+
+Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
+program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors
+(`assert`, `if ...: raise`, `torch._check_tensor_all`, arguments of distributions) holds; and that a single random number drawn on the
+CPU is the middle of its range, so that layer drop (p < 0.5) keeps the layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+
+__all__ = ["LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "presumed", "recover"]
+
+aten = torch.ops.aten
+
+LIMIT = 1 << 20
+"""Elements in memory: what is expanded counts once."""
+
+VALUE = "_fxmem_value"
+"""The attribute in which a fake tensor carries its value."""
+_FACTORIES = (
+    "arange",
+    "full",
+    "zeros",
+    "ones",
+    "scalar_tensor",
+    "eye",
+    "tril_indices",
+    "triu_indices",
+    "full_like",
+    "zeros_like",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+)
+_FLOAT_FACTORIES = ("arange", "full", "zeros", "ones", "scalar_tensor", "full_like", "new_full")
+"""In floating point. Zeros and ones like another tensor are mostly state, which something writes to."""
+_UNIFORM_: Final[Any] = aten.uniform_.default
+_DRAWS: Final = (aten.rand.default, _UNIFORM_)
+_UNIFORM = "_fxmem_uniform"
+_WHETHER_FINITE: Final[dict[Any, bool]] = {
+    **dict.fromkeys((torch.isfinite, torch.Tensor.isfinite), True),
+    **{getattr(home, name): False for home in (torch, torch.Tensor) for name in ("isnan", "isinf")},
+}
+"""What each of these answers everywhere if all numbers are finite."""
+_REDUCTIONS: Final = frozenset(getattr(home, name) for home in (torch, torch.Tensor) for name in ("all", "any"))
+_SUMS: Final = frozenset((torch.sum, torch.Tensor.sum))
+_factory_calls: dict[Any, bool] = {}
+
+
+def give(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
+    if _is_integer(value) and value.device.type == "cpu" and not isinstance(value, torch_common.FakeTensor):
+        with torch_common.no_modes():
+            setattr(fake, VALUE, value.detach().clone())
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether a tensor's values are there to be read."""
+    return _value(tensor) is not None
+
+
+def known(tensor: Any) -> torch.Tensor | None:
+    """A tensor's values, on the CPU and not to be written to; None if they are not known."""
+    value = _value(tensor)
+    return None if value is None or (value.numel() and not value.untyped_storage().nbytes()) else value
+
+
+def presumed(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every other."""
+    try:
+        everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in torch_common.CHECKS
+    except TypeError:  # not hashable
+        return None
+    if function in _READ_NUMBERS:
+        return _READ_NUMBERS[function]
+    if everywhere is not None:
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            setattr(result, _UNIFORM, everywhere)
+            return result
+
+        return marked
+    if reduces or sums or holds:
+
+        def reduced(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
+            if uniform is not None and not (sums and uniform) and isinstance(result, torch_common.FakeTensor) and not is_known(result):
+                with torch_common.no_modes():
+                    setattr(result, VALUE, torch.full(result.shape, uniform, dtype=result.dtype))
+            return result
+
+        return reduced
+    return None
+
+
+def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be known, in their place."""
+    if isinstance(data, (list, tuple)):
+        data = torch_common.tree_map_only(torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data)
+    return torch.tensor(data, **kwargs)
+
+
+def _picking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`x[rows, columns]`, where sequences of scalar tensors become the tensors that indexing makes of them; it would read their memory."""
+
+    def pick(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        if isinstance(index, tuple):
+            index = tuple(_row(each, tensor.device) if isinstance(each, (list, tuple)) else each for each in index)
+        return function(tensor, index, *value)
+
+    return pick
+
+
+def _row(numbers: Any, device: torch.device) -> Any:
+    fakes = [each for each in numbers if isinstance(each, torch_common.FakeTensor)]
+    if not fakes or any(each.dim() for each in fakes):
+        return numbers
+    if all(map(is_known, fakes)) or any(each.dtype is torch.bool for each in fakes):
+        return _of_numbers(numbers, device=device)
+    return torch.empty(len(numbers), dtype=torch.int64, device=device)
+
+
+_READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.tensor: _of_numbers,
+    **{function: _picking(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
+}
+
+
+def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
+    if not isinstance(result, torch.Tensor):
+        if result is None and torch_common.is_mutable(func):
+            for tensor in torch_common.tensors_in(args):
+                forget(tensor)
+        if isinstance(result, (tuple, list)) and any(_is_trackable(t) for t in result if isinstance(t, torch.Tensor)):
+            value = _compute(func, args, kwargs)
+            for fake, real in zip(result, value if isinstance(value, (tuple, list)) else (), strict=False):
+                if isinstance(real, torch.Tensor) and _is_trackable(real):
+                    setattr(fake, VALUE, real)
+        return
+    if func in _DRAWS and result.numel() == 1 and torch_common.device_type(result) == "cpu":
+        low, high = (args[1:3] + (0.0, 1.0)[len(args) - 1 :]) if func is _UNIFORM_ else (0.0, 1.0)
+        with torch_common.no_modes():
+            setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
+        return
+    if not _is_trackable(result) or (result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES):
+        return
+    value = _compute(func, args, kwargs)
+    if value is None:
+        if torch_common.is_mutable(func):
+            _forget(result)
+    elif isinstance(value, torch.Tensor) and value.shape == result.shape:
+        setattr(result, VALUE, value)
+
+
+def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
+    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape where the op's tensors are.
+
+    Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel finds first.
+    """
+    if func is aten.nonzero.default and (mask := known(args[0])) is not None:
+        return True, _places(mask, mask.shape, mode, args[0].device)
+    value = _compute(func, args, kwargs)
+    if value is None:
+        return _picked(func, args, mode, note)
+    if not isinstance(value, torch.Tensor):
+        return True, value
+    return True, _fake(value, mode, next(iter(torch_common.tensors_in(args))).device)
+
+
+def _fake(value: torch.Tensor, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.Tensor:
+    with mode:
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    setattr(fake, VALUE, value)
+    return fake
+
+
+def _places(mask: torch.Tensor, shape: torch.Size, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.Tensor:
+    """`mask.expand(shape).nonzero()` of known numbers; of more than `LIMIT`, as in a mask expanded to features, only their count is found."""
+    with torch_common.no_modes():
+        mask = mask.expand(shape)
+        if mask.numel() <= LIMIT:
+            return _fake(mask.nonzero(), mode, device)
+        once = mask[tuple(slice(1) if stride == 0 else slice(None) for stride in mask.stride())]
+        count = int(once.count_nonzero()) * (mask.numel() // once.numel())
+    with mode:
+        return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
+
+
+def _picked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
+    """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
+    if func not in (aten.index.Tensor, aten.masked_select.default):
+        return False, None
+    source, indices = args[0], args[1] if func is aten.index.Tensor else [args[1]]
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        mask = known(index) if index is not None and index.dtype is torch.bool else None
+        if mask is None:
+            places.append(index)
+            continue
+        fake = _places(mask, mask.shape if func is aten.index.Tensor else source.shape, mode, source.device)
+        note(fake)
+        with mode:
+            places += fake.unbind(1)
+    if any(index is not None and index.dtype is torch.bool for index in places):
+        return False, None
+    with mode:
+        return True, aten.index.Tensor(source, places)
+
+
+@contextlib.contextmanager
+def libraries_ask_for_values() -> Iterator[None]:
+    """Let libraries that treat every FakeTensor as "no values, being traced" treat those with values as ordinary tensors.
+
+    transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    if module is None or not hasattr(module, "is_fake_tensor"):
+        yield
+        return
+    with torch_common.patched(module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)):
+        yield
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return _is_trackable(tensor) and not tensor.dtype.is_floating_point
+
+
+def _is_trackable(tensor: torch.Tensor) -> bool:
+    if tensor.dtype.is_complex or tensor.layout is not torch.strided:
+        return False
+    return tensor.numel() <= LIMIT or tensor.untyped_storage().nbytes() <= LIMIT * tensor.element_size()
+
+
+def _value(tensor: Any) -> torch.Tensor | None:
+    if not isinstance(tensor, torch_common.FakeTensor):
+        # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
+        return tensor if isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor) else None
+    value: torch.Tensor | None = getattr(tensor, VALUE, None)
+    return value if value is not None else tensor.constant
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Something else than an operator has written to it: its values are no longer known."""
+    if isinstance(tensor, torch_common.FakeTensor):
+        _forget(tensor)
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    value: torch.Tensor | None = getattr(tensor, VALUE, None)
+    if value is not None:
+        # Views of it share the value's storage and must not be believed either; an empty storage says so.
+        value.untyped_storage().resize_(0)
+        delattr(tensor, VALUE)
+
+
+def _is_factory(func: Any) -> bool:
+    known = _factory_calls.get(func)
+    if known is None:
+        known = _factory_calls[func] = torch_common.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
+    return known
+
+
+def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op on real values, or None when one of them is not known."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    tensors = [t for t in torch_common.tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    factory = _is_factory(func)
+    if not factory:
+        if not tensors:
+            return None
+        for tensor in tensors:
+            value = _value(tensor)
+            if value is None or (value.numel() and not value.untyped_storage().nbytes()):
+                return None
+    if torch_common.is_mutable(func) and not all(isinstance(tensor, torch_common.FakeTensor) for tensor in tensors):
+        return None  # the program's own real tensor must not be written to
+    real: dict[int, torch.Tensor] = {}
+
+    def swap(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return real[id(x)]
+        return torch.device("cpu") if isinstance(x, torch.device) else x
+
+    with torch_common.no_modes():
+        for tensor in tensors:
+            value = _value(tensor)
+            real[id(tensor)] = value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        arguments, options = torch_common.tree_map(swap, (args, kwargs))
+        if factory and tensors:
+            options = {**options, "device": torch.device("cpu")}
+        try:
+            return func(*arguments, **options)
+        except Exception:  # an op without a CPU kernel: unknown, and the fake run goes on
+            return None

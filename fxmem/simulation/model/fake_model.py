@@ -1,0 +1,186 @@
+"""A stand-in for a model and its inputs, made of FakeTensors on the target's device.
+
+The model is copied, not borrowed: `copy.deepcopy` with every tensor replaced by a fake one of the same shape, strides and
+dtype. So the original keeps its weights, gradients, flags, hooks and whatever its forward writes to `self`, and
+nothing of its size is allocated. Tensors that are one stay one, and tensors that share a storage share one.
+
+Registered parameters and buffers go to the target's device, as `model.to(device)` would take them; other tensors the
+model holds stay on the CPU if that is where they are, as they would (on meta, they go to the target's device).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import modules as torch_modules
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.errors import AnalysisError
+from fxmem.simulation import known_values
+from fxmem.simulation.model.accepted_models import without_compiled
+from fxmem.simulation.model.function_copies import Rebinder
+
+__all__ = ["deep_recursion", "fake_copy", "fake_inputs", "fake_model", "meta_model", "shadow_model"]
+
+
+def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:
+    """The first of what `fake_copy` returns."""
+    return fake_copy(model, mode, device)[0]
+
+
+def fake_copy(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> tuple[torch.nn.Module, Callable[[Any], Any]]:
+    """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the model one about the copy.
+
+    Raises AnalysisError for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    maker = torch_fakes.Maker(mode)
+    with mode:
+        for tensors in _by_storage(model):
+            for original, fake in zip(tensors, _fakes(tensors, device, maker.empty), strict=True):
+                memo[id(original)] = fake
+        try:
+            with _CopyFakes(memo, device), deep_recursion(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what copying a library's class warns of is not its user's doing
+                made = copy.deepcopy(model, memo)
+                rebinder = Rebinder(memo, foreach=device.type == "cuda")
+                rebinder.model(model)
+        except Exception as error:
+            raise AnalysisError(
+                f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised {type(error).__name__}: {error}. "
+                "Pass a factory (a function that builds the model) instead of the model."
+            ) from error
+
+    def rebound(function: Any) -> Any:
+        with mode, _CopyFakes(memo, device):
+            return rebinder.function(function)
+
+    return without_compiled(made), rebound
+
+
+@contextlib.contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of `copy.deepcopy`'s."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(4 * limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
+    return _copied(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
+
+
+def meta_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose floating-point parameters and buffers are on meta: to change these, too. Others are shared with the model."""
+    memo: dict[int, Any] = {}
+    for tensors in _by_storage(model):
+        moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
+        memo.update({id(original): copied for original, copied in zip(tensors, moved, strict=True)})
+    return _copied(model, memo)
+
+
+def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    with deep_recursion():
+        made = copy.deepcopy(model, memo)
+    Rebinder(memo).model(model)
+    return made
+
+
+def fake_inputs(value: Any, mode: torch_common.FakeTensorMode, device: torch.device) -> Any:
+    """The same nested arguments with every tensor replaced by a fake one on `device`."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fakes([tensor], device)[0]
+        return made[id(tensor)]
+
+    with mode:
+        return torch_common.tree_map_only(torch.Tensor, fake, value)
+
+
+def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    groups: dict[int, dict[int, torch.Tensor]] = {}
+    for module in model.modules():
+        for _, tensor in torch_modules.tensors_of(module):
+            key = torch_common.storage_key(tensor) if _is_plain(tensor) else id(tensor)
+            groups.setdefault(key, {})[id(tensor)] = tensor
+    for group in groups.values():
+        yield list(group.values())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided and not torch_wrappers.is_wrapper(tensor) and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+    )
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _fakes(tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = _empty) -> list[torch.Tensor]:
+    """Fakes for tensors that share one storage."""
+    first = tensors[0]
+    if first.layout is torch.strided and torch_wrappers.is_wrapper(first):
+        return [_like(tensor, torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors]
+    if not _is_plain(first):
+        kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"
+        raise AnalysisError(
+            f"expected dense, initialised tensors; got {kind}, whose memory its shape does not tell. "
+            "Give the model a dense tensor instead: padded, or of as many rows in all."
+        )
+    whole = len(tensors) == 1 and first.storage_offset() == 0
+    if whole and first.untyped_storage().nbytes() == _span(first) * first.element_size():
+        return [_like(first, empty(first.shape, first.stride(), first.dtype, device))]
+    base = torch.empty(first.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
+    return [_like(t, base.view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())) for t in tensors]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _like(original: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    if isinstance(original, torch.nn.Parameter):
+        fake = torch_fakes.as_parameter(fake, original.requires_grad)
+    elif original.requires_grad:
+        fake.requires_grad_()
+    if torch_wrappers.is_wrapper(fake):
+        return fake
+    known_values.give(fake, original)
+    vars(fake).update({k: v for k, v in vars(original).items() if not isinstance(v, torch.Tensor)})
+    return fake
+
+
+class _CopyFakes(TorchFunctionMode):
+    """Answers `Tensor.__deepcopy__`, for tensors a model keeps elsewhere than among its parameters and buffers."""
+
+    def __init__(self, memo: dict[int, Any], device: torch.device) -> None:
+        super().__init__()
+        self._memo = memo
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor = args[0]
+        if id(tensor) not in self._memo:
+            self._memo[id(tensor)] = _fakes([tensor], self._device if tensor.is_meta else tensor.device)[0]
+        return self._memo[id(tensor)]

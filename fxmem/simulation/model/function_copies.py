@@ -1,0 +1,165 @@
+"""Functions that a model carries along, made to work on its copy.
+
+`copy.deepcopy` copies a model's modules and tensors but neither functions nor the hooks of tensors. A hook or a patched `forward` that is a closure over
+the model would go on reading and writing the original: its weights, its caches, the dictionary its features are put in.
+
+A function is made anew where a variable it closes over, a default argument or a global it names is part of the model, or is a container or an
+optimizer of such parts, or a container with nothing in it yet (where features will go); containers are copied once for all functions. Everything else
+stays what it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import modules as torch_modules
+
+__all__ = ["Rebinder"]
+
+_DEPTH = 3
+"""How deep containers are looked into."""
+_HOOKS = "hooks"
+"""Ends the names of the dictionaries in which modules keep hooks (torch/nn/modules/module.py)."""
+
+
+class Rebinder:
+    """Remakes functions for one copy of a model.
+
+    Args:
+        memo: what `copy.deepcopy` was given and has filled: the copy of each object by the original's id.
+        foreach: the form of optimizers that functions hold, where nothing else says so; None leaves it to torch.
+    """
+
+    def __init__(self, memo: dict[int, Any], *, foreach: bool | None = None) -> None:
+        self._memo = memo
+        self._foreach = foreach
+        self._remade: dict[int, Any] = {}
+        self._kept: list[Any] = []  # ids stay theirs while the objects live
+
+    def model(self, original: nn.Module) -> None:
+        """Remake what modules of the copy hold, and give its parameters and buffers the hooks of the original's."""
+        for module in original.modules():
+            made = self._memo.get(id(module))
+            if isinstance(made, nn.Module):
+                for name, value in list(vars(made).items()):
+                    if isinstance(value, dict) and name.endswith(_HOOKS):
+                        value.update({key: self.function(hook) for key, hook in value.items()})
+                    elif isinstance(value, (types.FunctionType, functools.partial)):
+                        vars(made)[name] = self.function(value)
+            for _, tensor in torch_modules.tensors_of(module):
+                self._tensor_hooks(tensor)
+
+    def function(self, function: Any) -> Any:
+        """`function` for the copy; itself where it has nothing to do with the model."""
+        if id(function) in self._remade:
+            return self._remade[id(function)]
+        self._kept.append(function)
+        if isinstance(function, types.MethodType) and id(function.__self__) in self._memo:
+            made: Any = types.MethodType(function.__func__, self._memo[id(function.__self__)])
+        elif isinstance(function, functools.partial):
+            made = functools.partial(
+                self.function(function.func), *map(self._value, function.args), **{k: self._value(v) for k, v in function.keywords.items()}
+            )
+        elif isinstance(function, types.FunctionType):
+            made = self._closure(function)
+        else:
+            made = function
+        self._remade[id(function)] = made
+        return made
+
+    def _tensor_hooks(self, tensor: torch.Tensor) -> None:
+        made = self._memo.get(id(tensor))
+        if made is None or made is tensor or id(tensor) in self._remade:
+            return
+        self._kept.append(tensor)
+        self._remade[id(tensor)] = made
+        for hook in list((torch_autograd.tensor_hooks(tensor) or {}).values()):
+            made.register_hook(self.function(hook))
+        for hook in torch_autograd.accumulation_hooks(tensor):
+            made.register_post_accumulate_grad_hook(self.function(hook))
+
+    def _closure(self, function: types.FunctionType) -> Any:
+        self._remade[id(function)] = function  # one that closes over itself
+        cells = function.__closure__ or ()
+        held = [_content(cell) for cell in cells]
+        values = [self._value(value) for value in held]
+        defaults = tuple(self._value(value) for value in function.__defaults__ or ())
+        named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+        moved = {name: new for name, value in named.items() if (new := self._global(value)) is not value}
+        same = all(a is b for a, b in zip((*held, *(function.__defaults__ or ())), (*values, *defaults), strict=True))
+        if same and not moved:
+            return function
+        closure = tuple(cell if new is old else types.CellType(new) for cell, old, new in zip(cells, held, values, strict=True))
+        scope = {**function.__globals__, **moved} if moved else function.__globals__
+        made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, closure or None)
+        made.__kwdefaults__ = None if function.__kwdefaults__ is None else {k: self._value(v) for k, v in function.__kwdefaults__.items()}
+        return functools.update_wrapper(made, function)
+
+    def _global(self, value: Any) -> Any:
+        """As `_value`, for a module's global, which other functions may go on using: functions are left alone."""
+        return value if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) else self._value(value)
+
+    def _value(self, value: Any) -> Any:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            return self.function(value)
+        if isinstance(value, Optimizer) or (isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)):
+            return self._copied(value)
+        return value
+
+    def _copied(self, value: Any) -> Any:
+        self._kept.append(value)
+        try:
+            made = copy.deepcopy(value, self._memo)
+        except Exception:  # holds something that cannot be copied: shared with the original, as functions are
+            return value
+        for optimizer in _optimizers(made, _DEPTH):
+            # It comes back with the first step, on the copy's device and in the form chosen here.
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                if self._foreach is not None and group.get("foreach", False) is None and not group.get("fused"):
+                    group["foreach"] = self._foreach
+        return made
+
+    def _concerns_the_model(self, value: Any) -> bool:
+        return (not value and isinstance(value, (dict, list, set))) or any(
+            id(item) in self._memo or isinstance(item, (torch.Tensor, Optimizer)) for item in _items(value, _DEPTH)
+        )
+
+
+def _items(value: Any, depth: int) -> Iterator[Any]:
+    inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, set, tuple)) else ()
+    for item in inside:
+        yield item
+        if depth > 1:
+            yield from _items(item, depth - 1)
+
+
+def _optimizers(value: Any, depth: int) -> Iterator[Optimizer]:
+    for item in (value, *_items(value, depth)):
+        if isinstance(item, Optimizer):
+            yield item
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None

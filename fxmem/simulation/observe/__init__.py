@@ -1,0 +1,1 @@
+"""What watches the step: operators, autograd, saved tensors, the graph, source lines."""

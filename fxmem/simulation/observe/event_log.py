@@ -1,0 +1,350 @@
+"""What is noted of one step: every storage that comes and goes, every op, and which node of the graph it was for.
+
+A storage is known by the moment it was first seen (addresses are reused, and fake storages have none), held weakly, and its end is
+the moment Python and C++ let go of it, which is when a real one would go back to the allocator. Ticks are those of `fxmem.records.profile`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.profile import Kind, Phase, PhaseSpan
+
+__all__ = ["LOSS", "OPTIMIZER", "LoggedOp", "StepLog"]
+
+LOSS = -1
+"""Stands for the node of what runs between the model's forward and its backward."""
+OPTIMIZER = -2
+"""Stands for the node of the optimizer's step."""
+
+
+@dataclasses.dataclass(slots=True)
+class LoggedOp:
+    """An `fxmem.records.profile.Op` in the making: which node it ran for is sometimes known only afterwards."""
+
+    name: str
+    node: int
+    phase: Phase
+    begin: int
+    end: int
+    flops: int | None
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference to a storage that remembers which one it was."""
+
+    __slots__ = ("address", "index")
+    address: int
+    index: int
+
+
+class StepLog:
+    """One program's log.
+
+    Args:
+        device: whose memory is counted; tensors elsewhere are not.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device_type = device.type
+        self.setting_up = True
+        """Whether what is allocated now was there before the step."""
+        self._watched: dict[int, _Watch] = {}
+        self._open = True
+        self._freed: list[int] | None = None
+        self.nbytes: list[int] = []
+        self.birth: list[int] = []
+        self.death: list[int | None] = []
+        self.op_of: list[int | None] = []
+        self.node_of: list[int | None] = []
+        self.shape: list[tuple[int, ...]] = []
+        self.dtype: list[torch.dtype] = []
+        self.kind: list[Kind | None] = []
+        self.name: list[str] = []
+        self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
+        """By node, shape, dtype and storage of the tensors it returned."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the log anew: whatever is alive now was there before the step."""
+        self.tick = 1
+        self._over = False
+        self.ops: list[LoggedOp] = []
+        self.recomputed: dict[int, int] = {}
+        """By op that made again what had been let go of, bytes it read that no other such op had made."""
+        self.restored: dict[tuple[int, int], None] = {}
+        """Node and storage, where its backward read what had not been saved."""
+        self._bringing_back = 0
+        self.phases: list[PhaseSpan] = []
+        self.phase = Phase.FORWARD
+        self._phase_tick, self._phase_op = 1, 0
+        self._node = LOSS
+        self._sequence: list[int] = [0]
+        self._sequence_node: list[int] = [LOSS]
+        self.saved_by_node: dict[int, dict[int, None]] = {}
+        self.saved_at_end: dict[int, int] = {}
+        self._live_saved: list[tuple[weakref.ref[Any], int, int]] = []
+        self._announced, self._announced_at = LOSS, 0
+        """The node announced last, and how many of these there were then."""
+        # What the program read before it began again, its inputs for one, is not read anew.
+        self.results = {node: results for node, results in self.results.items() if all(index is None or self.death[index] is None for _, _, index in results)}
+        for index, death in enumerate(self.death):
+            if death is None:
+                self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
+                if self.kind[index] not in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT):
+                    self.kind[index] = Kind.BUFFER
+            else:
+                self.birth[index] = self.death[index] = 0
+
+    # --- storages ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def setup(self) -> Iterator[None]:
+        """What is allocated inside and stays was there before the step; what goes again never happened."""
+        before, self.setting_up = self.setting_up, True
+        try:
+            yield
+        finally:
+            self.setting_up = before
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """The step itself."""
+        self.setting_up = False
+        try:
+            yield
+        finally:
+            self.setting_up = self._over = True
+
+    def close(self) -> None:
+        """No further event is noted."""
+        self._open = False
+
+    def index_of(self, tensor: torch.Tensor) -> int | None:
+        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the first of those inside it."""
+        if type(tensor) is not torch_common.FakeTensor:
+            return next(iter([self._index_of(part) for part in torch_wrappers.parts(tensor)]), None)
+        return self._index_of(tensor)
+
+    def _index_of(self, tensor: torch.Tensor) -> int | None:
+        if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        watch = self._watched.get(torch_common.storage_address(storage))
+        if watch is not None:
+            return watch.index
+        nbytes = storage.nbytes()
+        return self.enter(storage, nbytes, tuple(tensor.shape), tensor.dtype) if nbytes else None
+
+    def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Note a storage that has just come."""
+        index = len(self.nbytes)
+        watch = _Watch(storage, self._gone)
+        watch.address, watch.index = torch_common.storage_address(storage), index
+        self._watched[watch.address] = watch
+        self.nbytes.append(nbytes)
+        if self.setting_up:
+            self.birth.append(0)
+            self.op_of.append(None)
+            self.node_of.append(None)
+        else:
+            self.birth.append(self.tick)
+            self.tick += 1
+            self.op_of.append(len(self.ops))
+            self.node_of.append(self._node)
+        self.death.append(None)
+        self.shape.append(shape)
+        self.dtype.append(dtype)
+        self.kind.append(None)
+        self.name.append("")
+        return index
+
+    def _gone(self, watch: weakref.ref[Any]) -> None:
+        assert isinstance(watch, _Watch)
+        if self._watched.get(watch.address) is watch:
+            del self._watched[watch.address]
+        if not self._open:
+            return
+        if self.setting_up:
+            self.death[watch.index] = 0 if self.birth[watch.index] == 0 and not self._over else self.tick
+        else:
+            self.death[watch.index] = self.tick
+            self.tick += 1
+            if self._freed is not None:
+                self._freed.append(watch.index)
+
+    def freeing_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
+        """`free`, except that what it lets go at once goes in the order of birth: its own order is that of addresses, another on each run."""
+
+        def freeing() -> None:
+            self._freed, first = [], self.tick
+            free()
+            for position, index in enumerate(sorted(self._freed)):
+                self.death[index] = first + position
+            self._freed = None
+
+        return freeing
+
+    def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        """Say what a storage is for; the first to say so names it."""
+        for path, part in torch_wrappers.named_parts(tensor):
+            index = self._index_of(part)
+            if index is not None and self.kind[index] is None:
+                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
+                self.shape[index], self.dtype[index] = tuple(part.shape), part.dtype
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """This storage, there before the step, would not be on a real run."""
+        index = self.index_of(tensor)
+        if index is not None:
+            self.birth[index] = self.death[index] = 0
+            self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
+
+    def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
+        """Give the storage a name and a kind unless it was there before the step."""
+        for path, part in torch_wrappers.named_parts(tensor):
+            index = self._index_of(part)
+            if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
+                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
+
+    def outputs_are(self, node: int) -> None:
+        """What this node returned is the model's output."""
+        for _, _, index in self.results.get(node, ()):
+            if index is not None and self.birth[index] > 0:
+                self.kind[index] = Kind.OUTPUT
+
+    def alive(self) -> list[int]:
+        """Storages alive now."""
+        return sorted(watch.index for watch in self._watched.values())
+
+    def note_tensors(self, result: Any) -> None:
+        """Storages of tensors that have just been returned."""
+        if isinstance(result, torch.Tensor):
+            self.index_of(result)
+        elif isinstance(result, (tuple, list)):
+            for value in result:
+                self.note_tensors(value)
+
+    # --- ops and phases ---------------------------------------------------------------------------------------------------
+
+    def note_op(self, name: str, begin: int, flops: int | None, given: Any = ()) -> int:
+        """An op has run on what it was given, and began at this tick; its index."""
+        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops))
+        index = len(self.ops) - 1
+        if self._bringing_back and self.phase is Phase.BACKWARD:
+            read = {self.index_of(tensor) for tensor in torch_common.tensors_in(given)}
+            self.recomputed[index] = sum(self.nbytes[storage] for storage in read if storage is not None and self.op_of[storage] not in self.recomputed)
+        return index
+
+    @contextlib.contextmanager
+    def bringing_back(self) -> Iterator[None]:
+        """What runs inside makes again what had been let go of."""
+        self._bringing_back += 1
+        try:
+            yield
+        finally:
+            self._bringing_back -= 1
+
+    def note_call(self, name: str) -> None:
+        """Something that is no operator ran, allocated nothing and computed nobody knows how much."""
+        if not self.setting_up:
+            self.note_op(name, self.tick, None)
+
+    def set_phase(self, phase: Phase) -> None:
+        """The phase in force ends, another begins."""
+        self.end_phase()
+        self.phase = phase
+
+    def end_phase(self) -> None:
+        """Close the phase in force at this tick."""
+        self.phases.append(PhaseSpan(phase=self.phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)))
+        self._phase_tick, self._phase_op = self.tick, len(self.ops)
+
+    # --- who it is for (tracing's CallObserver, backward's Observer) -----------------------------------------------------
+
+    def op_count(self) -> int:
+        """How many ops have run."""
+        return len(self.ops)
+
+    def current_call(self) -> int:
+        """The node things are noted for."""
+        return self._node
+
+    def resume_call(self, node: int) -> None:
+        """Note things for this node again."""
+        self._node = node
+
+    def on_call(self, node: int) -> None:
+        """Everything from here on is for this node."""
+        self._node = node
+        if node != self._announced:
+            self._announced, self._announced_at = node, len(self._live_saved)
+        number = torch_autograd.next_sequence_number()
+        if self._sequence[-1] == number:
+            self._sequence_node[-1] = node
+        else:
+            self._sequence.append(number)
+            self._sequence_node.append(node)
+
+    def on_result(self, node: int, first_op: int, result: Any) -> None:
+        """The node returned; put right what ran under the number announced for it."""
+        announced = self._node
+        if announced != node and first_op < len(self.ops):
+            for index in range(first_op, len(self.ops)):
+                self.ops[index].node = node
+            for storage in range(len(self.birth) - 1, -1, -1):
+                if self.birth[storage] < self.ops[first_op].begin:
+                    break
+                self.node_of[storage] = node
+            moved = self.saved_by_node.pop(announced, None)
+            if moved is not None:
+                self.saved_by_node[node] = moved
+                since = self._announced_at
+                self._live_saved[since:] = [(r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]]
+            self._sequence_node[-1] = node
+            self._node = node
+        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in torch_common.tensors_in(result)])
+
+    def on_backward_node(self, sequence_number: int) -> None:
+        """The gradient of what was made under this number is computed next. In forward it is for whoever asks for it, a loss of gradients for one."""
+        if self.phase is Phase.FORWARD:
+            return
+        self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+
+    def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
+        """A node keeps these tensors for backward."""
+        for tensor in (part for found in torch_common.tensors_in(value) for part in torch_wrappers.parts(found)):
+            index = self._index_of(tensor)
+            if index is None or self.birth[index] == 0:
+                continue
+            self.saved_by_node.setdefault(self._node, {})[index] = None
+            if self._bringing_back and self.phase is Phase.BACKWARD:
+                self.restored[self._node, index] = None
+            if self.kind[index] is None:
+                self.kind[index] = Kind.SAVED
+            if self.phase is Phase.FORWARD:
+                self._live_saved.append((handle, self._node, index))
+
+    def on_unpack(self, tensor: torch.Tensor) -> None:
+        """The program's own hook gives this to the backward of the node."""
+        index = self.index_of(tensor)
+        if index is not None:
+            self.restored[self._node, index] = None
+
+    def end_of_forward(self) -> None:
+        """Settle which node owns each saved storage: the first to save it whose hold is still there."""
+        for reference, node, index in self._live_saved:
+            handle = reference()
+            if handle is not None and handle.value is not None:
+                self.saved_at_end.setdefault(index, node)
+        self._live_saved = []

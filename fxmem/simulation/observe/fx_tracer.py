@@ -1,0 +1,325 @@
+"""Writes the `torch.fx.Graph` of a model while the model itself runs.
+
+`ProgramTracer` is a `torch.fx.Tracer` whose graph is not made from proxies but noted down: a `TorchFunctionMode` sees each
+torch call of the running program, and torch.fx's own leaf-module rule decides which module calls are nodes. The values
+are whatever the program is run with, FakeTensors as a rule, so the Python of the model decides its own control flow and
+keeps its own references.
+
+What equals `torch.fx.symbolic_trace` on every model it accepts: the sequence of `call_module` nodes and of calls that
+produce tensors. What differs by construction: `x + y` is written as the method the interpreter calls (`add`) where the
+two cannot be told apart; shapes and other numbers are constants of this run; functions marked with `torch.fx.wrap` are
+looked into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.fx
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+
+from fxmem._torch import checkpoint as torch_checkpoint
+from fxmem._torch import common as torch_common
+from fxmem.records.profile import ModuleCall, RecomputedRegion
+from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
+from fxmem.simulation.observe.source_lines import calling_line
+
+__all__ = ["CallObserver", "ProgramTracer", "named_arguments"]
+
+_METADATA_METHODS = frozenset(
+    {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
+)
+_METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_quantized", "is_sparse", "is_cuda", "is_meta"})
+_WATCHED = ("tracing", "recomputing", "repeating")
+"""States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second run."""
+
+
+class CallObserver(Protocol):
+    """Who is told which node the program is working for."""
+
+    def on_call(self, node: int) -> None:
+        """Everything from here until the next `on_call` happens for the node with this index in the graph."""
+
+    def on_result(self, node: int, first_op: int, result: Any) -> None:
+        """The node with this index returned `result`; it ran the ops from `first_op` on, whatever `on_call` had announced."""
+
+    def op_count(self) -> int:
+        """How many ops have run."""
+
+    def current_call(self) -> int:
+        """The node announced last, or whatever stands for none."""
+
+    def resume_call(self, node: int) -> None:
+        """Go on with what `current_call` told before an interruption."""
+
+    def bringing_back(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a checkpointed region runs again."""
+
+
+class ProgramTracer(torch.fx.Tracer):
+    """Traces one call of `root`, made by whoever runs the program inside `listening()`.
+
+    Args:
+        root: the module whose first call is written down.
+        observer: told about node boundaries as they happen.
+        replacement: given a torch function, what to run in its place (or None); always the same answer.
+        on_tensor_method: told of `Tensor.register_hook` and `Tensor.retain_grad` calls as `(name, tensor)`.
+    """
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        observer: CallObserver,
+        *,
+        replacement: Callable[[Any], Callable[..., Any] | None] = lambda _: None,
+        on_tensor_method: Callable[[str, torch.Tensor], None] = lambda *_: None,
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self._writer = GraphWriter(root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value))
+        self.graph = self._writer.graph
+        self.nodes = self._writer.nodes
+        """The graph's nodes in order; what `on_call` counts."""
+        self.sources = self._writer.sources
+        self.calls: list[ModuleCall] = []
+        """Calls of modules that are not leaves, as they end; those without a node are left out."""
+        self.recomputed: list[RecomputedRegion] = []
+        """Regions under `torch.utils.checkpoint`, as they end."""
+        self.constants = self._writer.constants
+        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them from."""
+        self.opaque = self._writer.opaque
+        """Arguments the graph can only name, not hold; a graph with any cannot be run."""
+        self._observer = observer
+        self._replacement = replacement
+        self._on_tensor_method = on_tensor_method
+        self._thread = threading.get_ident()
+        self._names = {module: name for name, module in root.named_modules()}
+        self._applied: dict[type, Callable[..., Any]] = {}
+        self._ordinary: dict[Any, bool] = {}
+        self._tells: dict[Any, bool] = {}
+        self._inside = 0
+        self._state = "before"
+        self._cursor = 0
+
+    # --- running -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
+        with (
+            torch_common.patched(torch.nn.Module, "__call__", self._make_module_call),
+            _Listener(self),
+            torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def listening_in_backward(self) -> Iterator[None]:
+        """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation needs it on."""
+        if torch_common.is_function_mode_on():
+            yield
+        else:
+            with _Listener(self):
+                yield
+
+    def again(self) -> None:
+        """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
+        self._state = "before"
+        self._cursor = 0
+
+    def _make_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # A leaf's own frames must not outlive the call, and its arguments must not be held longer than the program holds them.
+        def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or threading.get_ident() != self._thread:
+                return original(module, *args, **kwargs)
+            if module is self.root and self._state == "before":
+                return self._trace_root(original, args, kwargs)
+            name = self._names.get(module)
+            if name is None or self._state not in _WATCHED:
+                return original(module, *args, **kwargs)
+            if module is self.root or not self.is_leaf_module(module, name):
+                return self._call_inner(name, module, lambda: original(module, *args, **kwargs))
+            return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
+
+        return call_module
+
+    def _call_inner(self, name: str, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """A module that is looked into."""
+        tracing, first = self._state == "tracing", len(self.nodes)
+        source = calling_line() if tracing else None
+        self._writer.stack.append((name, type(module)))
+        try:
+            return run()
+        finally:
+            self._writer.stack.pop()
+            if tracing and len(self.nodes) > first:
+                self.calls.append(ModuleCall(module=name, first_node=first, last_node=len(self.nodes), source=source))
+
+    def _trace_root(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = not self.nodes
+        self._state = "tracing" if first else "repeating"
+        if first:
+            with self._own_work():
+                for name, value in named_arguments(self.root, args, kwargs):
+                    self._writer.placeholder(name, value)
+        self._writer.stack.append(("", type(self.root)))
+        try:
+            result = original(self.root, *args, **kwargs)
+        finally:
+            self._writer.stack.pop()
+            self._state = "after"
+        if first:
+            with self._own_work():
+                self._writer.output(result)
+        self._observer.on_result(len(self.nodes) - 1, self._observer.op_count(), result)
+        return result
+
+    def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+        """An `autograd.Function.apply` the program makes: one node; reentrant checkpointing, which is one, is looked into."""
+        if self._inside or self._state not in _WATCHED or cls is torch.utils.checkpoint.CheckpointFunction:
+            return apply(*args)
+        if cls not in self._applied:
+            self._applied[cls] = named_apply(cls)
+        return self._call("call_function", self._applied[cls], args, {}, lambda: apply(*args))
+
+    def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function or method the program calls."""
+        if self._is_metadata(function):
+            return function(*args, **kwargs)
+        idle = self._inside or self._state not in _WATCHED
+        if idle and self._is_ordinary(function):
+            return function(*args, **kwargs)
+        run = self._replacement(function) or function
+        name = getattr(function, "__name__", "")
+        if name in ("register_hook", "retain_grad") and args and isinstance(args[0], torch.Tensor):
+            result = run(*args, **kwargs)
+            self._on_tensor_method(name, args[0])
+            return result
+        if idle or name in _METADATA_METHODS:  # these, too, if they are replaced
+            return run(*args, **kwargs)
+        op, target, shown = as_node(function, name, args)
+        if op is None:
+            return run(*args, **kwargs)
+        return self._call(op, target, shown, kwargs, lambda: run(*args, **kwargs))
+
+    def _is_metadata(self, function: Any) -> bool:
+        """Whether a torch function only tells what a tensor is like: two of three calls of a program do."""
+        try:
+            known = self._tells.get(function)
+        except TypeError:  # not hashable
+            return False
+        if known is None:
+            name, attribute = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+            if name == "__get__" and type(attribute) is types.GetSetDescriptorType:
+                tells = attribute.__name__ in _METADATA_ATTRIBUTES
+            else:
+                tells = name in _METADATA_METHODS
+            known = self._tells[function] = tells and self._replacement(function) is None
+        return known
+
+    def _is_ordinary(self, function: Any) -> bool:
+        """Whether a torch function is run as it is where no calls are written down."""
+        try:
+            known = self._ordinary.get(function)
+        except TypeError:  # not hashable
+            return False
+        if known is None:
+            noted = getattr(function, "__name__", "") in ("register_hook", "retain_grad")
+            known = self._ordinary[function] = not noted and self._replacement(function) is None
+        return known
+
+    def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Run one leaf call and, if it made or changed a tensor, write it down."""
+        if self._state != "tracing":
+            return self._call_again(op, target, run)
+        first_op = self._observer.op_count()
+        self._observer.on_call(len(self.nodes))
+        self._inside += 1
+        try:
+            result = run()
+            if self._observer.op_count() == first_op and not has_tensor(result):
+                return result
+            # Written only now, so that asking a tensor for its shape leaves no trace of the tensor.
+            index = self._writer.call(op, target, args, kwargs, result, calling_line())
+        finally:
+            self._inside -= 1
+        self._observer.on_result(index, first_op, result)
+        return result
+
+    def _call_again(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
+        """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a second time."""
+        repeating, index, first_op = self._state == "repeating", self._recomputed(op, target), self._observer.op_count()
+        self._observer.on_call(index)
+        self._inside += 1
+        try:
+            result = run()
+        finally:
+            self._inside -= 1
+        if repeating and (self.nodes[index].op, self.nodes[index].target) == (op, target):
+            self._observer.on_result(index, first_op, result)
+        return result
+
+    # --- checkpointed regions ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _own_work(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    def _checkpoint_region(self) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], Callable[[], None]]:
+        tracing = self._state == "tracing"
+        start = self._cursor if self._state in ("recomputing", "repeating") else len(self.nodes)
+        stack = list(self._writer.stack)
+
+        def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+            def recompute(*args: Any, **kwargs: Any) -> Any:
+                outer, interrupted = (self._state, self._cursor, self._writer.stack), self._observer.current_call()
+                self._state, self._cursor, self._writer.stack = "recomputing", start, list(stack)
+                try:
+                    with self._observer.bringing_back():
+                        return function(*args, **kwargs)
+                finally:
+                    self._state, self._cursor, self._writer.stack = outer
+                    self._observer.resume_call(interrupted)
+
+            return recompute
+
+        def ended() -> None:
+            if tracing and len(self.nodes) > start:
+                self.recomputed.append(RecomputedRegion(first_node=start, last_node=len(self.nodes)))
+
+        return wrap, ended
+
+    def _recomputed(self, op: str, target: Any) -> int:
+        """The node written for this call when it first ran: the next one like it."""
+        for index in range(self._cursor, len(self.nodes)):
+            node = self.nodes[index]
+            if node.op == op and node.target == target:
+                self._cursor = index + 1
+                return index
+        return min(self._cursor, len(self.nodes) - 1)
+
+
+class _Listener(TorchFunctionMode):
+    def __init__(self, tracer: ProgramTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return self._tracer.call_torch(func, args, kwargs or {})
+
+
+def named_arguments(root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments of `root(*args, **kwargs)` with the names its forward gives them."""
+    code = getattr(type(root).forward, "__code__", None)
+    names = [n for n in code.co_varnames[1 : code.co_argcount] if n not in kwargs] if code is not None else []
+    return [*((names[i] if i < len(names) else f"input_{i}", value) for i, value in enumerate(args)), *kwargs.items()]

@@ -1,0 +1,243 @@
+"""How a program's calls and values are spelled in a `torch.fx.Graph`.
+
+What torch.fx would make of them as `symbolic_trace` records proxies, from tensors instead: a tensor stands for the node that returned it,
+or for the attribute of the module it is kept in. Nodes carry torch.fx's `nn_module_stack`, `stack_trace` and `tensor_meta`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
+from fxmem.records.profile import SourceLine
+
+__all__ = ["GraphWriter", "as_node", "has_tensor", "named_apply"]
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name)
+    for name in (
+        *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__neg__", "__pos__", "__abs__", "__invert__"),
+        *("__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__getitem__", "__setitem__"),
+        *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__"),
+    )
+}
+_REFLECTED = {f"__r{name[2:]}": function for name, function in _OPERATORS.items()}
+_WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
+"""Python functions of torch/_tensor.py whose names are not the operators'."""
+_CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), enum.Enum)
+
+
+@dataclasses.dataclass
+class _Element:
+    """A tensor inside what a node returned; its `getitem` is written when something reads it."""
+
+    parent: torch.fx.Node | _Element
+    key: Any
+    node: torch.fx.Node | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attribute:
+    name: str
+
+
+class GraphWriter:
+    """Writes the calls of one run of `root` as the nodes of a `torch.fx.Graph`.
+
+    Args:
+        root: whose parameters, buffers and other tensors are read by their names.
+        tracer_cls: whom the graph says it was made by.
+        returned: told of a node that is no call, its index and value: an input, or a tensor the module holds.
+
+    What it asks of a tensor are torch calls that are not the program's.
+    """
+
+    def __init__(self, root: torch.nn.Module, tracer_cls: type[torch.fx.Tracer], returned: Callable[[int, Any], None]) -> None:
+        self.graph = torch.fx.Graph(tracer_cls=tracer_cls)
+        self.nodes: list[torch.fx.Node] = []
+        """The graph's nodes in order."""
+        self.sources: list[SourceLine | None] = []
+        self.stack: list[tuple[str, type]] = []
+        """Path and class of the modules whose calls are under way, outermost first."""
+        self.constants: dict[str, torch.Tensor | None] = {}
+        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them from."""
+        self.opaque: list[str] = []
+        """Arguments the graph can only name, not hold; a graph with any cannot be run."""
+        self._returned = returned
+        self._attributes = _tensor_attributes(root)
+        self._node_of = WeakTensorKeyDictionary()
+        self._tensor_metas: dict[tuple[Any, ...], Any] = {}
+
+    def placeholder(self, name: str, value: Any) -> None:
+        """Write down an input."""
+        node = self.graph.placeholder(name)
+        index = self._append(node, None)
+        self._bind(node, value)
+        if isinstance(value, torch.Tensor):
+            node.meta["tensor_meta"] = self._tensor_meta(value)
+        self._returned(index, value)
+
+    def call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, source: SourceLine | None) -> int:
+        """Write down a call that returned `result`; the node's index."""
+        node = self.graph.create_node(op, target, self._lift(args), self._lift(kwargs))
+        index = self._append(node, source)
+        if target is not operator.setitem:
+            self._bind(node, result)
+        node.meta["tensor_meta"] = self._tensor_metas_of(result)
+        return index
+
+    def output(self, result: Any) -> int:
+        """Write down what `root` returned; the node's index, which is the last."""
+        return self._append(self.graph.output(self._lift(result)), None)
+
+    def _append(self, node: torch.fx.Node, source: SourceLine | None) -> int:
+        self.nodes.append(node)
+        self.sources.append(source)
+        node.meta["nn_module_stack"] = {path: (path, cls) for path, cls in self.stack}
+        if source is not None:
+            node.meta["stack_trace"] = f'  File "{source.file}", line {source.line}, in {source.function}\n    {source.code}'
+        return len(self.nodes) - 1
+
+    def _tensor_metas_of(self, result: Any) -> Any:
+        """What a node returned with metadata in its tensors' places; None without any."""
+        if isinstance(result, torch.Tensor):
+            return self._tensor_meta(result)
+        return torch_common.tree_map_only(torch.Tensor, self._tensor_meta, result) if has_tensor(result) else None
+
+    def _tensor_meta(self, tensor: torch.Tensor) -> Any:
+        """torch.fx's record of a tensor's metadata; most tensors are like one before."""
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return torch_common.tensor_metadata(tensor)
+        key = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+        known = self._tensor_metas.get(key)
+        if known is None:
+            known = self._tensor_metas[key] = torch_common.tensor_metadata(tensor)
+        return known
+
+    def _bind(self, node: torch.fx.Node | _Element, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._node_of[result] = node
+        elif isinstance(result, dict):
+            for key, value in result.items():
+                self._bind(_Element(node, key), value)
+        elif dataclasses.is_dataclass(result):
+            for field in dataclasses.fields(result):
+                self._bind(_Element(node, _Attribute(field.name)), getattr(result, field.name))
+        elif isinstance(result, (tuple, list)):
+            for position, value in enumerate(result):
+                self._bind(_Element(node, position), value)
+
+    def _lift(self, value: Any) -> Any:
+        """A program's value as an argument of a torch.fx node."""
+        if isinstance(value, torch.Tensor):
+            return self._lift_tensor(value)
+        if isinstance(value, _CONSTANTS):
+            return value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._made(type(value), tuple(self._lift(v) for v in value), {})
+        if isinstance(value, tuple):
+            return tuple(self._lift(v) for v in value)
+        if isinstance(value, list):
+            return [self._lift(v) for v in value]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            return self._made(type(value), (), {k: self._lift(v) for k, v in fields.items() if v is not None})
+        if isinstance(value, dict):
+            return {k: self._lift(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(self._lift(value.start), self._lift(value.stop), self._lift(value.step))
+        if isinstance(value, (range, types.FunctionType, types.BuiltinFunctionType, type)):
+            return value
+        self.opaque.append(type(value).__qualname__)
+        return f"<{type(value).__qualname__}>"
+
+    def _made(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+        node = self.graph.create_node("call_function", cls, args, kwargs)
+        self._append(node, None)
+        return node
+
+    def _lift_tensor(self, tensor: torch.Tensor) -> torch.fx.Node:
+        known = self._node_of.get(tensor)  # type: ignore[no-untyped-call]
+        if isinstance(known, torch.fx.Node):
+            return known
+        if isinstance(known, _Element):
+            return self._getitem(known)
+        name = self._attributes.get(id(tensor))
+        if name is None:
+            name = f"_tensor_constant{len(self.constants)}"
+            # Only a real tensor can be a constant of the graph; a fake one must not be kept alive here.
+            self.constants[name] = None if isinstance(tensor, torch_common.FakeTensor) else tensor
+            if self.constants[name] is None:
+                self.opaque.append("a tensor no traced call made")
+        node = self.graph.create_node("get_attr", name, (), {})
+        index = self._append(node, None)
+        self._node_of[tensor] = node
+        node.meta["tensor_meta"] = self._tensor_meta(tensor)
+        self._returned(index, tensor)
+        return node
+
+    def _getitem(self, element: _Element) -> torch.fx.Node:
+        if element.node is None:
+            parent = element.parent if isinstance(element.parent, torch.fx.Node) else self._getitem(element.parent)
+            if isinstance(element.key, _Attribute):
+                element.node = self.graph.create_node("call_function", getattr, (parent, element.key.name), {})
+            else:
+                element.node = self.graph.create_node("call_function", operator.getitem, (parent, element.key), {})
+            self._append(element.node, None)
+        return element.node
+
+
+def as_node(function: Any, name: str, args: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
+    """How torch.fx would write a call: (op, target, args). op None: reading or writing what is no computation."""
+    if name == "__get__":
+        attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+        return "call_function", getattr, (args[0], attribute)
+    if name in ("__set__", "__delete__", "__len__", "__bool__", "requires_grad_", "__hash__", "__format__", "__repr__"):
+        return None, None, args
+    if name in _REFLECTED and len(args) == 2:
+        return "call_function", _REFLECTED[name], (args[1], args[0])
+    if name in _OPERATORS:
+        return "call_function", _OPERATORS[name], args
+    if function in _WRAPPED_OPERATORS:
+        return "call_function", _WRAPPED_OPERATORS[function], args
+    if getattr(torch.Tensor, name, None) == function and args and isinstance(args[0], torch.Tensor):
+        return "call_method", name, args
+    public = getattr(torch, name, None)
+    return "call_function", public if public == function else function, args
+
+
+def named_apply(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` under a name generated code can tell from other functions' `apply`."""
+
+    def apply(*args: Any) -> Any:
+        return cls.apply(*args)
+
+    apply.__module__, apply.__name__, apply.__qualname__ = cls.__module__, f"{cls.__name__}_apply", f"{cls.__qualname__}.apply"
+    return apply
+
+
+def has_tensor(value: Any) -> bool:
+    """Whether there is a tensor in a nested value."""
+    return isinstance(value, torch.Tensor) or any(True for _ in torch_common.tensors_in(value))
+
+
+def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
+    """Qualified name of every tensor a module holds, registered or not; the first name of a shared one."""
+    names: dict[int, str] = {}
+    for path, module in root.named_modules():
+        prefix = f"{path}." if path else ""
+        for holder in (torch_modules.parameters_of(module), torch_modules.buffers_of(module), vars(module)):
+            for name, value in holder.items():
+                if isinstance(value, torch.Tensor):
+                    names.setdefault(id(value), prefix + name)
+    return names

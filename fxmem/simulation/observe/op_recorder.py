@@ -1,0 +1,198 @@
+"""Sees every op of a program run on FakeTensors, and has what it allocates noted.
+
+`Recorder` is a `TorchDispatchMode` above the fake one: each ATen call returns fake tensors, whose storages stand for the
+memory a real run would take. They are noted in a `StepLog`.
+
+What is not seen: storage that changes its size in place (`resize_`), and what a kernel takes and gives back inside one
+call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem.errors import AnalysisError
+from fxmem.records.profile import Phase
+from fxmem.simulation import known_values
+from fxmem.simulation.kernels.fake_kernels import LOSSES, ONE_DTYPE, check_one_dtype
+from fxmem.simulation.observe.assertions import passing
+from fxmem.simulation.observe.autograd_engine import NODE_CALL
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.op_cache import Fresh, Replay, Replayer, different
+from fxmem.simulation.observe.source_lines import user_frame
+
+__all__ = ["Looked", "Recorder"]
+
+_SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
+_SILENT_NAMESPACES = frozenset({"prim", "profiler"})
+
+
+def _is_silent(func: Any, name: str) -> bool:
+    """Whether an op that allocates nothing need not be noted: it computes nothing either."""
+    return name in _SILENT_NAMES or name.startswith("aten.sym_") or name.partition(".")[0] in _SILENT_NAMESPACES or bool(getattr(func, "is_view", False))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """What an op is, beside what it allocates for all to see: a function of the op, its arguments' metadata and its other arguments."""
+
+    flops: int | None
+    """None where it computes and has no formula."""
+    hidden: Any = None
+    """What it allocates unseen, in the words of whoever asked."""
+
+
+_IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+}
+"""What an autograd node in C++ does out of place only because it sees tensor subclasses, to zeros of its own: `index_backward`,
+`index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward` (torch/csrc/autograd/FunctionsManual.cpp,
+aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of the input's size where a fake one would have two."""
+
+
+class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
+    """Runs the ops of one program.
+
+    Args:
+        log: where all is noted.
+        fakes: the mode the program runs in.
+        look: `(op, name, args, kwargs, result) -> Looked`; not asked again for a call that looks the same.
+        saw: told index, `Looked.hidden` and phase of each op that hides something.
+        replayer: of calls in this mode.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        fakes: torch_common.FakeTensorMode,
+        look: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], Looked],
+        saw: Callable[[int, Any, Phase], None],
+        replayer: Replayer,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._fakes = fakes
+        self._look = look
+        self._saw = saw
+        self._looked: dict[Replay, Looked] = {}
+        self._replayer = replayer
+        self._keys: dict[Any, tuple[str, bool]] = {}
+        self._in_place_foreach: dict[Any, bool] = {}
+        self.made_up_scalars = 0
+        """Numbers the optimizer read from tensors without values, each answered with 1."""
+        self.passed_checks = 0
+        """Conditions without values that the program asked for only to raise an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch_fakes.DEVICE_OF:
+            return args[0].fake_device
+        for kind in types:
+            if kind is not torch_common.FakeTensor and not issubclass(kind, torch_common.FakeTensor):
+                return NotImplemented  # a wrapper takes itself apart; what it then calls comes here
+        if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
+            return number
+        kwargs = kwargs or {}
+        if torch_common.is_composite(func):  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        log = self._log
+        begin = log.tick
+        if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
+            func = _IN_PLACE_IN_NODES[func]
+        call = None if self._is_in_place_foreach(func) else self._replayer.call(func, args, kwargs)
+        replay = None if call is None else call.replay
+        if call is None or replay is None or self._replayer.compares:
+            result = self._run(func, args, kwargs)
+            log.note_tensors(result)
+            if call is not None:
+                replay = self._replayer.learned(call, func, args, kwargs, result)
+        else:
+            result = self._replayer.make(replay, call.tensors)
+            self._note_outputs(result, replay)
+        if log.setting_up:
+            return result
+        key = self._keys.get(func)
+        if key is None:
+            name = str(func)
+            key = self._keys[func] = name, _is_silent(func, name)
+        name, silent = key
+        if silent and log.tick == begin:
+            return result
+        looked = None if replay is None else self._looked.get(replay)
+        if looked is None:
+            looked = self._look(func, name, args, kwargs, result)
+            if replay is not None:
+                self._looked[replay] = looked
+        elif self._replayer.compares and looked != self._look(func, name, args, kwargs, result):
+            raise AnalysisError(different(func))
+        index = log.note_op(name, begin, looked.flops, (args, kwargs))
+        if looked.hidden is not None:
+            self._saw(index, looked.hidden, log.phase)
+        return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call itself, on fakes."""
+        number = self._replayer.number(func, args)
+        if number is not None:
+            return number
+        if func in ONE_DTYPE:
+            check_one_dtype(func, args)
+        if func in LOSSES and (loss := LOSSES[func](self._fakes, func, *args, **kwargs)) is not NotImplemented:
+            return loss
+        try:
+            needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
+            result = None if needs_no_run else func(*args, **kwargs)
+            known_values.follow(func, args, kwargs, result)
+        except torch_common.DATA_DEPENDENT:
+            known, result = known_values.recover(func, args, kwargs, self._fakes, self._log.note_tensors)
+            if not known and func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
+                result = self._passing()
+                known = result is not None
+            if not known:
+                if not self._is_scalar_of_optimizer(func):
+                    raise
+                # Adafactor scales its step by a norm it reads; no allocation hangs on the number.
+                self.made_up_scalars += 1
+                result = 1.0 if args[0].dtype.is_floating_point else 1
+        return result
+
+    def _passing(self) -> bool | None:
+        """What the program expects of a condition that it checks, or raises; None where it does something else with it."""
+        frame = user_frame(sys._getframe(1))
+        passed = None if frame is None else passing(frame)
+        self.passed_checks += passed is not None
+        return passed
+
+    def _is_in_place_foreach(self, func: Any) -> bool:
+        """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run it.
+
+        FakeTensorMode hashes every tensor of every list first, which took a seventh of a ResNet-50 step. Scalars are left to it: step
+        counters have values.
+        """
+        known = self._in_place_foreach.get(func)
+        if known is None:
+            name = str(func)
+            known = self._in_place_foreach[func] = name.startswith("aten._foreach_") and name.split(".")[1].endswith("_")
+        return known
+
+    def _is_scalar_of_optimizer(self, func: Any) -> bool:
+        return self._log.phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default
+
+    def _note_outputs(self, result: Any, replay: Replay) -> None:
+        """As `StepLog.note_tensors`, for tensors whose looks are known."""
+        for tensor, output in zip((result,) if replay.container is None else result, replay.outputs, strict=True):
+            if type(output) is Fresh:
+                if output.nbytes and output.device.type == self._log.device_type:
+                    self._log.enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)
+            elif isinstance(tensor, torch.Tensor):
+                self._log.index_of(tensor)

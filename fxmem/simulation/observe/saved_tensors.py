@@ -1,0 +1,117 @@
+"""What autograd's nodes keep for backward, and when they let go of it.
+
+A node's saved tensors are packed under its number and go when the node has run, unless the graph is retained
+(torch/csrc/autograd/saved_variable.h, `SavedVariable::reset_data`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+
+__all__ = ["Saved", "SavedTensors"]
+
+
+class Saved:
+    """What stands in for one saved tensor in the autograd graph; empty once its node has run."""
+
+    __slots__ = ("__weakref__", "hooks", "value")
+
+    def __init__(self, value: Any, hooks: torch_autograd.Hooks) -> None:
+        self.value: Any = value
+        self.hooks: torch_autograd.Hooks | None = hooks
+
+    def release(self) -> None:
+        """What C++ does to a saved variable whose node has run."""
+        self.value = self.hooks = None
+
+
+class SavedTensors:
+    """The saved tensors of one thread's graph.
+
+    Args:
+        on_save: told what is kept (a tensor, or whatever the program's own pack hook made of it); it is gone when the handle is dead or empty.
+        on_unpack: told what the program's own unpack hooks give.
+        around: what these run inside.
+    """
+
+    def __init__(
+        self,
+        on_save: Callable[[Any, weakref.ref[Saved]], None],
+        on_unpack: Callable[[torch.Tensor], None],
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._on_save, self._on_unpack = on_save, on_unpack
+        self._around = around
+        self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
+        self._unpacked: list[list[Saved]] = []
+        self._unpacking = 0
+
+    def pack(self, hooks: torch_autograd.Hooks, tensor: torch.Tensor) -> Saved:
+        """What autograd is to hold for `tensor`, which the node made last saves."""
+        # A node takes its number when it is made, just before it saves.
+        number = torch_autograd.next_sequence_number() - 1
+        if tensor.grad_fn is not None and torch_autograd.sequence_number(tensor.grad_fn) == number:
+            # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
+            number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
+            tensor = torch_autograd.detached(tensor)
+        handle = Saved(hooks.pack(tensor), hooks)
+        reference = weakref.ref(handle)
+        self._saved_by.setdefault(number, []).append(reference)
+        self._on_save(handle.value, reference)
+        return handle
+
+    def unpack(self, handle: Saved) -> Any:
+        """The tensor, or what the program's own hook makes of what it kept. Raises: RuntimeError, as torch does, where it has been freed."""
+        # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
+        if self._unpacked and not self._unpacking:
+            self._unpacked[-1].append(handle)
+        if handle.hooks is None:
+            raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
+        self._unpacking += 1
+        try:
+            if handle.hooks.change_nothing:
+                return handle.value
+            with self._around():
+                found = handle.hooks.unpack(handle.value)
+            self._on_unpack(found)
+            return found
+        finally:
+            self._unpacking -= 1
+
+    def node_begins(self) -> None:
+        """What is unpacked from here on is read by one node of the backward."""
+        self._unpacked.append([])
+
+    def node_ended(self) -> list[Saved]:
+        """What the node that began last has read."""
+        return self._unpacked.pop()
+
+    def release(self, number: int, read: list[Saved]) -> None:
+        """Let go of what the node with this number saved and of what it read."""
+        for handle in read:
+            handle.release()
+        for reference in self._saved_by.pop(number, ()):
+            kept = reference()
+            if kept is not None:
+                kept.release()
+
+
+def _saver_of_output(maker: Any) -> int:
+    """The number under which a node saves its own output, which `maker` made last.
+
+    An in-place op on a view saves after autograd has rebuilt the view's `grad_fn` on top of the op's own node, a
+    `CopySlices` (torch/csrc/autograd/variable.cpp, `grad_fn` and `rebase_history`).
+    """
+    last = number = torch_autograd.sequence_number(maker)
+    while type(maker).__name__ != "CopySlices":
+        maker, number = maker.next_functions[0][0] if maker.next_functions else None, number - 1
+        if maker is None or torch_autograd.sequence_number(maker) != number:
+            return last
+    return number

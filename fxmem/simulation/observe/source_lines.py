@@ -1,0 +1,63 @@
+"""Which of the lines that a call comes from is the user's own: the innermost outside torch and fxmem."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import types
+
+import torch
+
+import fxmem
+from fxmem.records.profile import SourceLine
+
+__all__ = ["calling_line", "innermost_user_line", "user_frame"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(fxmem.__file__) + os.sep
+_STEP = _HERE + os.path.join("simulation", "step.py")
+_NOT_THE_USERS = (_TORCH, _HERE, os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py", os.path.dirname(os.__file__) + os.sep + "functools.py")
+
+
+def calling_line() -> SourceLine | None:
+    """The user's line behind whoever asks; None where none is."""
+    frame = user_frame(sys._getframe(2))
+    return None if frame is None else _user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost of a frame and its callers that is the user's own code; None where none is."""
+    while frame is not None:
+        if frame.f_code.co_filename == _STEP:
+            return None  # beyond it is whoever asked for the analysis
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+_LINES: dict[tuple[str, int, str], SourceLine] = {}
+
+
+def _user_line(file: str, line: int, function: str) -> SourceLine:
+    """The record of a line, its text read once."""
+    key = file, line, function
+    known = _LINES.get(key)
+    if known is None:
+        if len(_LINES) > 100_000:
+            _LINES.clear()
+        known = _LINES[key] = SourceLine(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
+    return known
+
+
+def innermost_user_line(error: BaseException) -> SourceLine | None:
+    """Where in the user's own code (neither torch's nor ours) an error came from."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
+            found = _user_line(code.co_filename, trace.tb_lineno, code.co_name)
+        trace = trace.tb_next
+    return found

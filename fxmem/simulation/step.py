@@ -1,0 +1,240 @@
+"""One training or inference step: the very function that is both predicted on FakeTensors and measured on real ones.
+
+Definition, for `mode="train"`:
+
+    out = model(*args, **kwargs)
+    loss = loss_fn(out)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+as the body of a function: `out` and `loss` live until it returns, and nothing else is kept. For `mode="infer"` it
+is the first line under `torch.no_grad()`. A precision puts the first two lines under autocast, as PyTorch
+recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the gradients in
+place; whoever runs it again clears them first.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fxmem._torch.common import tensors_in
+from fxmem.errors import UsageError
+from fxmem.records.profile import Step
+from fxmem.simulation.user_code import closest
+
+__all__ = ["Loss", "Mark", "Mode", "OptimizerSpec", "Precision", "autocast", "default_loss", "describe", "make_optimizer", "run_step", "set_training"]
+
+Mode = Literal["train", "infer"]
+Precision = Literal["bf16", "fp16"]
+Loss = Callable[[Any], torch.Tensor]
+"""Takes the model's output, gives the scalar to differentiate."""
+OptimizerSpec = str | type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer] | None
+"""A name, a class, a factory of parameters, or None."""
+Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
+"""Is told which part of the step begins. `loss` is part of the forward phase."""
+
+_AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def run_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    loss: Loss | None,
+    optimizer: Optimizer | None,
+    precision: Precision | None,
+    device_type: str,
+    mode: Mode,
+    mark: Mark,
+) -> None:
+    """Run the step of this module's definition once.
+
+    `loss` None means `default_loss`. The flags of the model (`training`, `requires_grad`) are taken as they are.
+
+    Raises:
+        UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
+    """
+    mark("forward")
+    if mode == "infer":
+        with torch.no_grad(), autocast(device_type, precision):
+            out = model(*args, **kwargs)
+            _check_output(out)
+        return
+    with autocast(device_type, precision):
+        out = model(*args, **kwargs)
+        _check_output(out)
+        mark("loss")
+        value = (default_loss if loss is None else loss)(out)
+    _check_loss(value)
+    mark("backward")
+    value.backward()  # type: ignore[no-untyped-call]
+    if optimizer is not None:
+        mark("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def default_loss(out: Any) -> torch.Tensor:
+    """The output's `.loss` if it has one that is not None, else the sum of its floating-point tensors.
+
+    The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which an fp16 sum would
+    overflow) and the sums added from left to right.
+
+    Raises:
+        UsageError: the output holds no floating-point tensor.
+    """
+    own = getattr(out, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    total: torch.Tensor | None = None
+    for leaf in tensors_in(out):
+        if leaf.is_floating_point():
+            term = leaf.sum() if leaf.element_size() >= 4 else leaf.float().sum()
+            total = term if total is None else total + term
+    if total is None:
+        raise UsageError(f"expected an output with a `.loss` or floating-point tensors to sum, got {_what(out)}; pass loss=, a function of the output")
+    return total
+
+
+@contextlib.contextmanager
+def autocast(device_type: str, precision: Precision | None) -> Iterator[None]:
+    """`torch.autocast(device_type, dtype)`, except that it does not turn itself off where the device is absent.
+
+    The autocast weight cache lives until the outermost autocast ends, as in torch/amp/autocast_mode.py.
+    """
+    if precision is None:
+        yield
+        return
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    torch.set_autocast_enabled(device_type, True)
+    torch.set_autocast_dtype(device_type, _AUTOCAST_DTYPES[precision])
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(device_type, enabled)
+        torch.set_autocast_dtype(device_type, dtype)
+
+
+def set_training(model: nn.Module, mode: Mode) -> None:
+    """Put `model` in the state its user would: `train()` or `eval()`, unless the root's flag already says so.
+
+    A model that is already training keeps the submodules its user has put in `eval()` (frozen normalisation).
+    """
+    if model.training != (mode == "train"):
+        with contextlib.suppress(NotImplementedError):  # an exported program stays in the mode it was exported in
+            model.train(mode == "train")
+
+
+def describe(mode: Mode, loss: Loss | None, optimizer: Optimizer | None, precision: Precision | None, accumulate: int = 1, prefetch: int = 0) -> Step:
+    """The step as a record."""
+    if mode == "infer":
+        return Step(mode=mode, optimizer=None, loss=None, precision=precision, prefetch=prefetch)
+    how = "the output's .loss, else the sum of its floating-point tensors" if loss is None else getattr(loss, "__qualname__", type(loss).__qualname__)
+    name = None if optimizer is None else type(optimizer).__name__
+    return Step(mode=mode, optimizer=name, loss=how, precision=precision, accumulate=accumulate, prefetch=prefetch)
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------------------
+
+_PRESETS: dict[str, tuple[str, dict[str, Any]]] = {"sgd-momentum": ("sgd", {"momentum": 0.9})}
+_REFUSED = {
+    "lbfgs": "calls the model again from inside step(), which the modelled step does not",
+    "sparseadam": "takes sparse gradients only",
+}
+
+
+def _classes() -> dict[str, type[Optimizer]]:
+    found = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, Optimizer)}
+    return {name: value for name, value in found.items() if value is not Optimizer and name not in _REFUSED}
+
+
+def make_optimizer(spec: OptimizerSpec, params: Iterable[nn.Parameter], *, foreach: bool | None = None) -> Optimizer | None:
+    """The optimizer that `spec` names, over `params`.
+
+    A string is the name of a `torch.optim` class in any case, or `sgd-momentum` (momentum 0.9), with options after a
+    colon: `adamw:fused`, `adamw:foreach`, `adamw:forloop`, `sgd:momentum=0.9,nesterov`. Everything else is the
+    class's default. `foreach` is which implementation to take where neither the options nor the factory says so and
+    the class has the choice; None leaves it to torch.
+
+    Raises:
+        UsageError: no such optimizer or option; the optimizer refuses these parameters.
+    """
+    if spec is None:
+        return None
+    given = list(params)
+    cls, options = _parse(spec) if isinstance(spec, str) else (spec, {})
+    if isinstance(cls, type) and foreach is not None and "foreach" in _options_of(cls) and not {"foreach", "fused"} & options.keys():
+        options = {**options, "foreach": foreach}
+    try:
+        made = cls(given, **options)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise UsageError(f"optimizer {_name(spec)} cannot take these {len(given)} parameters: {' '.join(str(error).split())}") from error
+    if not isinstance(made, Optimizer):
+        raise UsageError(f"expected optimizer factory {_name(spec)} to return a torch.optim.Optimizer, got {type(made).__name__}")
+    return made
+
+
+def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    name, _, options = spec.partition(":")
+    key, preset = _PRESETS.get(name.lower(), (name.lower(), {}))
+    if key in _REFUSED:
+        raise UsageError(f"optimizer {name!r} {_REFUSED[key]}; choose another, or None to leave the optimizer out")
+    classes = _classes()
+    if key not in classes:
+        raise UsageError(f"expected an optimizer of torch.optim, got {name!r}{closest(name, [*classes, *_PRESETS])}")
+    known = _options_of(classes[key])
+    chosen = dict(preset)
+    for option in filter(None, options.split(",")):
+        word, equals, text = (part.strip() for part in option.partition("="))
+        word, value = ("foreach", False) if word == "forloop" else (word, _literal(spec, text) if equals else True)
+        if word not in known:
+            raise UsageError(f"{classes[key].__name__} has no option {word!r}{closest(word, [*known, 'forloop'])}")
+        chosen[word] = value
+    return classes[key], chosen
+
+
+def _literal(spec: str, text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise UsageError(f"expected a number or True or False after '=' in optimizer {spec!r}, got {text!r}") from error
+
+
+def _options_of(cls: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(cls).parameters if name != "params"]
+
+
+def _what(out: Any) -> str:
+    """An output in a few words: which tensors are in it, or what it is."""
+    held = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in tensors_in(out))
+    return ", ".join(held) or type(out).__name__
+
+
+def _name(spec: Any) -> str:
+    return repr(spec) if isinstance(spec, str) else getattr(spec, "__qualname__", type(spec).__qualname__)
+
+
+def _check_output(out: Any) -> None:
+    if inspect.isgenerator(out):
+        raise UsageError("expected the model to return what it computed, got a generator, whose body has not run; return list(...) of it")
+
+
+def _check_loss(value: Any) -> None:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UsageError(f"expected the loss to be a tensor of one element, got {came}")
+    if not value.requires_grad:
+        raise UsageError("the loss does not depend on any parameter that requires a gradient; unfreeze one, or use mode='infer'")

@@ -1,0 +1,396 @@
+"""What one real step on the CPU takes: its allocator's log, with every operator's own scratch memory told apart.
+
+`torch.profiler` with `profile_memory=True` reports each allocation and free of the CPU allocator in order, in the
+bytes that were asked for (c10/core/CPUAllocator.cpp, `ProfiledCPUMemoryReporter`: no rounding, no alignment). Their
+running sum over what was alive before the step is the number of bytes alive. That is the truth a lifetime model is
+held to, and it needs no GPU.
+
+The same log holds memory that no tensor of the program ever owns. A *leaf operator* is what the dispatcher hands
+to a kernel once composite operators are taken apart: `aten.convolution`, not `aten.conv2d`. It is also the smallest
+thing a program can see, and a FakeTensor run of it where the operator has a meta kernel. What one call of a leaf operator
+both allocates and frees is its *scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above
+all. It depends on the CPU's instruction set and the number of threads; what is left without it does not. Counted with it is
+what a kernel keeps for its own backward in a tensor whose size only its library knows: oneDNN's workspace of a recurrent layer.
+
+Assumptions. Scratch in OpenMP worker threads and in libraries that do not use torch's allocator (MKL) is not seen,
+because the profiler does not see it. Memory on other devices is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import platform
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.profiler import profile, record_function
+
+from fxmem._torch import profiler as torch_profiler
+from fxmem._torch.common import tree_leaves
+from fxmem._torch.wrappers import parts
+from fxmem.errors import FxmemError, UsageError
+from fxmem.records.profile import Kind, Phase
+from fxmem.records.validation import Machine, MeasuredOp, Measurement
+from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
+from fxmem.simulation.user_code import failure
+
+__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "check_on_cpu", "collected", "measure_cpu", "resident_bytes", "scratch_events"]
+
+# --- the log ------------------------------------------------------------------------------------------------------------------
+
+WORKSPACE_KERNELS = (
+    "aten.convolution.default",
+    "aten.convolution_backward.default",
+    "aten.mkldnn_rnn_layer.default",
+    "aten.mkldnn_rnn_layer_backward.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+)
+"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and recurrent
+layers as it likes, and the CPU's flash attention takes buffers for each thread."""
+
+_RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
+"""Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and cell state,
+workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
+
+_OPERATOR = re.compile(r"\w+::\w+")
+_MARK = "fxmem.simulation.step:"
+_PHASES = {"forward": Phase.FORWARD, "loss": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer": Phase.OPTIMIZER}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a leaf operator."""
+
+    name: str
+    """Qualified overload, e.g. `aten.convolution.default`."""
+    input_shapes: tuple[tuple[int, ...] | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One allocation or free."""
+
+    nbytes: int
+    """Positive for an allocation, negative for a free."""
+    address: int
+    phase: Phase = Phase.FORWARD
+    call: Call | None = None
+    """The call during which it happens; None between two operators."""
+    path: tuple[str, ...] = ()
+    """Operators it happens in, from the leaf operator to the innermost."""
+
+
+def scratch_events(events: Sequence[Event]) -> dict[int, Call]:
+    """Indices of the allocations of a call's scratch, and of their frees, with the call."""
+    born: dict[int, int] = {}
+    freed: dict[int, int] = {}
+    scratch: dict[int, Call] = {}
+    for index, event in enumerate(events):
+        if event.nbytes > 0:
+            born[event.address] = index
+            continue
+        birth = born.pop(event.address, None)
+        if birth is None:
+            continue
+        freed[birth] = index
+        call = event.call
+        if call is not None and events[birth].call is call:
+            scratch[birth] = scratch[index] = call
+    for birth, call in _kept_by_kernels(events, scratch):
+        scratch[birth] = call
+        if birth in freed:
+            scratch[freed[birth]] = call
+    return dict(sorted(scratch.items()))
+
+
+def _kept_by_kernels(events: Sequence[Event], scratch: Mapping[int, Call]) -> Iterator[tuple[int, Call]]:
+    """What outlives a call of an operator with a workspace and is none of its other results."""
+    made: Counter[Call] = Counter()
+    for index, event in enumerate(events):
+        call = event.call
+        if event.nbytes > 0 and call is not None and call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
+            made[call] += 1
+            if made[call] > _RESULTS_OF_KNOWN_SHAPE[call.name]:
+                yield index, call
+
+
+def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -> list[int]:
+    """Bytes alive before the first event and after each, the events `without` not counted."""
+    return list(itertools.accumulate((0 if index in without else event.nbytes for index, event in enumerate(events)), initial=resident))
+
+
+def _read(profiled: profile) -> list[Event]:
+    """The memory events of a profile in order of time."""
+    found: list[tuple[int, Event | Phase]] = []
+    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [(root, None, ()) for root in torch_profiler.event_tree(profiled)]
+    while pending:
+        entry, call, path = pending.pop()
+        if torch_profiler.is_allocation(entry):
+            block = entry.extra_fields
+            if block.device.type == "cpu":
+                found.append((entry.start_time_ns, Event(block.alloc_size, block.ptr, call=call, path=path)))
+        elif entry.name.startswith(_MARK):
+            found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(_MARK)]))
+        elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
+            call = call or _leaf_call(entry)
+            path = (*path, _qualified(entry)) if call else path
+        pending += [(child, call, path) for child in entry.children]
+    found.sort(key=lambda timed: timed[0])
+    return list(_in_phases(entry for _, entry in found))
+
+
+def _leaf_call(entry: Any) -> Call | None:
+    """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the operator itself."""
+    name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
+    if torch_profiler.is_composite(name):
+        return None
+    inner = (child for child in entry.children if torch_profiler.is_function(child))
+    if torch_profiler.has_autocast(name) and any(child.name == entry.name and child.overload_name == entry.overload_name for child in inner):
+        return None
+    shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
+    return Call(_qualified(entry), shapes)
+
+
+def _qualified(entry: Any) -> str:
+    return f"{entry.name.replace('::', '.')}.{entry.overload_name or 'default'}"
+
+
+def _in_phases(entries: Iterator[Event | Phase]) -> Iterator[Event]:
+    phase = Phase.FORWARD
+    for entry in entries:
+        if isinstance(entry, Phase):
+            phase = entry
+        else:
+            yield Event(entry.nbytes, entry.address, phase, entry.call, entry.path)
+
+
+# --- the run ------------------------------------------------------------------------------------------------------------------
+
+
+def measure_cpu(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    mode: Mode,
+    loss: Loss | None,
+    optimizer: OptimizerSpec,
+    precision: Precision | None,
+    accumulate: int = 1,
+    steps: int = 3,
+    set_aside: tuple[str, ...] = WORKSPACE_KERNELS,
+) -> Measurement:
+    """Run `steps` real steps on the CPU and measure the last.
+
+    The model is trained in place: hand in a copy. The steps before the last bring the steady state (optimizer state
+    exists); garbage is collected before the last one and not during it. Where the step has no optimizer, gradients are
+    cleared before each step.
+
+    Args:
+        accumulate: micro-batches to one optimizer step; the last of them is what is measured.
+        set_aside: operators whose scratch `peak_without_kernel_scratch_bytes` leaves out.
+
+    Raises:
+        UsageError: fewer than two steps, or something on another device than the CPU.
+        AnalysisError: the step raised; with the user's line.
+    """
+    if steps < 2:
+        raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
+    check_on_cpu(model, args, kwargs)
+    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
+    step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
+    try:
+        # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
+        with _quiet(), torch_profiler.profiler(acc_events=True):  # acc_events: else it warns of cycles there are not
+            for _ in range(steps - 1):
+                step(mark=_nowhere)
+                if mode == "train" and stepper is None:
+                    model.zero_grad(set_to_none=True)
+            for _ in range(accumulate - 1):
+                step(mark=_nowhere, optimizer=None)
+        resident = resident_bytes(model, args, kwargs, stepper)
+        with (
+            collected(),
+            _quiet(),
+            torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
+        ):
+            step(mark=_mark)
+    except FxmemError:
+        raise
+    except Exception as error:
+        raise failure(error, "a real step on the CPU") from error
+    return _measurement(type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside)
+
+
+def _nowhere(_: str) -> None:
+    """For the parts of a step that is not measured."""
+
+
+def _mark(part: str) -> None:
+    with record_function(_MARK + part):
+        pass
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[None]:
+    """No garbage at the start, and no collector that frees what a plain step would keep."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Kineto from writing to stderr that it found no GPU."""
+    key = "KINETO_LOG_LEVEL"
+    before = os.environ.get(key)
+    os.environ.setdefault(key, "99")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[key]
+
+
+def resident_bytes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: Optimizer | None, *, device_type: str = "cpu"
+) -> dict[Kind, int]:
+    """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of `Kind`.
+
+    Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one; what a
+    module keeps inside objects of other classes is not found. Kinds with nothing are left out.
+    """
+    kept = (leaf for module in model.modules() for key, value in vars(module).items() if key not in ("_parameters", "_modules") for leaf in tree_leaves(value))
+    inputs = tree_leaves((args, dict(kwargs)))
+    owners: list[tuple[Kind, Any]] = [
+        (Kind.PARAMETER, model.parameters()),
+        (Kind.BUFFER, kept),
+        (Kind.INPUT, inputs),
+        (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer.state.values())) if optimizer else ()),
+        (Kind.GRADIENT, (leaf.grad for leaf in (*model.parameters(), *inputs) if isinstance(leaf, torch.Tensor) and leaf.is_leaf)),
+    ]
+    seen: set[int] = set()
+    sizes: dict[Kind, int] = defaultdict(int)
+    for kind, leaves in owners:
+        for leaf in (part for held in leaves if isinstance(held, torch.Tensor) for part in parts(held)):
+            if leaf.device.type == device_type and leaf.layout == torch.strided:
+                storage = leaf.untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    sizes[kind] += storage.nbytes()
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a step of which a parameter, a buffer or an input is not on the CPU.
+
+    Raises:
+        UsageError: names the first that is not.
+    """
+    named = [*model.named_parameters(), *model.named_buffers(), *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs)))))]
+    for name, tensor in named:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            raise UsageError(f"expected everything on the CPU before it is measured, but {name} is on {tensor.device}")
+
+
+# --- the record ---------------------------------------------------------------------------------------------------------------
+
+
+def _measurement(model: str, step: Any, resident: dict[Kind, int], events: Sequence[Event], set_aside: tuple[str, ...]) -> Measurement:
+    start = sum(resident.values())
+    scratch = scratch_events(events)
+    of_kernels = {index: call for index, call in scratch.items() if call.name in set_aside}
+    live = _live(start, events, {})
+    at = live.index(max(live)) - 1
+    running = events[at].call if at >= 0 else None
+    by_phase: dict[Phase, int] = defaultdict(int)
+    for event, alive in zip(events, live[1:], strict=True):
+        by_phase[event.phase] = max(by_phase[event.phase], alive)
+    return Measurement(
+        model=model,
+        step=step,
+        machine=_machine(),
+        resident_bytes=start,
+        resident_by_kind=resident,
+        retained_bytes=live[-1] - start,
+        peak_bytes=max(live),
+        peak_phase=events[at].phase if at >= 0 else Phase.FORWARD,
+        peak_op=running.name if running else "",
+        peak_by_phase=dict(by_phase),
+        set_aside=set_aside,
+        peak_without_kernel_scratch_bytes=max(_live(start, events, of_kernels)),
+        peak_without_scratch_bytes=max(_live(start, events, scratch)),
+        scratch=_scratch_by_op(events, scratch, at),
+        events=tuple(event.nbytes for event in events),
+        events_by_phase=dict(Counter(event.phase for event in events)),
+    )
+
+
+@dataclass
+class _Tally:
+    """Scratch of one call."""
+
+    phase: Phase
+    kernel: tuple[str, ...]
+    allocations: int = 0
+    alive: int = 0
+    most: int = 0
+    at_peak: int = 0
+
+
+def _scratch_by_op(events: Sequence[Event], scratch: Mapping[int, Call], peak: int) -> tuple[MeasuredOp, ...]:
+    """One row per operator, kernel, phase and input shapes, the largest scratch first."""
+    calls: dict[Call, _Tally] = {}
+    for index, call in scratch.items():
+        event = events[index]
+        tally = calls.setdefault(call, _Tally(event.phase, event.path))
+        if event.call is call:  # what is kept is freed elsewhere
+            tally.kernel = tuple(mine for mine, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)))
+        tally.allocations += event.nbytes > 0
+        tally.alive += event.nbytes
+        tally.most = max(tally.most, tally.alive)
+        tally.at_peak = tally.alive if index <= peak else tally.at_peak
+    rows: dict[tuple[Any, ...], list[_Tally]] = defaultdict(list)
+    for call, tally in calls.items():
+        rows[call.name, tally.kernel[-1], tally.phase, call.input_shapes].append(tally)
+    ops = [
+        MeasuredOp(
+            name=name,
+            kernel=kernel,
+            phase=phase,
+            input_shapes=shapes,
+            calls=len(tallies),
+            allocations=sum(tally.allocations for tally in tallies),
+            scratch_bytes=max(tally.most for tally in tallies),
+            at_peak_bytes=sum(tally.at_peak for tally in tallies),
+        )
+        for (name, kernel, phase, shapes), tallies in rows.items()
+    ]
+    return tuple(sorted(ops, key=lambda op: -op.scratch_bytes))
+
+
+def _machine() -> Machine:
+    onednn: Any = torch.backends.mkldnn  # torch's stubs do not know its attributes
+    return Machine(
+        device="cpu",
+        name=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        torch_version=torch.__version__,
+        onednn=bool(onednn.is_available() and onednn.enabled),
+        threads=torch.get_num_threads(),
+    )

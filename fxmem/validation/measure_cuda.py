@@ -1,0 +1,301 @@
+"""What one real step on a card takes: the caching allocator's peaks phase by phase, and its log.
+
+The step is `fxmem.simulation.step.run_step`, the very function that is predicted. Before the one that is measured come warm-up steps (they
+bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection and
+`torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks are read and reset.
+
+Assumptions. One card, the current one. What the process has there already is counted before the model is moved there, and
+subtracted. That is exact for all but the reserved bytes: a segment that holds such tensors may have room for the step's, so measure
+in a process of its own where reserved bytes matter. A captured CUDA graph or a pluggable allocator is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fxmem._torch.common import tree_map_only
+from fxmem._torch.cuda import AllocatorLog, drop_cublas_workspaces
+from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.profile import Kind, Phase, Step, Target
+from fxmem.records.validation import Machine, MeasuredPhase, Measurement
+from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
+from fxmem.simulation.user_code import failure
+from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
+
+__all__ = ["Meter", "card_machine", "card_target", "cudnn_version", "found_card", "measure_cuda", "require_card", "used_bytes"]
+
+_KINDS = ("requested", "allocated", "active", "reserved")
+
+
+# --- the card ---------------------------------------------------------------------------------------------------------------
+
+
+def require_card() -> None:
+    """Raise `EnvironmentLacksError` unless torch can run on a card here."""
+    if torch.cuda.is_available():
+        return
+    built = f"torch {torch.__version__} sees none" if torch.version.cuda else f"torch {torch.__version__} is built for the CPU only"
+    raise EnvironmentLacksError(f"expected an NVIDIA GPU to measure on, but {built}; run it on a machine that has one, or measure with device='cpu'")
+
+
+def found_card() -> Target:
+    """The current card as a target. Raises EnvironmentLacksError without one."""
+    require_card()
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return card_target(found.name, (found.major, found.minor), found.total_memory)
+
+
+def card_target(name: str, capability: tuple[int, int], memory_bytes: int | None) -> Target:
+    """The target that is a card of that name: the catalogue's, if it knows the name with this capability, else one of these properties.
+
+    The memory is the card's own: what a driver reports moves by a few per cent.
+    """
+    try:
+        known = catalogue.target(name)
+    except UsageError:
+        known = None
+    if known is not None and known.capability == capability:
+        return known if memory_bytes is None else known.model_copy(update={"memory_bytes": memory_bytes})
+    key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "card"
+    return Target(name=key, device="cuda", full_name=name, memory_bytes=memory_bytes, capability=capability)
+
+
+def card_machine() -> Machine:
+    """The current card and everything that is known to move its memory. Raises EnvironmentLacksError without one."""
+    require_card()
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Machine(
+        device="cuda",
+        name=found.name,
+        torch_version=torch.__version__,
+        cuda_version=torch.version.cuda,
+        cudnn_version=cudnn_version(),
+        driver_version=_driver_version(),
+        capability=(found.major, found.minor),
+        memory_bytes=found.total_memory,
+        allocator_settings=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+    )
+
+
+def cudnn_version() -> str | None:
+    """The cuDNN that torch loads, as in `9.19.0`; None without one. Its number is major * 10000 + minor * 100 + patch (`cudnn_version.h`, since 9)."""
+    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return None if number is None else f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+
+
+def _driver_version() -> str | None:
+    """What nvidia-smi says, for torch does not; None if it is not there or does not answer."""
+    return _nvidia_smi("driver_version")
+
+
+def used_bytes() -> int | None:
+    """In use on the first card by everybody, as nvidia-smi says; needs no context of this process. None if it is not there or does not answer."""
+    said = _nvidia_smi("memory.used")
+    return int(said) << 20 if said is not None and said.isdigit() else None
+
+
+def _nvidia_smi(field: str) -> str | None:
+    """A field of the first card, as plain text without its unit."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(said.split()), None)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    """Reads the current card's allocator over parts of a program, each named when it ends.
+
+    For steps in phases, and for anything else: a single operator's forward and backward.
+    """
+
+    def __init__(self) -> None:
+        self._log = AllocatorLog(torch.cuda.current_device())
+        self.peaks: dict[str, dict[str, int]] = {}
+        """By part: the largest `requested`, `allocated`, `active` and `reserved` bytes."""
+        self.events: dict[str, list[int]] = {}
+        """By part: signed requested bytes, in order."""
+
+    def run(self, program: Callable[[Meter], None]) -> None:
+        """Measure `program`, which calls `end` where a part ends. Garbage is collected before, and not during it."""
+        with collected():
+            current_bytes("current")  # waits for the card
+            with self._log.recording():
+                torch.cuda.reset_peak_memory_stats()
+                program(self)
+
+    def end(self, part: str) -> None:
+        """What happened since the last call, or since the run began, was `part`."""
+        self.peaks[part] = current_bytes("peak")
+        self.events[part] = self._log.take()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def current_bytes(what: Literal["current", "peak"]) -> dict[str, int]:
+    """`requested`, `allocated`, `active` and `reserved` bytes of the current card's allocator, everything queued there done."""
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    return {kind: stats[f"{kind}_bytes.all.{what}"] for kind in _KINDS}
+
+
+def measure_cuda(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    mode: Mode,
+    loss: Loss | None,
+    optimizer: OptimizerSpec,
+    precision: Precision | None,
+    steps: int = 3,
+) -> Measurement:
+    """Run `steps` real steps on the current card and measure the last.
+
+    The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS held before
+    are given back, to be taken anew as in a process of the step's own. Where the step has no optimizer, gradients are cleared
+    before each step.
+
+    Raises:
+        UsageError: fewer than two steps, or something that is not on the CPU.
+        EnvironmentLacksError: no card.
+        AnalysisError: the step raised; with the user's line.
+    """
+    if steps < 2:
+        raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
+    require_card()
+    check_on_cpu(model, args, kwargs)
+    drop_cublas_workspaces()
+    torch.cuda.empty_cache()
+    foreign = current_bytes("current")
+    model = model.to("cuda")
+    args, kwargs = _on_card((args, dict(kwargs)))
+    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
+
+    def step(mark: Callable[[str], None]) -> None:
+        run_step(model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cuda", mode=mode, mark=mark)
+
+    meter = Meter()
+    try:
+        for _ in range(steps - 1):
+            step(lambda _: None)
+            if mode == "train" and stepper is None:
+                model.zero_grad(set_to_none=True)
+        with collected():
+            resident = resident_bytes(model, args, kwargs, stepper, device_type="cuda")
+            start = current_bytes("current")["requested"] - foreign["requested"]
+        meter.run(lambda meter: _in_phases(step, meter))
+    except FxmemError:
+        raise
+    except Exception as error:
+        raise failure(error, "a real step on the card") from error
+    free, total = torch.cuda.mem_get_info()
+    beside = total - free - torch.cuda.memory_reserved()
+    return measurement_of(
+        type(model).__name__,
+        describe(mode, loss, stepper, precision),
+        card_machine(),
+        resident=resident,
+        start=start,
+        end=current_bytes("current")["requested"] - foreign["requested"],
+        foreign=foreign,
+        peaks={Phase(part): peaks for part, peaks in meter.peaks.items()},
+        events={Phase(part): sizes for part, sizes in meter.events.items()},
+        beside=beside,
+    )
+
+
+def _on_card(tree: Any) -> Any:
+    """Nested arguments with their tensors on the current card: layouts and `requires_grad` as they were; tensors that are one stay one."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
+        return moved[id(tensor)]
+
+    return tree_map_only(torch.Tensor, move, tree)
+
+
+def _in_phases(step: Callable[[Callable[[str], None]], None], meter: Meter) -> None:
+    """Run a step and end a part of the meter where each phase ends."""
+    running = [Phase.FORWARD]
+
+    def mark(part: str) -> None:
+        if part in (Phase.BACKWARD, Phase.OPTIMIZER):
+            meter.end(running[-1].value)
+            running.append(Phase(part))
+
+    step(mark)
+    meter.end(running[-1].value)
+
+
+# --- the record -------------------------------------------------------------------------------------------------------------
+
+
+def measurement_of(
+    model: str,
+    step: Step,
+    machine: Machine,
+    *,
+    resident: Mapping[Kind, int],
+    start: int,
+    end: int,
+    foreign: Mapping[str, int],
+    peaks: Mapping[Phase, Mapping[str, int]],
+    events: Mapping[Phase, list[int]],
+    beside: int | None,
+) -> Measurement:
+    """The record of a step that was measured on a card; all figures in bytes.
+
+    Args:
+        resident: what the model, the inputs and the optimizer own when the step begins.
+        start: requested bytes when it begins, `foreign` ones left out.
+        end: the same when it is over.
+        foreign: what was there before and is not the step's, by `requested`, `allocated`, `active` and `reserved`.
+        peaks: as the allocator reports them, by phase, `foreign` included.
+        events: signed requested bytes, by phase.
+        beside: in use on the card and not the allocator's; None if it is not known.
+    """
+    own = {phase: {kind: max(found[kind] - foreign[kind], 0) for kind in _KINDS} for phase, found in peaks.items()}
+    largest = {kind: max(found[kind] for found in own.values()) for kind in _KINDS}
+    by_kind = dict(resident)
+    rest = start - sum(by_kind.values())
+    if rest > 0:
+        by_kind[Kind.WORKSPACE] = rest
+    requested = {phase: found["requested"] for phase, found in own.items()}
+    return Measurement(
+        model=model,
+        step=step,
+        machine=machine,
+        resident_bytes=start,
+        resident_by_kind=by_kind,
+        retained_bytes=end - start,
+        peak_bytes=largest["requested"],
+        peak_phase=max(requested, key=lambda phase: requested[phase]),
+        peak_op="",
+        peak_by_phase=requested,
+        peak_without_kernel_scratch_bytes=largest["requested"],
+        peak_without_scratch_bytes=largest["requested"],
+        allocated_bytes=largest["allocated"],
+        reserved_bytes=largest["reserved"],
+        process_bytes=None if beside is None else largest["reserved"] + beside,
+        phases=tuple(MeasuredPhase(phase=phase, **{f"{kind}_bytes": found[kind] for kind in _KINDS}) for phase, found in own.items()),
+        events=tuple(size for sizes in events.values() for size in sizes),
+        events_by_phase={phase: len(sizes) for phase, sizes in events.items()},
+    )

@@ -1,0 +1,221 @@
+"""Hold a prediction against a real run of the same step.
+
+The model handed in is not touched: the run is on a copy. A model on meta has no values; its parameters get small random
+ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to be
+right, so such a model is refused in favour of a function that builds it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fxmem._torch.common import FakeTensor, tree_leaves, tree_map_only
+from fxmem.errors import FxmemError, UsageError
+from fxmem.records.profile import Target
+from fxmem.records.validation import Verdict
+from fxmem.simulation.analysis import Analysis, analyze, analyze_call
+from fxmem.simulation.kernel_settings import KernelSettings, applied
+from fxmem.simulation.model.accepted_models import plain_model
+from fxmem.simulation.model.function_copies import Rebinder
+from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.simulation.user_code import failure, one_line, process_unchanged
+from fxmem.validation.measure_cpu import measure_cpu
+from fxmem.validation.measure_cuda import found_card, measure_cuda
+from fxmem.validation.verdict import verdict
+
+__all__ = ["real_model", "real_values", "validate", "validate_call"]
+
+_PARAMETER_STD = 0.02
+
+
+def validate(
+    model: nn.Module | Callable[[], nn.Module],
+    inputs: Any,
+    *,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    settings: KernelSettings | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    tolerance: float = 0.01,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Predict a step, run it for real, and say how far apart they are.
+
+    Args:
+        model: real, on meta, or a function without arguments that builds it.
+        inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
+        mode, loss, optimizer, precision: as in `fxmem.analyze`.
+        settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this process.
+        device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes allocated there.
+        tolerance: largest absolute error allowed, as a fraction of the measured peak.
+        progress: told in a few words what happens next.
+
+    Raises:
+        UsageError: the model or the inputs cannot be made real; no such device.
+        EnvironmentLacksError: there is no card.
+        AnalysisError: the model raised.
+    """
+    target = _target(device)
+    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    with applied(settings):
+        analysis = analyze(model, inputs, target=target, progress=progress, **step)
+        return _held(analysis, model, args, kwargs, step, tolerance, progress)
+
+
+def validate_call(
+    build: Callable[[], nn.Module],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    mode: Mode = "train",
+    loss: Loss | None = None,
+    optimizer: OptimizerSpec = "adamw",
+    precision: Precision | None = None,
+    settings: KernelSettings | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    tolerance: float = 0.01,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """`validate` for a model that is predicted without values and built anew, with values, to be run.
+
+    Args:
+        build: builds the same model on the CPU, with values.
+        model: what the prediction is made from; real or on meta.
+        args, kwargs: the model's arguments; real, meta or fake.
+        name: what to call the model.
+        mode, loss, optimizer, precision, settings, device, tolerance, progress: as in `validate`.
+
+    Raises:
+        The errors of `validate`.
+    """
+    target = _target(device)
+    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
+    with applied(settings):
+        analysis = analyze_call(model, args, kwargs, name=name, target=target, progress=progress, **step)
+        return _held(analysis, build, args, kwargs, step, tolerance, progress)
+
+
+def _held(
+    analysis: Analysis,
+    model: nn.Module | Callable[[], nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: dict[str, Any],
+    tolerance: float,
+    progress: Callable[[str], None] | None,
+) -> Verdict:
+    """The analysis held against a run of the same step with real values."""
+    device = analysis.profile.target.device
+    if progress:
+        progress(f"running the step on the {'card' if device == 'cuda' else 'CPU'}")
+    with process_unchanged():
+        torch.manual_seed(0)
+        real = real_model(model)
+        set_training(real, step["mode"])
+        real_args, real_kwargs = real_values((args, kwargs))
+        measure = measure_cuda if device == "cuda" else measure_cpu
+        measurement = measure(real, real_args, real_kwargs, **step)
+    return verdict(analysis.profile, analysis.peak, measurement, tolerance)
+
+
+def _target(device: str) -> str | Target:
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"expected device='cpu' or 'cuda' (where a step can be measured), got {device!r}")
+    return found_card() if device == "cuda" else device
+
+
+def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """A copy of `model` on the CPU with real values, or what the factory builds.
+
+    Tensors that are one stay one.
+
+    Raises:
+        UsageError: it cannot be copied; it is on meta and holds an index or a mask; the factory returned no module.
+        AnalysisError: the factory raised.
+    """
+    if not isinstance(model, nn.Module):
+        return _built(model)
+    model, _ = plain_model(model)
+    held = [*model.named_parameters(), *model.named_buffers()]
+    memo: dict[int, Any] = {id(tensor): _real_state(name, tensor) for name, tensor in held if _is_valueless(tensor) or tensor.device.type != "cpu"}
+    kind = type(model).__name__
+    try:
+        made = copy.deepcopy(model, memo)
+        Rebinder(memo).model(model)
+    except Exception as error:
+        raise UsageError(f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead") from error
+    for module in made.modules():
+        for leaf in tree_leaves(list(vars(module).values())):
+            if isinstance(leaf, torch.Tensor) and _is_valueless(leaf):
+                raise UsageError(f"{kind} holds a tensor without values that is no parameter or buffer; pass a function that builds it instead")
+    return made
+
+
+def _built(factory: Callable[[], nn.Module]) -> nn.Module:
+    if not callable(factory):
+        raise UsageError(f"expected a torch.nn.Module or a function that builds one, got {type(factory).__name__}")
+    try:
+        made = factory()
+    except FxmemError:
+        raise
+    except Exception as error:
+        raise failure(error, "building the model") from error
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"expected the factory to return a torch.nn.Module, got {type(made).__name__}")
+    return real_model(made) if any(tensor.device.type != "cpu" for tensor in [*made.parameters(), *made.buffers()]) else made
+
+
+def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter or buffer on the CPU: a copy, or made-up values for one on meta."""
+    parameter = isinstance(tensor, nn.Parameter)
+    if not _is_valueless(tensor):
+        values = tensor.detach().cpu()
+    else:
+        values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if parameter and values.is_floating_point():
+            values.normal_(std=_PARAMETER_STD)
+        elif values.is_floating_point() or values.dim() == 0:
+            values.fill_(1)
+        else:
+            raise UsageError(f"{name} is on meta and holds {values.dtype}, which the model may index with; pass a function that builds the model instead")
+    return nn.Parameter(values, requires_grad=tensor.requires_grad) if parameter else values
+
+
+def real_values(tree: Any) -> Any:
+    """Nested arguments on the CPU: copies of their tensors, and made-up values for tensors that have none.
+
+    Made-up values are standard normal where floating-point, 0 where integer (an index that is always in range) and True
+    where boolean. Tensors that are one stay one; those that only share a storage no longer do.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = _real_input(tensor)
+        return made[id(tensor)]
+
+    return tree_map_only(torch.Tensor, real, tree)
+
+
+def _real_input(tensor: torch.Tensor) -> torch.Tensor:
+    if not _is_valueless(tensor):
+        return torch.empty_like(tensor, device="cpu").copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+    values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if tensor.is_floating_point() or tensor.is_complex():
+        return values.normal_().requires_grad_(tensor.requires_grad)
+    return values.fill_(tensor.dtype is torch.bool)
+
+
+def _is_valueless(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)

@@ -1,0 +1,1 @@
+"""Questions answered by analysing the step again: plans, advice, the largest batch, cards."""

@@ -1,0 +1,1 @@
+"""Changes to a step, each made on fakes and analysed."""

@@ -1,0 +1,283 @@
+"""What to change about a step so that it takes less memory: each change is made on fakes and analysed, not guessed at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fxmem.errors import AnalysisError, ExceededError, FxmemError
+from fxmem.hardware import roofline
+from fxmem.memory import budgets, fits
+from fxmem.records.advice import Advice, Effect, Refused, Suggestion
+from fxmem.records.plan import CurvePoint, Plan
+from fxmem.records.profile import Peak, Profile
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif import verified_plan
+from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
+
+__all__ = ["advise"]
+
+_WORTH = 1000
+"""A change that frees less than this part of the peak is not suggested."""
+_NOT_OF_THE_MODEL = ("expandable", "release")
+"""Changes that an analysis of the changed model does not show."""
+_NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls")
+"""A plan is not made on top of these: edited lines are not in the graph that it rewrites."""
+_EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
+
+
+def advise(
+    analysis: Analysis,
+    budget: str | int | float | None = None,
+    *,
+    plans: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Advice:
+    """Every change that can be tried on this step, with what it is worth.
+
+    Args:
+        analysis: of the step as it is, from `analyze`.
+        budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked for, too.
+        plans: whether to try checkpoint plans, which take the longest.
+        progress: told in a few words what is being done.
+
+    Raises:
+        UsageError: a budget that cannot be understood.
+    """
+    parsed = None if budget is None else budgets.parse(budget)
+    limit = None if parsed is None else parsed.bytes_of(analysis.peak)
+    bounds_allocator = parsed is not None and parsed.nbytes is not None and analysis.profile.target.device == "cuda"
+    advisor = _Advisor(analysis, limit, bounds_allocator, progress or (lambda _: None))
+    suggestions, refused = advisor.single()
+    if plans and analysis.profile.step.mode == "train":
+        suggestions += advisor.planned()
+    profile = analysis.profile
+    return Advice(
+        **profile.heading(),
+        before=analysis.peak,
+        before_flops=_flops(profile),
+        before_seconds=roofline.step_seconds(profile),
+        budget_bytes=limit,
+        suggestions=tuple(sorted(suggestions, key=lambda s: (-s.saved_bytes, s.extra_flops or 0))),
+        together=advisor.together(plans) if limit is not None else None,
+        refused=tuple(refused),
+        assumptions=profile.assumptions,
+    )
+
+
+class _Advisor:
+    def __init__(self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]) -> None:
+        self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
+        self.start = Variant(analysis.model, replace(analysis.call, progress=None), dict(os.environ))
+        self.useful: list[tuple[Change, Suggestion]] = []
+        self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
+        self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {(): Outcome(self.start, analysis, analysis.profile, analysis.peak)}
+
+    def single(self) -> tuple[list[Suggestion], list[Refused]]:
+        """Each change by itself."""
+        suggestions, refused = [], []
+        for change in changes_for(self.analysis):
+            self.tell(f"trying {change.title}")
+            try:
+                suggestion = self._suggestion([change], self._outcome([change]))
+            except NotToBeHadError as error:
+                refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
+                continue
+            except FxmemError as error:
+                refused.append(Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}"))
+                continue
+            reserved = (self.analysis.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
+            worth = budgets.counted_bytes(self.analysis.peak) // _WORTH
+            if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
+                self.useful.append((change, suggestion))
+                suggestions.append(suggestion)
+            else:
+                refused.append(Refused(key=change.key, title=change.title, reason=_worthless(suggestion.saved_bytes)))
+                del self.outcomes[change.key,]  # in no set, so that its memory can go
+        return suggestions, refused
+
+    def planned(self) -> list[Suggestion]:
+        """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
+        self.tell("planning checkpoints")
+        try:
+            plan = verified_plan.plan(self.analysis, progress=self.tell)
+        except (ExceededError, AnalysisError):
+            return []
+        points = [plan, *(_at(plan, point) for point in plan.curve[-1:])]
+        found = [_of_plan(self.analysis, point, key) for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if point.regions]
+        return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
+
+    def _norms(self) -> list[Suggestion]:
+        """Norms and activations before convolutions computed again, which costs no convolution."""
+        if not any("batch_norm" in op.name for op in self.analysis.profile.ops):
+            return []
+        try:
+            plan = verified_plan.plan(self.analysis, "norms", progress=self.tell)
+        except FxmemError:
+            return []
+        suggestion = _of_plan(self.analysis, plan, "checkpoint-norms")
+        title = f"batch norms and activations computed again ({len(plan.regions)} regions)"
+        return [suggestion.model_copy(update={"title": title})] if plan.regions and suggestion.saved_bytes > 0 else []
+
+    def together(self, plans: bool) -> Suggestion | None:
+        """The cheapest set of changes that keeps the budget: the mildest first, a plan on top where they do not do."""
+        if self._kept(self.analysis.profile, self.analysis.peak, self.start.environ):
+            return None
+        for effect in range(len(_EFFECTS)):
+            allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
+            chosen, reached = self._added([change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)])
+            if reached is not None and self._kept(reached.profile, reached.peak, reached.variant.environ):
+                return self._suggestion(*self._without_idle_ones(chosen, reached))
+            if not plans or self.analysis.profile.step.mode != "train":
+                continue
+            found = self._with_plan(chosen, reached)
+            if found is not None:
+                return found
+        return None
+
+    def candidates(self) -> list[tuple[Change, Suggestion]]:
+        """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not another way to do this one."""
+        return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
+
+    def _added(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
+        """One change after the other, those that still help, until the budget is kept."""
+        chosen: list[Change] = []
+        reached: Outcome | None = None
+        for change in changes:
+            if change.excludes and any(other.excludes == change.excludes for other in chosen):
+                continue
+            tried = self._made([*chosen, change])
+            before = self.analysis.peak if reached is None else reached.peak
+            if tried is not None and budgets.counted_bytes(tried.peak) < budgets.counted_bytes(before):
+                chosen, reached = [*chosen, change], tried
+                if self._kept(reached.profile, reached.peak, reached.variant.environ):
+                    break
+        return chosen, reached
+
+    def _without_idle_ones(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
+        """The set without changes that the budget does not need, those that alter the numbers most being dropped first."""
+        for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
+            fewer = [other for other in chosen if other is not change]
+            tried = self._made(fewer) if fewer else None
+            if tried is not None and self._kept(tried.profile, tried.peak, tried.variant.environ):
+                chosen, reached = fewer, tried
+        return chosen, reached
+
+    def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
+        """A checkpoint plan on top of the changes; of the changes, those that live in the model and the call."""
+        chosen = [change for change in chosen if not change.key.startswith(_NOT_UNDER_A_PLAN)]
+        reached = self._made(chosen) if chosen else None
+        base = self.analysis if reached is None else reached.analysis
+        try:
+            used = budgets.counted_bytes(base.peak)
+            with self.start.within() if reached is None else reached.variant.within():
+                plan = verified_plan.plan(base, budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0), progress=self.tell)
+        except FxmemError:
+            return None
+        suggestion = _of_plan(self.analysis, plan, "checkpoint")
+        if not chosen:
+            return suggestion
+        return suggestion.model_copy(
+            update={
+                "key": "+".join([*(change.key for change in chosen), "checkpoint"]),
+                "title": "; ".join([*(change.title for change in chosen), suggestion.title]),
+                "effect": max((change.effect for change in chosen), key=_EFFECTS.index),
+                "code": "\n".join([*(change.code for change in chosen), suggestion.code]),
+            }
+        )
+
+    def _made(self, changes: Iterable[Change]) -> Outcome | None:
+        self.tell("trying several changes together")
+        try:
+            return self._outcome(changes)
+        except FxmemError:
+            return None
+
+    def _outcome(self, changes: Iterable[Change]) -> Outcome:
+        """The step with these changes; no set of them is analysed twice, nor one that differs only in what an analysis does not look at."""
+        ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
+        keys = tuple(change.key for change in ordered)
+        if keys not in self.outcomes:
+            try:
+                known = [each for each in self.outcomes.values() if isinstance(each, Outcome)]
+                self.outcomes[keys] = outcome(self._variant(ordered), known)
+            except FxmemError as error:
+                self.outcomes[keys] = error
+        found = self.outcomes[keys]
+        if isinstance(found, FxmemError):
+            raise found
+        return found
+
+    def _variant(self, ordered: Sequence[Change]) -> Variant:
+        """The changes made, what is shared with another set being the same objects."""
+        keys = tuple(change.key for change in ordered)
+        if keys not in self.variants:
+            self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.analysis)
+        return self.variants[keys]
+
+    def _kept(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
+        if self.limit is None:
+            return False
+        if not self.bounds_allocator:
+            return budgets.counted_bytes(peak) <= self.limit
+        return fits.keeps(profile, peak, self.limit, environ)
+
+    def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
+        flops, before = _flops(reached.profile), _flops(self.analysis.profile)
+        repeats = reached.analysis.call.accumulate // self.analysis.call.accumulate  # a step of micro-batches runs that often
+        return Suggestion(
+            key="+".join(change.key for change in changes),
+            title="; ".join(change.title for change in changes),
+            effect=max((change.effect for change in changes), key=_EFFECTS.index),
+            code="\n".join(change.code for change in changes),
+            peak=reached.peak,
+            saved_bytes=budgets.counted_bytes(self.analysis.peak) - budgets.counted_bytes(reached.peak),
+            extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
+            step_seconds=None if repeats > 1 else roofline.step_seconds(reached.profile),
+            note="; ".join(change.note for change in changes if change.note),
+        )
+
+
+def _at(plan: Plan, point: CurvePoint) -> Plan:
+    """The plan at another point of its curve."""
+    update = {
+        "chosen": point.strategy,
+        "application": point.application,
+        "regions": point.regions,
+        "after": point.peak,
+        "extra_flops": point.extra_flops,
+        "after_seconds": point.step_seconds,
+    }
+    return plan.model_copy(update=update)
+
+
+def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
+    return Suggestion(
+        key=key,
+        title=f"activation checkpoints: {plan.extent}",
+        effect="none",
+        code="\n".join(["import fxmem", "analysis = fxmem.analyze(model, x)", _planned_by(plan), "model = fxmem.checkpoint(model, plan)"]),
+        note="analysed as you train: loss, optimizer, precision, target",
+        peak=plan.after,
+        saved_bytes=budgets.counted_bytes(analysis.peak) - budgets.counted_bytes(plan.after),
+        extra_flops=plan.extra_flops,
+        step_seconds=plan.after_seconds,
+    )
+
+
+def _planned_by(plan: Plan) -> str:
+    if plan.strategy == "norms":
+        return 'plan = fxmem.plan(analysis, "norms")'
+    return f"plan = fxmem.plan(analysis, budget={budgets.counted_bytes(plan.after) if plan.budget_bytes is None else plan.budget_bytes})"
+
+
+def _worthless(saved: int) -> str:
+    if saved == 0:
+        return "frees nothing here: the peak is elsewhere"
+    return f"frees {saved:,} bytes of the peak" if saved > 0 else f"takes {-saved:,} bytes more"
+
+
+def _flops(profile: Profile) -> int | None:
+    counted = [op.flops for op in profile.ops]
+    return None if None in counted else sum(flops or 0 for flops in counted)

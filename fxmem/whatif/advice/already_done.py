@@ -1,0 +1,53 @@
+"""What lists of tricks name and the analysed step does anyway: said with what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fxmem.errors import FxmemError
+from fxmem.memory import budgets, liveness
+from fxmem.records.profile import Phase
+from fxmem.records.units import exact_bytes
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
+
+__all__ = ["changes_made_already"]
+
+
+def changes_made_already(analysis: Analysis) -> Iterator[Change]:
+    """Gradients let go by `zero_grad`, and forward without gradients."""
+    if analysis.profile.step.mode == "infer":
+        code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
+        yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _said(_with_gradients))
+    elif analysis.call.optimizer is not None and analysis.call.accumulate == 1:
+        code = "optimizer.zero_grad(set_to_none=True)"
+        yield Change("set-to-none", "gradients let go, not filled with zeros", "none", code, _said(_with_zeroed_gradients))
+
+
+def _said(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
+    def make(variant: Variant, analysis: Analysis) -> Variant:
+        raise NotToBeHadError(worth(analysis))
+
+    return make
+
+
+def _with_zeroed_gradients(analysis: Analysis) -> str:
+    """Gradients of zeros that the next backward adds to are those that an earlier micro-batch has left."""
+    done = "the step does so already, as PyTorch by default"
+    try:
+        more = budgets.counted_bytes(analysis.again(accumulate=2).peak) - budgets.counted_bytes(analysis.peak)
+    except FxmemError:
+        return done
+    return f"{done}; with set_to_none=False its peak is {exact_bytes(more)} higher" if more else f"{done}; its peak is the same without"
+
+
+def _with_gradients(analysis: Analysis) -> str:
+    """A forward that keeps what backward needs is that of a training step."""
+    done = "the step runs under no_grad and in eval mode already; inference_mode takes the same memory"
+    try:
+        profile = analysis.again(mode="train", optimizer=None).profile
+    except FxmemError:
+        return done
+    span = next(span for span in profile.phases if span.phase is Phase.FORWARD)
+    more = max(liveness.live_bytes(profile)[span.begin : span.end], default=0) - analysis.peak.requested_bytes
+    return f"{done}; without them forward takes {exact_bytes(more)} more" if more > 0 else done

@@ -1,0 +1,116 @@
+"""Activations called as functions, in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from fxmem.records.advice import Effect
+from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.whatif.advice.source_edits import calls_in_place
+from fxmem.whatif.advice.uses import Uses
+from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant, listed
+
+__all__ = ["call_changes"]
+
+_WITH_KEYWORD = {function: function.__name__ for function in (F.relu, F.leaky_relu, F.relu6, F.hardtanh, F.elu, F.celu, F.selu)}
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    **{getattr(torch, name): getattr(torch, f"{name}_") for name in ("relu", "selu", "celu", "sigmoid", "tanh")},
+    **{getattr(torch.Tensor, name): getattr(torch.Tensor, f"{name}_") for name in ("relu", "sigmoid", "tanh")},
+}
+"""What runs in place instead. As of the modules, backward needs the output alone (tools/autograd/derivatives.yaml)."""
+_FUNCTIONS = {
+    **{f"torch.nn.functional.{name}": name for name in _WITH_KEYWORD.values()},
+    **{f"torch.{name}": name for name in ("relu", "selu", "celu", "sigmoid", "tanh")},
+}
+_FROM_THE_RESULT = ("elu", "celu", "selu")
+"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds differently."""
+_METHODS = ("relu", "sigmoid", "tanh")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PASSING_ON = (F.__file__, sys.modules[TorchFunctionMode.__module__].__file__)
+"""Files of torch that lie between a program's line and the function it called."""
+
+_Place = tuple[str, int, str]
+"""File, line, and last part of the function's name."""
+
+
+def call_changes(analysis: Analysis) -> Iterator[Change]:
+    """Lines that call an activation which may overwrite its input, where autograd allows it."""
+    allowed, refused = _sorted_out(analysis)
+    why = listed({f"{file}:{line}": reason for (file, line, _), reason in refused.items()})
+
+    def make(variant: Variant, _: Analysis) -> Variant:
+        if not allowed:
+            raise NotToBeHadError(why or "no line calls an activation that could run in place and does not")
+        model = shadow_model(variant.model)
+        vars(model)["forward"] = _in_place(model.forward, frozenset(allowed))
+        return dataclasses.replace(variant, model=model)
+
+    code = "\n".join(_written(allowed))
+    effect: Effect = "rounding" if any(name in _FROM_THE_RESULT for _, _, name in allowed) else "none"
+    yield Change("inplace-calls", "activations called as functions in place", effect, code, make, note=f"not {why}" if refused else "")
+
+
+def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, str]]:
+    """Lines whose calls may all overwrite their input, with whether they take `inplace=`, and of the others why not."""
+    profile = analysis.profile
+    uses = Uses(profile)
+    keyword: dict[_Place, bool] = {}
+    reasons: dict[_Place, str] = {}
+    for index, node in enumerate(profile.nodes):
+        name = _FUNCTIONS.get(node.target) if node.op == "call_function" else node.target if node.op == "call_method" and node.target in _METHODS else None
+        if name is None or node.source is None or node.source.file.startswith("<") or node.view_of is not None:
+            continue
+        place = node.source.file, node.source.line, name
+        again = any(region.first_node <= index < region.last_node for region in profile.recomputed)
+        reason = "it is checkpointed, and runs again in backward" if again else uses.obstacle(index)
+        keyword[place] = node.target.startswith("torch.nn.functional.")
+        reasons[place] = reasons.get(place, "") or reason
+    return {place: keyword[place] for place, reason in reasons.items() if not reason}, {place: reason for place, reason in reasons.items() if reason}
+
+
+def _written(calls: Mapping[_Place, bool]) -> Iterator[str]:
+    for file in dict.fromkeys(file for file, _, _ in calls):
+        there = {(line, name): keyword for (other, line, name), keyword in calls.items() if other == file}
+        for line, text in calls_in_place(file, there):
+            asked = (f"{name}(..., inplace=True)" if keyword else f"torch.{name}_" for (at, name), keyword in there.items() if at == line)
+            yield f"# {file}:{line}\n" + (text or f"# {' and '.join(asked)}, by whatever name it is called here")
+
+
+def _in_place(forward: Callable[..., Any], places: frozenset[_Place]) -> Callable[..., Any]:
+    def forward_in_place(*args: Any, **kwargs: Any) -> Any:
+        with _InPlace(places):
+            return forward(*args, **kwargs)
+
+    return forward_in_place
+
+
+class _InPlace(TorchFunctionMode):
+    """Runs the calls of some lines in place."""
+
+    def __init__(self, places: frozenset[_Place]) -> None:
+        super().__init__()
+        self._places = places
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _WITH_KEYWORD and self._meant(_WITH_KEYWORD[func]):
+            return func(*args, **{**kwargs, "inplace": True})
+        if func in _INSTEAD and self._meant(func.__name__):
+            return _INSTEAD[func](*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _meant(self, name: str) -> bool:
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename in _PASSING_ON:
+            frame = frame.f_back
+        return frame is not None and (frame.f_code.co_filename, frame.f_lineno, name) in self._places

@@ -1,0 +1,85 @@
+"""Other kernels for the same mathematics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fxmem.records.profile import Kind, Profile
+from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.kernel_settings import KernelSettings, Sdpa, applied, convolution_settings
+from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
+
+__all__ = ["kernel_changes"]
+
+_BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (
+    ("flash", "FLASH_ATTENTION", "_scaled_dot_product_flash_attention"),
+    ("efficient", "EFFICIENT_ATTENTION", "_scaled_dot_product_efficient_attention"),
+    ("cudnn", "CUDNN_ATTENTION", "_scaled_dot_product_cudnn_attention"),
+)
+"""A name, torch's `SDPBackend`, and the operator that then runs. Math is left out: it keeps the matrix of scores, which none of these does."""
+
+
+def kernel_changes(analysis: Analysis) -> Iterator[Change]:
+    """TF32 off, and other attention kernels."""
+    if analysis.profile.target.device == "cuda":
+        code = "torch.backends.cudnn.allow_tf32 = False"
+        yield Change("tf32-off", "no TF32 in convolutions: another cuDNN plan, another workspace", "rounding", code, _no_tf32, note="more exact, and slower")
+        yield from _attention(analysis.profile)
+    yield Change(
+        "sdpa",
+        "attention in one kernel instead of a matrix of scores",
+        "rounding",
+        'model.set_attn_implementation("sdpa")',
+        _one_kernel,
+        note="attention weights are no longer to be had",
+    )
+
+
+def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
+    profile = analysis.profile
+    if not any(op.name.startswith("aten.convolution") for op in profile.ops):
+        raise NotToBeHadError("the model has no convolutions; matrix products take the same memory either way")
+    with applied(variant.call.settings):
+        allowed = convolution_settings().allow_tf32
+    if not allowed:
+        raise NotToBeHadError("TF32 is off already")
+    if not any(storage.kind is Kind.WORKSPACE for storage in profile.storages):
+        raise NotToBeHadError("the convolutions take no workspace")
+    return _set(variant, allow_tf32=False)
+
+
+def _set(variant: Variant, **changes: Any) -> Variant:
+    settings = (variant.call.settings or KernelSettings()).model_copy(update=changes)
+    return dataclasses.replace(variant, call=dataclasses.replace(variant.call, settings=settings))
+
+
+def _attention(profile: Profile) -> Iterator[Change]:
+    """The kernels that do not run now; those a card or a dtype rules out say so when they are analysed."""
+    ran = {op.name.split(".")[1] for op in profile.ops if op.name.startswith("aten._scaled_dot_product")}
+    if not any(node.target.endswith("scaled_dot_product_attention") for node in profile.nodes) and not ran:
+        return
+    for name, backend, op in _BACKENDS:
+        if op not in ran:
+            code = f"from torch.nn.attention import SDPBackend, sdpa_kernel\nwith sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
+            yield Change(f"sdpa-{name}", f"the {name} attention kernel", "rounding", code, _running(name), excludes="attention")
+
+
+def _running(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:
+    return lambda variant, _: _set(variant, sdpa=name)
+
+
+def _one_kernel(variant: Variant, _: Analysis) -> Variant:
+    if getattr(getattr(variant.model, "config", None), "_attn_implementation", None) != "eager":
+        raise NotToBeHadError("no transformers model with eager attention")
+    model = shadow_model(variant.model)
+    choose: Callable[[str], None] | None = getattr(model, "set_attn_implementation", None)
+    if choose is None:
+        raise NotToBeHadError("this transformers cannot change the attention of a built model")
+    try:
+        choose("sdpa")
+    except (ValueError, ImportError) as error:
+        raise NotToBeHadError(f"the model has no such attention: {error}") from error
+    return dataclasses.replace(variant, model=model)

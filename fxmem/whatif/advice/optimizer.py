@@ -1,0 +1,116 @@
+"""Other optimizers, and the batch in parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator
+
+from fxmem.errors import UsageError
+from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.user_code import one_line
+from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
+from fxmem.whatif.resize import resizing_of
+
+__all__ = ["stepping_changes"]
+
+_OTHER_OPTIMIZERS = (
+    ("sgd-momentum", "SGD with momentum: one state per parameter", "optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)"),
+    ("adafactor", "Adafactor: a row and a column of state per matrix", "optimizer = torch.optim.Adafactor(model.parameters())"),
+    ("sgd", "SGD: no state", "optimizer = torch.optim.SGD(model.parameters())"),
+)
+_COMPILED = "its step is compiled, and Inductor may keep fewer temporaries than were analysed here"
+_EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit", ""))
+"""Package, class in its `optim`, and what to know of it."""
+
+
+def stepping_changes(analysis: Analysis) -> Iterator[Change]:
+    """Other optimizers, other forms of the same, and micro-batches."""
+    yield from _optimizers(analysis)
+    coupled = any("batch_norm" in op.name for op in analysis.profile.ops)
+    same = "the same gradients where the loss is a mean over equal parts (no ignored labels)"
+    for parts in (2, 4):
+        yield Change(
+            f"micro-batches-{parts}",
+            f"{parts} micro-batches, their gradients added up",
+            "training" if coupled else "none",
+            f"for part in x.chunk({parts}):\n    (loss_fn(model(part)) / {parts}).backward()",
+            _micro_batches(parts),
+            note="batch norms see smaller batches" if coupled else same,
+            excludes="batch",
+        )
+    if analysis.call.prefetch:
+        code = "batch = next(batches)  # after optimizer.step(), not before"
+        yield Change(
+            "prefetch-less", "one batch fewer waiting on the card", "none", code, _fewer_waiting, note="the copy to the card then has less to hide behind"
+        )
+
+
+def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:
+    return dataclasses.replace(variant, call=dataclasses.replace(variant.call, prefetch=variant.call.prefetch - 1))
+
+
+def _eight_bit() -> Iterator[Change]:
+    for package, name, note in _EIGHT_BIT:
+        title = f"{name} of {package}: state in one byte per number"
+        code = f"from {package}.optim import {name}\noptimizer = {name}(model.parameters())"
+        yield Change(f"{package}-8bit", title, "training", code, _eight_bit_of(package, name), note=note, excludes="optimizer")
+
+
+def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
+    def make(variant: Variant, _: Analysis) -> Variant:
+        if importlib.util.find_spec(package) is None:
+            raise NotToBeHadError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
+        try:
+            cls = getattr(importlib.import_module(f"{package}.optim"), name)
+        except Exception as error:  # what another's package raises while it is imported may be anything
+            raise NotToBeHadError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
+        return dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=cls))
+
+    return make
+
+
+def _optimizers(analysis: Analysis) -> Iterator[Change]:
+    spec = analysis.call.optimizer
+    if not isinstance(spec, str):
+        return
+    name, _, options = spec.partition(":")
+    if not options and name.lower() in ("adam", "adamw", "sgd", "sgd-momentum"):
+        kind = {"adam": "Adam", "adamw": "AdamW"}.get(name.lower(), "SGD")
+        for form, title, argument in (
+            ("fused", "fused optimizer: one kernel, no lists of temporaries", "fused=True"),
+            ("forloop", "optimizer one parameter at a time: smaller temporaries, slower", "foreach=False"),
+        ):
+            yield Change(
+                f"{form}-optimizer",
+                title,
+                "none",
+                f"from torch.optim import {kind}\noptimizer = {kind}(model.parameters(), {argument})",
+                _stepping(f"{spec}:{form}"),
+                excludes="optimizer",
+            )
+    for other, title, code in _OTHER_OPTIMIZERS:
+        if other != name.lower():
+            yield Change(f"{other}-optimizer", title, "training", code, _stepping(other), excludes="optimizer")
+    if name.lower() in ("adam", "adamw"):
+        yield from _eight_bit()
+
+
+def _stepping(spec: str) -> Callable[[Variant, Analysis], Variant]:
+    return lambda variant, _: dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=spec))
+
+
+def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
+    def make(variant: Variant, _: Analysis) -> Variant:
+        call = variant.call
+        try:
+            varied = resizing_of(named_arguments(variant.model, call.args, call.kwargs), "batch")
+        except UsageError as error:
+            raise NotToBeHadError(f"the inputs have no batch to split: {error}") from error
+        if varied.size % parts:
+            raise NotToBeHadError(f"a batch of {varied.size} has no {parts} equal parts")
+        args, kwargs = varied.at(call.args, call.kwargs, varied.size // parts)
+        return dataclasses.replace(variant, call=dataclasses.replace(call, args=args, kwargs=kwargs, accumulate=call.accumulate * parts))
+
+    return make

@@ -1,0 +1,52 @@
+"""Results that the program holds without need."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from fxmem.records.profile import Node
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif.advice.uses import idle_at
+from fxmem.whatif.advice.variant import Change, Variant
+
+__all__ = ["holding_changes", "letting_go"]
+
+
+def holding_changes(analysis: Analysis) -> Iterator[Change]:
+    """Results that are alive at the peak, that nothing keeps for backward and that nothing reads any more, by the line that made them."""
+    profile, peak = analysis.profile, analysis.peak
+    idle = idle_at(profile, peak.tick)
+    lines: dict[tuple[str, int] | None, list[Node]] = {}
+    for index in idle:
+        node = profile.nodes[index]
+        lines.setdefault((node.source.file, node.source.line) if node.source else None, []).append(node)
+    for place, nodes in lines.items():
+        where = f"{place[0]}:{place[1]}" if place else "the function that runs the step"
+        code = nodes[0].source.code if nodes[0].source else ""
+        names = frozenset(node.name for node in nodes)
+        yield Change(
+            f"release:{nodes[0].name}",
+            f"let go of what {where} made after its last use",
+            "none",
+            letting_go(code),
+            _releasing(names),
+            note=f"held by a local name or by the output until the {profile.phases[-1].phase.value} ends",
+        )
+
+
+def letting_go(code: str) -> str:
+    """What to write, for a result of that line of code."""
+    try:
+        statement = ast.parse(code).body[0] if code else None
+    except SyntaxError:  # a line of several
+        statement = None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(target, ast.Name):
+        return f"del {target.id}  # after its last use"
+    return "# keep no name for it, and return without it"
+
+
+def _releasing(names: frozenset[str]) -> Callable[[Variant, Analysis], Variant]:
+    return lambda variant, _: dataclasses.replace(variant, released=variant.released | names)

@@ -1,0 +1,103 @@
+"""What a change to a step works on, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import nn
+
+from fxmem.errors import FxmemError
+from fxmem.memory import allocator
+from fxmem.records.advice import Effect
+from fxmem.records.profile import Peak, Profile
+from fxmem.simulation.analysis import Analysis, Call, analyze_call
+from fxmem.whatif.advice.uses import freed_after_last_use
+
+__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "listed", "outcome"]
+
+_CODE_WIDTH = 58
+"""Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""
+_LISTED = 3
+"""Of what is refused, how many are named."""
+
+
+class NotToBeHadError(FxmemError):
+    """The change does not apply here; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way of running the step."""
+
+    model: nn.Module
+    call: Call
+    environ: Mapping[str, str]
+    """Where the allocator's settings are found."""
+    around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
+    """What the step runs within."""
+    released: frozenset[str] = frozenset()
+    """Names of nodes whose results the program lets go after their last use."""
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Where the step is to be analysed."""
+        with contextlib.ExitStack() as stack:
+            for enter in self.around:
+                stack.enter_context(enter())
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A variant, analysed."""
+
+    variant: Variant
+    analysis: Analysis
+    profile: Profile
+    peak: Peak
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One thing to do differently."""
+
+    key: str
+    title: str
+    effect: Effect
+    code: str
+    make: Callable[[Variant, Analysis], Variant]
+    """The variant changed; raises NotToBeHadError. The analysis is of the unchanged step."""
+    note: str = ""
+    excludes: str = ""
+    """Of changes with the same word here only one can be made."""
+
+
+def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
+    """Run the variant on fakes and account for it; where one that is known has the same model and call, its analysis is not made again."""
+    for other in known:
+        if variant.model is other.variant.model and variant.call is other.variant.call and variant.around == other.variant.around:
+            return _accounted(variant, other.analysis)
+    call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
+    with variant.within():
+        analysis = analyze_call(variant.model, **call)
+    return _accounted(variant, analysis)
+
+
+def _accounted(variant: Variant, analysis: Analysis) -> Outcome:
+    profile = freed_after_last_use(analysis.profile, variant.released)
+    return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
+
+
+def for_modules(paths: Sequence[str], statement: str) -> str:
+    """Code that does something to each of several modules, called `module` in the statement."""
+    listed = textwrap.fill(" ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False).strip()
+    return f'for path in """{listed}""".split():\n    module = model.get_submodule(path)\n    {statement}'
+
+
+def listed(refused: Mapping[str, str]) -> str:
+    """What is refused, each with its reason."""
+    named = [f"{what} ({reason})" for what, reason in list(refused.items())[:_LISTED]]
+    return ", ".join(named) + (f" and {len(refused) - _LISTED} more" if len(refused) > _LISTED else "")

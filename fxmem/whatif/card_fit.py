@@ -1,0 +1,163 @@
+"""Which cards of the catalogue a step fits, by itself or with checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue, roofline
+from fxmem.memory import allocator, budgets
+from fxmem.memory import fits as fitting
+from fxmem.records.plan import Plan
+from fxmem.records.profile import Profile, Target
+from fxmem.records.sizes import CardFit, CardFits
+from fxmem.records.units import format_bytes
+from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.whatif import verified_plan
+
+__all__ = ["cards", "cards_of"]
+
+
+def cards(
+    model: torch.nn.Module | Callable[[], torch.nn.Module],
+    inputs: Any,
+    *,
+    names: Iterable[str] | None = None,
+    plans: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> CardFits:
+    """Which cards of the catalogue a step fits, with what headroom.
+
+    The step is analysed once for each compute capability, because that decides its kernels and their workspaces, and is
+    then held against the memory of each card of that capability: eight analyses for the whole catalogue.
+
+    Args:
+        model: as for `fxmem.analyze`.
+        inputs: as for `fxmem.analyze`.
+        names: the cards of interest; None for every card of the catalogue.
+        plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on which the step
+            is the same share one search.
+        progress: told of each analysis in a few words.
+        options: further ones of `fxmem.analyze`, but `target`.
+
+    Raises:
+        UsageError: an unknown card, or one without memory; an option that cannot be understood; plans for a step that is not of training.
+        AnalysisError: the model cannot be analysed.
+    """
+    chosen = _chosen(names)
+    return cards_of(analyze(model, inputs, target=chosen[0], progress=progress, **options), names=names, plans=plans, progress=progress)
+
+
+def cards_of(
+    analysis: Analysis,
+    *,
+    names: Iterable[str] | None = None,
+    plans: bool = False,
+    change: Callable[[Analysis], Analysis] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CardFits:
+    """`cards` for a step that has been analysed for one of them; `change` is done to the step before it is judged."""
+    tell = progress or (lambda _: None)
+    if plans:
+        verified_plan.check_training(analysis)
+    alike: dict[tuple[int, int] | None, list[Target]] = {}
+    for card in _chosen(names):
+        alike.setdefault(card.capability, []).append(card)
+    found: list[CardFit] = []
+    steps: list[tuple[Analysis, list[CardFit]]] = []
+    for number, (capability, group) in enumerate(alike.items(), 1):
+        for_it = analysis if analysis.profile.target.capability == capability else analysis.again(target=group[0])
+        judged = for_it if change is None else change(for_it)
+        fits = [_card_fit(judged, card) for card in group]
+        found += [fit for fit in fits if fit.fits or not plans]
+        _filed(steps, judged, [fit for fit in fits if not fit.fits and plans])
+        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(budgets.counted_bytes(judged.peak))}"
+        tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
+    plan_analyses = 0
+    for step, short in steps:
+        planned, tried = _with_plans(step, short, tell)
+        found, plan_analyses = [*found, *planned], plan_analyses + tried
+    profile = analysis.profile
+    return CardFits(
+        fxmem_version=profile.fxmem_version,
+        torch_version=profile.torch_version,
+        model=profile.model,
+        inputs=profile.inputs,
+        step=profile.step,
+        cards=tuple(sorted(found, key=lambda fit: (fit.target.memory_bytes or 0, fit.target.name))),
+        analyses=len(alike),
+        planned=plans,
+        plan_analyses=plan_analyses,
+    )
+
+
+def _chosen(names: Iterable[str] | None) -> list[Target]:
+    wanted = (
+        [card.target for card in catalogue.CATALOGUE.values() if card.target.device == "cuda"] if names is None else [catalogue.target(name) for name in names]
+    )
+    for card in wanted:
+        if card.memory_bytes is None or card.device != "cuda":
+            raise UsageError(f"expected cards whose memory is known, got {card.name!r}")
+    if not wanted:
+        raise UsageError("expected at least one card, got none; leave them out for the whole catalogue")
+    return list({card.name: card for card in wanted}.values())
+
+
+def _card_fit(analysis: Analysis, card: Target) -> CardFit:
+    memory = card.memory_bytes or 0
+    peak = fitting.within(_on(card, analysis.profile), analysis.peak, memory)
+    return CardFit(
+        target=card,
+        requested_bytes=peak.requested_bytes,
+        allocated_bytes=peak.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        fits=bool(peak.fits),
+        headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
+        obstacle=peak.shortage,
+    )
+
+
+def _on(card: Target, profile: Profile) -> Profile:
+    return profile.model_copy(update={"target": card})
+
+
+def _filed(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, short: list[CardFit]) -> None:
+    """Put cards with those on which the step is the same, call for call and byte for byte."""
+    if not short:
+        return
+    profile = analysis.profile
+    for other, cards in steps:
+        if (profile.ops, profile.storages, profile.nodes) == (other.profile.ops, other.profile.storages, other.profile.nodes):
+            cards += short
+            return
+    steps.append((analysis, short))
+
+
+def _with_plans(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
+    """The cards with the plans that make the step fit, and how many plans were analysed to find them."""
+    tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
+    found, tried = verified_plan.plans_within(step, [fit.target.memory_bytes or 0 for fit in short])
+    fits = []
+    for fit in short:
+        plan, planned = found.get(fit.target.memory_bytes or 0, (None, None))
+        fits.append(fit if plan is None or planned is None else fit.model_copy(update={"plan": _for_card(plan, fit.target, step, planned)}))
+    return fits, tried
+
+
+def _for_card(plan: Plan, card: Target, before: Analysis, after: Analysis) -> Plan:
+    """A plan found on another card with the same step, with this one's times and process."""
+    one, other = _on(card, before.profile), _on(card, after.profile)
+    return plan.model_copy(
+        update={
+            "target": card,
+            "before": allocator.complete_timeline(one, os.environ).peak,
+            "after": allocator.complete_timeline(other, os.environ).peak,
+            "before_seconds": roofline.step_seconds(one),
+            "after_seconds": roofline.step_seconds(other),
+        }
+    )

@@ -1,0 +1,466 @@
+"""Single results made again: what could go wrong, each case with its care and, where the care can be switched off, without it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import pickle
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from timm.layers import BatchNormAct2d
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fxmem
+from fxmem.checkpointing import apply, rng_states, surveyed, tape, tape_values, uncheckpoint
+from fxmem.cli.specs import build_model
+from fxmem.records.plan import Application
+from fxmem.whatif import verified_plan
+from tests.checkpointing.test_regions import IMAGES, blocks, same, trained
+from tests.random_models import BATCH, WIDTH, RandomModel
+from tests.remade import regions_of, seen
+from tests.remade import remaking as everything
+
+OPERATORS = Application.OPERATORS
+
+
+def alike(model: nn.Module, *args: Any, holds: Callable[[Any], bool] = lambda _: False, **options: Any) -> bool:
+    """Whether a copy of the model, of which nothing is held, leaves behind what the model does."""
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    apply(planned, everything(model, *args, holds=holds), OPERATORS)
+    return same(trained(plain, *args, **options), trained(planned, *args, **options))
+
+
+class Of(nn.Module):
+    """A function with a weight, as a model."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.lin(x))
+
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+# --- statistics, random numbers, modes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norm", "shows"),
+    [
+        (lambda: nn.BatchNorm2d(4), True),
+        (lambda: nn.BatchNorm2d(4, momentum=None), False),  # the average of equal batches is the same after any number of them
+        (lambda: nn.SyncBatchNorm(4), True),
+        (lambda: BatchNormAct2d(4), True),
+        (lambda: nn.InstanceNorm2d(4, track_running_stats=True), False),  # writes to a copy of its own
+    ],
+    ids=["batch", "cumulative", "sync", "timm", "instance"],
+)
+def test_running_statistics_are_updated_once(norm: Callable[[], nn.Module], shows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = blocks(norm(), nn.Tanh(), nn.Conv2d(4, 4, 1))
+    assert alike(model, IMAGES)
+    monkeypatch.setattr(tape, "_statistics", lambda *_: [])
+    assert not (shows and alike(model, IMAGES))
+
+
+def test_statistics_of_a_frozen_norm_are_read() -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 4, 1))
+    model[1][1].eval()  # type: ignore[index]
+    model[1][1].running_mean.fill_(0.3)  # type: ignore[index, union-attr]
+    seen(model, IMAGES)  # `train()` is called there
+    model[1][1].eval()  # type: ignore[index]
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    survey = surveyed(planned)
+    planned(IMAGES)
+    regions = regions_of(*survey.found(), holds=lambda _: False)
+    uncheckpoint(planned)
+    apply(planned, regions, OPERATORS)
+    assert same(trained(plain, IMAGES), trained(planned, IMAGES))
+
+
+def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
+    assert alike(model, IMAGES)
+    monkeypatch.setattr(rng_states.Generators, "meanwhile", lambda _: contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
+        alike(model, IMAGES)
+
+
+def test_a_mode_changed_between_forward_and_backward_changes_nothing() -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 4, 1))
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    apply(planned, everything(model, IMAGES), OPERATORS)
+
+    def switched(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def loss(out: torch.Tensor) -> torch.Tensor:
+            model.eval()
+            model.zero_grad()
+            return out.square().sum()
+
+        return loss
+
+    assert same(trained(plain, IMAGES, steps=1, loss=switched(plain)), trained(planned, IMAGES, steps=1, loss=switched(planned)))
+
+
+def test_backward_within_autocast_makes_again_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Sigmoid())
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    apply(planned, everything(model, X), OPERATORS)
+
+    def gradients(model: nn.Module) -> list[Any]:
+        model.zero_grad()
+        out = model(X)
+        with torch.autocast("cpu"):
+            out.sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients(plain)
+    assert all(map(torch.equal, expected, gradients(planned)))
+    monkeypatch.setattr(tape_values, "_no_autocast", contextlib.nullcontext)
+    with pytest.raises(RuntimeError, match="out of bounds for storage"):  # half as large as what was recorded
+        gradients(planned)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_casts_of_autocast_are_made_again(precision: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6), nn.LayerNorm(6))
+    plain, planned = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.autocast("cpu", precision):
+        regions = everything(model, X)
+    apply(planned, regions, OPERATORS)
+
+    def gradients(model: nn.Module) -> list[Any]:
+        with torch.autocast("cpu", precision):
+            out = model(X)
+        out.float().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert all(map(torch.equal, gradients(plain), gradients(planned)))
+
+
+# --- writes ------------------------------------------------------------------------------------------------------------------
+
+
+def written_after_use(y: torch.Tensor) -> torch.Tensor:
+    a = y.sigmoid()
+    b = y.mul_(2).tanh()
+    return a * b
+
+
+def test_a_write_in_place_made_again_leaves_alone_what_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alike(Of(written_after_use), X)
+    monkeypatch.setattr(tape_values, "_is_shared", lambda _: False)
+    with pytest.raises(RuntimeError, match="is not what it was"):
+        alike(Of(written_after_use), X)
+
+
+def test_writes_through_views_and_into_parts() -> None:
+    def parts(y: torch.Tensor) -> torch.Tensor:
+        y = y.exp()
+        z = y * 1
+        z[:, :2].mul_(3)
+        z[0] = y[1]
+        return (z.sigmoid() + z.view(-1)[:4].cos().sum()).transpose(0, 1).contiguous().tanh()
+
+    assert alike(Of(parts), X)
+
+
+def test_what_the_model_reads_must_be_as_it_was() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(6, 6)
+            self.register_buffer("shift", torch.ones(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.lin(x) + self.shift).tanh().sigmoid()
+
+    model = Reads()
+    apply(model, everything(model, X), OPERATORS)
+    out = model(X)
+    model.shift.zero_()  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match=r"what the model reads \(\(6,\) torch.float32\) has been written to, or freed, before backward"):
+        out.sum().backward()
+    out = model(X)
+    model.shift.untyped_storage().resize_(0)  # type: ignore[operator, union-attr]
+    with pytest.raises(RuntimeError, match="what the model reads"):
+        out.sum().backward()
+
+
+def test_what_is_held_must_be_as_it_was() -> None:
+    model = Of(lambda y: y.exp().sigmoid().tanh())
+    regions = everything(model, X, holds=lambda value: value.storage[0] == "aten.exp.default")
+    held: list[torch.Tensor] = []
+    model.function = lambda y: (held.append(y.exp()) or held[0]).sigmoid().tanh()  # type: ignore[func-returns-value]
+    apply(model, regions, OPERATORS)
+    out = model(X)
+    with torch.no_grad():
+        held[0].zero_()
+    with pytest.raises(RuntimeError, match=r"what aten\.exp\.default made, which the plan holds"):
+        out.sum().backward()
+
+
+def test_what_was_allocated_empty_is_not_taken_for_made() -> None:
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(y)
+            out.numpy()[:] = y.detach().numpy() * 3  # as a kernel does that is given an address
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * ctx.saved_tensors[0]
+
+    assert alike(Of(lambda y: Kernel.apply(y.exp()).tanh()), X)
+
+
+def test_a_write_that_the_dispatcher_does_not_see_is_noticed_in_the_first_step() -> None:
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros_like(y)
+            out.numpy()[:] = y.detach().numpy() * 3
+            ctx.save_for_backward(out)
+            return out * 1
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * ctx.saved_tensors[0]
+
+    with pytest.raises(RuntimeError, match=r"made again, what aten.* gave .* is not what it was"):
+        alike(Of(lambda y: Kernel.apply(y.exp()).tanh()), X)
+
+
+# --- what is never run again -------------------------------------------------------------------------------------------------
+
+
+def test_operators_of_others_and_generators_of_the_callers_run_once() -> None:
+    ran: list[str] = []
+
+    @torch.library.custom_op("fxmem_tests::thrice", mutates_args=())
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        ran.append("thrice")
+        return x * 3
+
+    thrice.register_autograd(lambda ctx, gradient: gradient * 3)
+    generator = torch.Generator().manual_seed(3)
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        generator.manual_seed(3)
+        noise = torch.rand(y.shape, generator=generator)
+        return (thrice(y.exp()) * noise).tanh().sigmoid()
+
+    model = Of(function)
+    calls, _ = seen(model, X)
+    assert not {"aten.rand.generator", "fxmem_tests.thrice.default"} & {call.name for call in calls}
+    apply(model, everything(model, X), OPERATORS)
+    ran.clear()
+    model(X).sum().backward()
+    assert ran == ["thrice"]
+    model.function = lambda y: (y.exp() * 1j).conj().imag.tanh()
+    assert alike(uncheckpoint(model), X)
+
+
+def test_python_runs_once() -> None:
+    ran: list[int] = []
+    model = Of(lambda y: (ran.append(1) or y).exp().tanh().sigmoid())  # type: ignore[func-returns-value]
+    apply(model, everything(model, X), OPERATORS)
+    ran.clear()
+    model(X).sum().backward()
+    assert ran == [1]
+
+
+# --- backward in other ways --------------------------------------------------------------------------------------------------
+
+
+def test_backward_twice_and_of_second_order() -> None:
+    model = Of(lambda y: y.exp().tanh().mul(2).sigmoid())
+    planned = copy.deepcopy(model)
+    apply(planned, everything(model, X), OPERATORS)
+    found = []
+    for each in (model, planned):
+        out = each(X)
+        out.sum().backward(retain_graph=True)
+        out.sum().backward()
+        weight = each.lin.weight
+        (gradient,) = torch.autograd.grad(each(X).sum(), weight, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), weight)
+        found.append((weight.grad, gradient, second))
+    assert all(map(torch.equal, *found))
+
+
+def test_another_batch_size_and_inputs_that_need_gradients() -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 1))
+    planned = copy.deepcopy(model)
+    apply(planned, everything(model, IMAGES), OPERATORS)
+    found = []
+    for each in (model, planned):
+        x = torch.cat([IMAGES, IMAGES]).requires_grad_()
+        each(x).square().sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in each.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def test_without_gradients_or_in_eval_the_model_is_its_own() -> None:
+    model = Of(lambda y: y.exp().tanh())
+    apply(model, everything(model, X), OPERATORS)
+    assert model(X).grad_fn is not None
+    with torch.no_grad():
+        assert model(X).grad_fn is None
+    packed: list[str] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append("ours") or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]
+        model.eval()(X)
+        assert packed
+        packed.clear()
+        model.train()(X)
+        assert not packed
+
+
+def test_the_model_is_the_same_object_and_copies_do_alike() -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 4, 1))
+    cls, keys = type(model), list(model.state_dict())
+    assert apply(model, everything(model, IMAGES), OPERATORS) is model
+    assert isinstance(model, cls)
+    assert list(model.state_dict()) == keys
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied(IMAGES).sum().backward()
+        assert all(parameter.grad is not None for parameter in copied.parameters())
+        assert type(uncheckpoint(copied)) is cls
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_wrapped_for_distributed_training_afterwards(tmp_path: Any) -> None:
+    model = blocks(nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 4, 1))
+    plain, planned = copy.deepcopy(model), apply(copy.deepcopy(model), everything(model, IMAGES), OPERATORS)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        assert same(*(trained(nn.parallel.DistributedDataParallel(one), IMAGES) for one in (plain, planned)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_under_the_compiler_it_does_nothing() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+    plain, planned = copy.deepcopy(model), apply(copy.deepcopy(model), everything(model, X), OPERATORS)
+    torch.compile(planned, backend="aot_eager", fullgraph=True)(X).square().sum().backward()
+    plain(X).square().sum().backward()
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_checkpoint_of_the_models_own_stays_what_it_is() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        z = checkpoint(lambda v: v.exp().tanh().sigmoid(), y, use_reentrant=False)
+        assert isinstance(z, torch.Tensor)
+        return z.cos().tanh()
+
+    assert alike(Of(function), X)
+
+
+def test_what_raises_leaves_nothing_on() -> None:
+    def function(y: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    model = Of(lambda y: y.tanh())
+    apply(model, everything(model, X), OPERATORS)
+    model.function = function
+    with pytest.raises(ValueError, match="no"):
+        model(X)
+    out = (X.clone().requires_grad_() * 2).exp()
+    assert out.grad_fn is not None
+    assert out.grad_fn._saved_result.shape == out.shape  # type: ignore[attr-defined]
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def function(y: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            y = y.exp().tanh()
+            alive.append(weakref.ref(y.untyped_storage()))
+        return y.sum()
+
+    model = Of(function)
+    apply(model, everything(model, X), OPERATORS)
+    alive.clear()
+    gc.collect()
+    others = {id(each) for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need)}
+    gc.disable()  # reference counts alone have to do it
+    try:
+        out = model(X)
+        assert [each() is None for each in alive] == [True, True, True]
+        out.backward()
+        del out
+        assert not [each for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need) and id(each) not in others]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_random_programs(first: int) -> None:
+    def left_behind(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        results = model(torch.randn(BATCH, WIDTH))
+        sum(result.square().sum() for result in (results if isinstance(results, tuple) else (results,))).backward()  # type: ignore[union-attr]
+        return [torch.get_rng_state(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for seed in range(first, first + 10):
+        torch.manual_seed(seed)
+        model = RandomModel(seed).train()
+        chance = random.Random(seed)
+        try:
+            expected = left_behind(copy.deepcopy(model))
+        except RuntimeError:  # a program that autograd itself refuses
+            continue
+        x = torch.randn(BATCH, WIDTH)
+        for holds in (lambda _: False, lambda _: chance.random() < 0.4):  # noqa: B023
+            planned = apply(copy.deepcopy(model), everything(model, x, holds=holds), OPERATORS)
+            assert all(map(torch.equal, expected, left_behind(planned))), seed
+
+
+# --- plans -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_survives_its_file(tmp_path: Any) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(4)))
+    x = torch.randn(512, 64)
+    plan = fxmem.plan(fxmem.analyze(model, x, target="cpu", optimizer=None), "mincut", budget=0.6)
+    assert plan.application is OPERATORS
+    plan.to_json(tmp_path / "plan.json")
+    assert fxmem.load_plan(tmp_path / "plan.json") == plan
+    planned = fxmem.checkpoint(copy.deepcopy(model), fxmem.load_plan(str(tmp_path / "plan.json")))
+    assert fxmem.analyze(planned, x, target="cpu", optimizer=None).peak.requested_bytes == plan.after.requested_bytes
+    assert 'fxmem.load_plan("plan.json")' in plan.to_code()
+    assert same(trained(model, x), trained(planned, x))
+
+
+def test_dropout_on_a_card_that_is_not_there() -> None:
+    small = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+    ids = torch.zeros(32, 256, dtype=torch.long)
+    analysis = fxmem.analyze(build_model("hf:GPT2LMHeadModel", small).module, {"input_ids": ids, "labels": ids}, target="h100", optimizer=None)
+    calls, values = verified_plan.survey(analysis)
+    assert any(values[number].saved for call in calls if call.name == "aten.native_dropout.default" for number in call.values)
+    after = verified_plan.applied(analysis, regions_of(calls, values, holds=lambda _: False), OPERATORS)
+    again = sum(op.name == "aten.native_dropout.default" for op in after.profile.ops)
+    assert again == 2 * sum(op.name == "aten.native_dropout.default" for op in analysis.profile.ops)
+
+
+def test_an_application_that_a_strategy_does_not_have_is_refused() -> None:
+    analysis = fxmem.analyze(Of(torch.tanh), X, target="cpu")
+    with pytest.raises(fxmem.errors.UsageError, match="expected application 'operators' with strategy 'mincut', got 'graph'"):
+        fxmem.plan(analysis, "mincut", 0.9, application="graph")
+    with pytest.raises(fxmem.errors.UsageError, match="expected application 'modules' or 'graph' with strategy 'flat', got 'operators'"):
+        fxmem.plan(analysis, "flat", 0.9, application="operators")

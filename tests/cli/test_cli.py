@@ -1,0 +1,492 @@
+"""The command line as its user meets it: exit codes, what goes where, and that nothing is left half-done.
+
+Most of it runs `main` in this process; what concerns the process itself (imports, pipes, closed streams) runs afresh.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fxmem.simulation.analysis
+from fxmem.__main__ import main
+from fxmem.cli.schemas import RECORDS
+from fxmem.cli.verbs import VERBS
+from fxmem.records.profile import Report
+from fxmem.records.validation import Verdict
+from fxmem.simulation.kernel_settings import KernelSettings
+from tests.memory.test_report_reader import small_report
+
+Capture = pytest.CaptureFixture[str]
+
+OWN = '''
+"""Models and what else a command line can name."""
+import signal
+import sys
+
+import torch
+
+
+def build(width=3):
+    print("building")
+    return torch.nn.Linear(width, 4)
+
+
+def make_batch():
+    return torch.zeros(2, 3)
+
+
+def mean(out):
+    return out.mean()
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+
+class Talks(torch.nn.Linear):
+    def forward(self, x):
+        print("running")
+        return super().forward(x)
+
+
+class Fails(torch.nn.Linear):
+    def forward(self, x):
+        raise ValueError("of two lines,\\n\\x1b[31mnot one")
+
+
+class Reads(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() > 0 else x
+
+
+class Leaves(torch.nn.Linear):
+    def forward(self, x):
+        sys.exit(0)
+
+
+class Interrupted(torch.nn.Linear):
+    def forward(self, x):
+        signal.raise_signal(signal.SIGINT)
+
+
+LIMIT = 3
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, but for `own.py`; 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FXMEM_CACHE_DIR", "")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def report(folder: Path) -> Path:
+    """A report in a file of that folder."""
+    (folder / "report.json").write_text(small_report().model_dump_json(), encoding="utf-8")
+    return folder / "report.json"
+
+
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command."""
+    capsys.readouterr()
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def succeeds(capsys: Capture, *arguments: str) -> str:
+    """What a command that succeeds writes to stdout."""
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    return out
+
+
+def fails(capsys: Capture, code: int, *arguments: str) -> str:
+    """The one line a command that fails writes to stderr, without its `fxmem: `; it must leave the folder as it was."""
+    before = {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
+    found, out, err = run(capsys, *arguments)
+    assert (found, out) == (code, ""), err
+    assert {path: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()} == before
+    assert re.fullmatch(r"fxmem: [^\n]+\n", err), err
+    assert err.rstrip("\n").isprintable()
+    return err.removeprefix("fxmem: ").rstrip("\n")
+
+
+def analyze(*arguments: str, model: str = "own.py:build") -> tuple[str, ...]:
+    """Arguments that analyse the small model of `own.py`, for the CPU and without progress."""
+    return ("analyze", model, "--input", "2x3", "--target", "cpu", "--quiet", *arguments)
+
+
+def afresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line in a process of its own."""
+    path = str(Path(fxmem.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}
+    return subprocess.run([sys.executable, "-m", "fxmem", *arguments], env=environment, check=False, **{"capture_output": True, **options})
+
+
+# --- mistyped ---------------------------------------------------------------------------------------------------------
+
+_VERBS = ", ".join(VERBS)
+_SCHEMAS = ", ".join(RECORDS)
+TYPOS = {
+    "": "the following arguments are required: COMMAND; see fxmem --help",
+    "analyse x": f"expected COMMAND to be one of {_VERBS}; got 'analyse', did you mean analyze?; see fxmem --help",
+    "frobnicate": f"expected COMMAND to be one of {_VERBS}; got 'frobnicate'; see fxmem --help",
+    "--verbose doctor": "no option --verbose; see fxmem doctor --help",
+    "analyze": "the following arguments are required: MODEL; see fxmem analyze --help",
+    "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
+    "analyze m --prec bf16": "no option --prec, did you mean --precision?; see fxmem analyze --help",
+    "analyze m --targets=h100": "no option --targets, did you mean --target?; see fxmem analyze --help",
+    "analyze m --precision bf61": "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help",
+    "analyze m n": "unexpected argument 'n'; see fxmem analyze --help",
+    "analyze m --input": "argument --input: expected one argument; see fxmem analyze --help",
+    "analyze m --depth two": "expected --depth to be a whole number; got 'two'; see fxmem analyze --help",
+    "analyze m --depth -1": "expected --depth of at least 0, got -1",
+    "analyze m --width 20": "expected --width of at least 60 columns, got 20",
+    "analyze m --target h10": "unknown target 'h10': did you mean h100 or a10?",
+    "analyze m --target cuda": "unknown target 'cuda': say which card: t4, ",
+    "analyze m --target mine.json": "expected a target file with the fields name, device, full_name, memory_bytes, capability, got 'mine.json': No such",
+    "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
+    "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",
+    "validate m --tolerance nan": "expected --tolerance as a fraction between 0 and 1, got nan",
+    "validate m --device tpu": "expected --device to be one of cpu, cuda; got 'tpu', did you mean cpu?; see fxmem validate --help",
+    "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
+    "show nothing.json": "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory",
+    "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
+    "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
+    "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",
+    "analyze m --json nowhere/report.json": "expected --json to name a file in a folder that exists, got 'nowhere/report.json'",
+    "analyze m --json .": "expected --json to name a file, or - for stdout, got '.'",
+    # A file moved into the place of a device would replace it, for everybody.
+    f"analyze m --json {os.devnull}": f"expected --json to name a file, or - for stdout, got '{os.devnull}'",
+}
+
+
+@pytest.mark.parametrize("line", TYPOS)
+def test_what_is_mistyped_is_said_in_one_line(capsys: Capture, line: str) -> None:
+    message = fails(capsys, 2, *line.split())
+    assert message.startswith(TYPOS[line])
+    if "--help" in TYPOS[line]:
+        assert message == TYPOS[line]
+
+
+MISTAKES = {
+    "analyze own.py:biuld": "own.py has no 'biuld'; closest: build",
+    "analyze nowhere.py:build": "no file nowhere.py",
+    "analyze ./own.py": "expected a model as torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory; got './own.py'",
+    "analyze own.py:LIMIT": "expected an nn.Module class, a function that returns a module, or a module",
+    "analyze own.py:build": "own.py:build: its inputs cannot be known from the model",
+    "analyze own.py:build --input 2by3": "expected an input like 32x3x224x224",
+    "analyze own.py:build --input 2x3:flot32": "expected a dtype like float32",
+    "analyze own.py:build --input own.py:batch": "own.py has no 'batch'; closest: make_batch",
+    "analyze own.py:build --input 2x3 --batch 4": "--batch is for the default inputs; with --input, write the batch size there",
+    "analyze torchvision:alexnet --batch 0": "expected a batch size of at least 1, got 0",
+    "analyze own.py:build --input 2x3 --set width": "expected KEY=VALUE",
+    "analyze own.py:build --input 2x3 --set widht=3": "own.py:build has no setting 'widht'; closest: width",
+    "analyze own.py:build --input 2x3 --optimizer admaw": "expected an optimizer of torch.optim, got 'admaw'; closest: adamw",
+    "analyze own.py:build --input 2x3 --optimizer own.py:adam": "own.py has no 'adam'",
+    "analyze own.py:build --input 2x3 --loss mean": "expected --loss as pkg.mod:name or file.py:name, got 'mean'",
+    "analyze own.py:build --input 2x3 --loss own.py:LIMIT": "expected --loss to name a function or a class, but own.py:LIMIT is of type int",
+    "analyze torchvision:resnt18": "torchvision has no model 'resnt18'; closest: resnet18",
+    "analyze resnet18": "did you mean torchvision:resnet18?",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_what_does_not_exist_is_said_in_one_line(capsys: Capture, line: str) -> None:
+    arguments = line.split()
+    # A model that is found is built, and what it prints then goes to stderr: not what is looked at here.
+    (Path.cwd() / "own.py").write_text(OWN.replace('print("building")', "pass"), encoding="utf-8")
+    assert MISTAKES[line] in fails(capsys, 2, *arguments, "--target", "cpu", "--quiet")
+
+
+# --- exit codes 1, 3 and 4 --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("Fails", r"the model raised ValueError: of two lines,.* at .*own\.py:\d+ in forward: `raise ValueError"),
+        ("Reads", r"control flow and shapes do not depend on the data; Reads asks for a tensor's value .*own\.py:\d+ in forward: `return super"),
+        ("Leaves", r"the model's own code called sys\.exit\(0\) while it ran"),
+    ],
+)
+def test_a_model_that_cannot_be_followed(capsys: Capture, model: str, complaint: str) -> None:
+    (Path.cwd() / "report.json").write_text("here before", encoding="utf-8")
+    settings = ("--set", "in_features=3", "--set", "out_features=4")
+    assert re.search(complaint, fails(capsys, 1, *analyze(*settings, "--json", "report.json", model=f"own.py:{model}")))
+
+
+def test_what_the_model_needs_may_be_missing(capsys: Capture) -> None:
+    (Path.cwd() / "own.py").write_text("import nowhere_to_be_found", encoding="utf-8")
+    assert "not installed at" in fails(capsys, 3, *analyze())
+
+
+@pytest.mark.parametrize("command", ["analyze", "validate"])
+def test_torch_may_be_missing(capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert fails(capsys, 3, command, "own.py:build") == "expected torch, which is not installed: pip install torch (it needs no GPU)"
+
+
+@pytest.mark.parametrize(("within", "code"), [(True, 0), (False, 4)])
+def test_the_verdict_decides_the_exit_code(capsys: Capture, monkeypatch: pytest.MonkeyPatch, within: bool, code: int) -> None:
+    verdict = SimpleNamespace(within_tolerance=within, model_dump_json=lambda: "{}")
+    monkeypatch.setattr("fxmem.validation.validate.validate_call", lambda *_, **__: verdict)
+    assert run(capsys, "validate", "own.py:build", "--input", "2x3", "--quiet", "--json", "-")[:2] == (code, "{}\n")
+
+
+def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
+    out = succeeds(capsys, "validate", "own.py:build", "--input", "2x3", "--tolerance", "0.5", "--quiet", "--json", "verdict.json")
+    assert "own.py:build" in out
+    verdict = Verdict.model_validate_json(Path("verdict.json").read_bytes())
+    assert verdict.within_tolerance
+    # 3 x 4 + 4 parameters of 4 bytes, and as many again twice for AdamW's averages with two 4-byte step counters.
+    assert [verdict.predicted.by_kind[kind] for kind in ("parameter", "optimizer_state")] == [64, 136]
+
+
+def test_an_interrupt_is_no_traceback(capsys: Capture) -> None:
+    settings = ("--set", "in_features=3", "--set", "out_features=4", "--json", "report.json")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has tests it runs in the background ignore it
+    try:
+        assert fails(capsys, 128 + signal.SIGINT, *analyze(*settings, model="own.py:Interrupted")) == "interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_of_our_own_is_one_line_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("fxmem.cli.environment.report", fail)
+    assert fails(capsys, 1, "doctor") == "fxmem itself failed, please report it: KeyError: 'a bug'; run it again with --debug to see where"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(("show", "nothing.json"), 2), (analyze(model="nowhere.mod:build"), 2)])
+def test_debug_adds_the_traceback_and_changes_nothing_else(capsys: Capture, arguments: tuple[str, ...], code: int) -> None:
+    line = fails(capsys, code, *arguments)
+    found, out, err = run(capsys, *arguments, "--debug")
+    assert (found, out) == (code, ""), err
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith(f"\nfxmem: {line}\n")
+
+
+# --- the step's options -----------------------------------------------------------------------------------------------
+
+
+def test_the_options_of_a_step_reach_its_report(capsys: Capture) -> None:
+    options = ("--accumulate", "3", "--prefetch", "2", "--weights", "bf16", "--loss", "own.py:mean", "--optimizer", "sgd-momentum", "--freeze", "bias")
+    report = Report.model_validate_json(succeeds(capsys, *analyze(*options, "--json", "-")))
+    assert (report.step.accumulate, report.step.prefetch, report.step.loss, report.step.optimizer) == (3, 2, "mean", "SGD")
+    dtypes = {storage.name: storage.dtype for storage in report.storages if storage.kind in ("parameter", "gradient")}
+    assert dtypes == {"weight": "bfloat16", "bias": "bfloat16", "weight.grad": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), KernelSettings()),
+        (("--sdpa", "math", "--allow-tf32"), KernelSettings(sdpa="math", allow_tf32=True)),
+        (("--no-allow-tf32", "--cudnn-benchmark", "--deterministic"), KernelSettings(allow_tf32=False, cudnn_benchmark=True, deterministic=True)),
+    ],
+)
+def test_the_options_of_kernels_reach_the_analysis(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], settings: KernelSettings
+) -> None:
+    asked: list[KernelSettings] = []
+    real = fxmem.simulation.analysis.analyze_call
+    monkeypatch.setattr("fxmem.simulation.analysis.analyze_call", lambda *args, **step: asked.append(step["settings"]) or real(*args, **step))
+    succeeds(capsys, *analyze(*options))
+    assert asked == [settings]
+
+
+def test_channels_last_is_how_weights_and_inputs_lie(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    real = fxmem.simulation.analysis.analyze_call
+    monkeypatch.setattr(
+        "fxmem.simulation.analysis.analyze_call", lambda model, args, *rest, **step: asked.append((model.weight, args[0])) or real(model, args, *rest, **step)
+    )
+    settings = ("--set", "in_channels=3", "--set", "out_channels=4", "--set", "kernel_size=3")
+    for options in ((), ("--channels-last",)):
+        succeeds(capsys, "analyze", "torch.nn:Conv2d", "--input", "2x3x8x8", "--target", "cpu", "--quiet", *settings, *options)
+    assert [[tensor.stride()[1] for tensor in each] for each in asked] == [[9, 64], [1, 1]]
+
+
+# --- what goes where --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_goes_to_stdout_and_the_report_to_its_file(capsys: Capture) -> None:
+    table = succeeds(capsys, *analyze("--json", "report.json"))
+    assert table.startswith("Model       own.py:build\n")
+    assert max(map(len, table.splitlines())) <= 80
+    text = Path("report.json").read_text(encoding="utf-8")
+    assert text.endswith("}\n")
+    assert Report.model_validate_json(text).model == "own.py:build"
+    assert sorted(os.listdir()) == ["own.py", "report.json"]
+
+
+def test_the_report_alone_goes_to_stdout_if_asked_for(capsys: Capture) -> None:
+    (line,) = succeeds(capsys, *analyze("--json", "-")).splitlines()
+    report = Report.model_validate_json(line)
+    # Linear(3, 4) and its input of 2 x 3, 4 bytes each.
+    assert [report.peak.by_kind[kind] for kind in ("parameter", "input")] == [64, 24]
+
+
+def test_what_was_written_is_shown_as_it_was(capsys: Capture) -> None:
+    for options in ((), ("--width", "140"), ("--depth", "0")):
+        table = succeeds(capsys, *analyze("--json", "report.json", *options))
+        assert succeeds(capsys, "show", "report.json", *options) == table
+    document = succeeds(capsys, *analyze("--json", "-"))
+    assert succeeds(capsys, "show", "report.json", "--json", "-") == document
+
+
+def test_a_report_comes_through_a_pipe(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = succeeds(capsys, "show", "report.json")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(report.read_bytes())))
+    assert succeeds(capsys, "show", "-") == table
+
+
+def test_what_the_model_prints_does_not_spoil_the_result(capsys: Capture) -> None:
+    settings = ("--set", "in_features=3", "--set", "out_features=4")
+    code, out, err = run(capsys, *analyze("--json", "-", *settings, model="own.py:Talks"))
+    assert code == 0
+    assert json.loads(out)["model"] == "own.py:Talks"
+    assert "running\n" in err
+
+
+def test_everything_of_the_users_own(capsys: Capture) -> None:
+    arguments = ("--input", "own.py:make_batch", "--loss", "own.py:mean", "--optimizer", "own.py:sgd", "--target", "cpu", "--quiet", "--json", "-")
+    report = Report.model_validate_json(succeeds(capsys, "analyze", "own.py:build", *arguments))
+    assert (report.step.loss, report.step.optimizer) == ("mean", "SGD")
+    assert [(tensor.name, tensor.shape) for tensor in report.inputs] == [("input", (2, 3))]
+    none = Report.model_validate_json(succeeds(capsys, *analyze("--optimizer", "None", "--json", "-")))
+    assert none.step.optimizer is None
+
+
+class Immediately:
+    """A timer that does not wait."""
+
+    def __init__(self, seconds: float, say: Any) -> None:
+        self.start = say
+
+    def cancel(self) -> None:
+        """Too late."""
+
+
+def test_progress_is_told_on_stderr_unless_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.Timer", Immediately)
+    quiet = analyze("--json", "-")
+    _, out, err = run(capsys, *quiet)
+    assert "fxmem:" not in err
+    _, loud, told = run(capsys, *(word for word in quiet if word != "--quiet"))
+    assert loud == out
+    assert [line for line in told.splitlines() if line.startswith("fxmem: ")][:2] == ["fxmem: loading torch ...", "fxmem: building own.py:build ..."]
+
+
+def test_colour_is_for_terminals_and_who_wants_it(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def colored() -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda: True)
+            return "\x1b[" in succeeds(capsys, "show", "report.json")
+
+    assert "\x1b[" not in succeeds(capsys, "show", "report.json")
+    monkeypatch.setenv("TERM", "xterm")
+    assert colored()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colored()
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("200", 200), ("80", 80), ("61", 61), ("20", 60)])
+def test_the_table_is_as_wide_as_the_terminal(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch, columns: str, widest: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert max(map(len, succeeds(capsys, "show", "report.json").splitlines())) == widest
+
+
+def test_names_that_stdout_cannot_spell(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report.write_text(small_report().model_copy(update={"model": "modèle-層-\U0001f600"}).model_dump_json(), encoding="utf-8")
+
+    def shown(*arguments: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+            assert main(["show", "report.json", *arguments]) == 0
+            return sys.stdout.buffer.getvalue().decode("ascii")
+
+    assert shown().startswith(r"Model       mod\xe8le-\u5c64-\U0001f600")
+    assert json.loads(shown("--json", "-"))["model"] == "modèle-層-\U0001f600"
+
+
+# --- schema, doctor, help ---------------------------------------------------------------------------------------------
+
+
+def test_schemas(capsys: Capture) -> None:
+    assert succeeds(capsys, "schema").split() == list(RECORDS)
+    for name in RECORDS:
+        assert json.loads(succeeds(capsys, "schema", name))["$id"].startswith(f"urn:fxmem:schema:{name}:")
+
+
+def test_doctor(capsys: Capture) -> None:
+    assert succeeds(capsys, "doctor", "--targets").startswith("Target ")
+    assert succeeds(capsys, "doctor").startswith(f"fxmem         {fxmem.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [[], ["analyze"], ["show"], ["validate"], ["schema"], ["doctor"]], ids=lambda words: " ".join(words))
+def test_help(capsys: Capture, command: list[str]) -> None:
+    text = succeeds(capsys, *command, "--help")
+    assert text.startswith(f"usage: {' '.join(['fxmem', *command])} ")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_version(capsys: Capture) -> None:
+    assert succeeds(capsys, "--version") == f"fxmem {fxmem.__version__}\n"
+
+
+# --- the process itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["--help", "show report.json", "doctor --targets", "schema report", "analyze m --target nothing"])
+def test_what_needs_no_torch_imports_none(report: Path, command: str) -> None:
+    done = afresh(*command.split(), env={"PYTHONPROFILEIMPORTTIME": "1"})
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.decode().splitlines() if line.startswith("import time:")}
+    assert "fxmem" in imported
+    assert imported.isdisjoint({"torch", "torchvision", "timm", "transformers"})
+    if command == "--help":
+        assert imported.isdisjoint({"pydantic", "rich"})
+
+
+def test_whoever_reads_stdout_may_leave(report: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = afresh("show", "report.json", stdout=writing, stderr=subprocess.PIPE, capture_output=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_stdout_may_be_full(report: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = afresh("show", "report.json", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (1, b"fxmem: expected a stdout that can be written, got No space left on device\n")
+
+
+def test_stdout_may_be_closed(report: Path) -> None:
+    path = {"PYTHONPATH": str(Path(fxmem.__file__).parent.parent)}
+    command = ["sh", "-c", 'exec "$0" -m fxmem show report.json >&-', sys.executable]
+    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"fxmem: expected a stdout to write the result to, but it is closed\n")

@@ -1,0 +1,185 @@
+"""Commands that are interrupted, told to end or out of disk: what was there stays whole, nothing else is left, and one line says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fxmem
+from fxmem.__main__ import main
+from fxmem.errors import UsageError
+from fxmem.records import files
+from fxmem.records.files import write_bytes, write_text
+from tests.memory.test_report_reader import small_report
+
+SLOW = """
+import pathlib, time, torch
+
+class Slow(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 4)
+
+    def forward(self, x):
+        pathlib.Path("started").touch()
+        time.sleep(600)
+"""
+
+SLOW_TO_WRITE = """
+import os, pathlib, sys, time
+import fxmem.__main__
+
+def replace(*paths):
+    pathlib.Path("started").touch()
+    time.sleep(600)
+
+os.replace = replace
+sys.exit(fxmem.__main__.main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
+    (tmp_path / "slow_to_write.py").write_text(SLOW_TO_WRITE, encoding="utf-8")
+    (tmp_path / "good.json").write_text(small_report().model_dump_json(), encoding="utf-8")
+    for name in ("out.json", "out.svg", "out.html"):
+        (tmp_path / name).write_text("here before", encoding="utf-8")
+    return tmp_path
+
+
+def listening() -> None:
+    """A shell has what it runs in the background ignore SIGINT, tests too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes, bytes]:
+    """Exit code, stdout and stderr of a command that gets a signal once it has made the file `started`."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent), "FXMEM_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listening)
+    try:
+        while process.poll() is None and not (folder / "started").exists():
+            time.sleep(0.02)
+        process.send_signal(how)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+COMMANDS = {
+    "while the model runs": "-m fxmem analyze slow.py:Slow --input 2x3 --target cpu --quiet --json out.json --svg out.svg",
+    "while a file is written": "slow_to_write.py graph good.json -o out.svg --renderer plain",
+    "while a page is written": "slow_to_write.py report good.json -o out.html --renderer plain",
+    "while a report is written": "slow_to_write.py show good.json --json out.json",
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the signals of a Unix")
+@pytest.mark.parametrize(("how", "words"), [(signal.SIGINT, b"interrupted"), (signal.SIGTERM, b"terminated")])
+@pytest.mark.parametrize("when", COMMANDS)
+def test_a_command_that_is_ended_leaves_what_was_there(folder: Path, when: str, how: signal.Signals, words: bytes) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert ended(folder, how, *COMMANDS[when].split()) == (128 + how, b"", b"fxmem: %s\n" % words)
+    (folder / "started").unlink()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_handler_of_somebody_elses_stays() -> None:
+    mine = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        assert main(["show", "good.json"]) == 0
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert main(["show", "good.json"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# --- no room ----------------------------------------------------------------------------------------------------------------
+
+WRITERS = {
+    "show": "show good.json --json out.json",
+    "graph": "graph good.json -o out.svg --renderer plain",
+    "timeline": "timeline good.json -o out.svg",
+    "report": "report good.json -o out.html --renderer plain",
+    "lines": "lines good.json --html out.html",
+    "layers": "layers good.json --json out.json",
+    "compare": "compare good.json good.json --json out.json",
+    "export": "export good.json --to csv -o out.json",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("where", ["write", "replace"])
+def test_a_full_disk_leaves_what_was_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, writer: str, where: str) -> None:
+    class Full:
+        def __init__(self, path: Any, mode: str) -> None:
+            self.file = open(path, mode)  # noqa: SIM115
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *raised: Any) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> None:
+            self.file.write(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def replace(*paths: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if where == "write":
+        monkeypatch.setattr(files, "open", Full, raising=False)
+    else:
+        monkeypatch.setattr(os, "replace", replace)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(WRITERS[writer].split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"fxmem: expected a file that can be written, got 'out\.\w+': No space left on device\n", err)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_is_written_is_whole_readable_by_others_and_alone(folder: Path) -> None:
+    write_bytes(folder / "new", b"one")
+    write_text(folder / "new", "zwei \ud800")
+    assert (folder / "new").read_bytes() == b"zwei \\ud800"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (folder / "new").stat().st_mode & 0o777 == 0o666 & ~mask or os.name != "posix"
+    assert not [name for name in os.listdir() if name.startswith(".")]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links as a Unix has them")
+def test_a_link_stays_a_link(folder: Path) -> None:
+    (folder / "link").symlink_to("out.json")
+    write_text(folder / "link", "new")
+    assert (folder / "link").is_symlink()
+    assert (folder / "out.json").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["nowhere/file", "a\0b", "n" * 300])
+def test_where_nothing_can_be_written(folder: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="expected a file that can be written"):
+        write_text(folder / name, "x")
+    assert not [name for name in os.listdir() if name.startswith(".")]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_whoever_reads_the_first_line_may_leave(folder: Path) -> None:
+    command = f"'{sys.executable}' -m fxmem show good.json | head -n 1"
+    environment = {**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent)}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout.count(b"\n")) == (0, b"", 1)

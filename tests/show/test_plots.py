@@ -1,0 +1,390 @@
+"""The plots: their numbers are the records', the peak survives any number of ticks, no name breaks them, and no text lies on another."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxmem.memory import liveness
+from fxmem.memory.allocator import Levels
+from fxmem.memory.owners import bytes_at_peak, parts_at_peak
+from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
+from fxmem.show.plots import CurveDot, curve_svg, icicle_svg, timeline_svg
+from fxmem.show.plots.colors import DARK, KINDS, LIGHT, Theme
+from fxmem.show.plots.sampling import Sample, samples
+from fxmem.show.plots.svg import SIZE, STYLE, spread, steps
+from fxmem.show.text_width import text_width
+from tests.profiles import deep_profile, make_profile, profiles, small_profile
+from tests.show.graph.test_graph import NAMES
+
+MIB, GIB = 1 << 20, 1 << 30
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def plotted(profile: Profile, **options: Any) -> ET.Element:
+    return ET.fromstring(timeline_svg(profile, liveness.timeline(profile), **options))
+
+
+def words(root: ET.Element) -> list[str]:
+    return ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
+
+
+def titles(root: ET.Element) -> list[str]:
+    return [each.text or "" for each in root.iter(f"{SVG}title")]
+
+
+def classed(root: ET.Element, name: str) -> list[ET.Element]:
+    return [each for each in root.iter() if name in each.get("class", "").split()]
+
+
+def boxes_of_text(root: ET.Element) -> list[tuple[float, float, float, float, str]]:
+    """Left, top, right and bottom of every line of text, with the line."""
+    found = []
+    for each in root.iter(f"{SVG}text"):
+        classes, line = each.get("class", "").split(), "".join(each.itertext())
+        size = 15.0 if "title" in classes else SIZE
+        width = text_width(line, size, bold="strong" in classes or "title" in classes)
+        x, y = float(each.get("x", "")), float(each.get("y", ""))
+        left = x - (width if "end" in classes else width / 2 if "middle" in classes else 0.0)
+        found.append((left, y - 0.8 * size, left + width, y + 0.2 * size, line))
+    return found
+
+
+def with_allocator(timeline: Timeline, **numbers: Any) -> Timeline:
+    return timeline.model_copy(update={"peak": timeline.peak.model_copy(update=numbers)})
+
+
+def hostile(name: str) -> Profile:
+    """A profile in which everything that may be the model's own is this name."""
+    line = SourceLine(file=name, line=1, function=name, code=name)
+    node = Node(name=name, op="call_function", target=name, module=name, module_type=name, source=line)
+    storages = [Storage(nbytes=5, kind=Kind.SAVED, birth=0, death=3, node=0, name=name, dtype=name), Storage(nbytes=2, kind=Kind.INPUT, birth=1, death=2)]
+    return make_profile(ticks=3, nodes=[node], storages=storages, model=name, modules={"": name, name: name})
+
+
+# --- which ticks are drawn --------------------------------------------------------------------------------------------------
+
+
+def test_few_ticks_are_all_drawn() -> None:
+    assert samples([4, 7, 7], 2) == [Sample(0, 0, 1), Sample(1, 1, 2), Sample(2, 2, 3)]
+    assert samples([], 10) == []
+
+
+def test_of_many_ticks_the_lowest_and_the_highest_of_each_column() -> None:
+    #                    0  1  2  3  4 | 5  6  7  8  9
+    assert samples([5, 1, 9, 2, 9, 7, 3, 8, 3, 4], 2) == [Sample(1, 0, 2.5), Sample(2, 2.5, 5), Sample(6, 5, 7.5), Sample(7, 7.5, 10)]
+
+
+@given(st.lists(st.integers(0, 9), max_size=90), st.integers(1, 12))
+def test_no_extreme_is_lost_and_the_ranges_cover_all(live: list[int], columns: int) -> None:
+    taken = samples(live, columns)
+    assert len(taken) <= 2 * columns
+    assert [sample.begin for sample in taken[1:]] == [sample.end for sample in taken[:-1]]
+    if live:
+        assert (taken[0].begin, taken[-1].end) == (0, len(live))
+        heights = [live[sample.tick] for sample in taken]
+        assert (min(heights), max(heights)) == (min(live), max(live))
+        assert live.index(max(live)) in [sample.tick for sample in taken]  # the tick that is the timeline's peak
+
+
+def test_two_hundred_thousand_ticks_fit_and_keep_their_peak() -> None:
+    ticks = 200_000
+    by_kind = {kind: tuple((tick * (7 + 2 * index)) % 1009 * MIB for tick in range(ticks)) for index, kind in enumerate(Kind)}
+    live = [sum(at) for at in zip(*by_kind.values(), strict=True)]
+    spike = 123_457
+    live[spike] += 40_000 * MIB
+    by_kind[Kind.SAVED] = tuple(nbytes + 40_000 * MIB * (tick == spike) for tick, nbytes in enumerate(by_kind[Kind.SAVED]))
+    peak = Peak(requested_bytes=live[spike], phase=Phase.FORWARD, tick=spike, by_kind={kind: series[spike] for kind, series in by_kind.items()})
+    svg = timeline_svg(make_profile(ticks=ticks), Timeline(live_bytes=tuple(live), by_kind=by_kind, peak=peak, alive=()))
+    assert len(svg) < 300_000
+    root = ET.fromstring(svg)
+    (panel,) = classed(root, "panel")
+    (total,) = classed(root, "total")
+    highest = min(float(y) for y in re.findall(r"V([0-9.]+)", total.get("d", "")))
+    # The scale reaches 5 % above the highest number that is drawn, which is the peak.
+    assert highest == pytest.approx(float(panel.get("data-top", "")) + float(panel.get("data-height", "")) * (1 - 1 / 1.05), abs=0.11)
+
+
+# --- the timeline -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_says_what_the_records_say() -> None:
+    profile = small_profile()
+    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=210 * MIB, reserved_bytes=230 * MIB)
+    root = ET.fromstring(timeline_svg(profile, timeline, budget_bytes=150 * MIB))
+    said = words(root)
+    assert "peak 200.0 MiB in backward: block.conv" in said
+    assert {"forward", "backward", "optimizer"} <= set(said)
+    assert "order of allocations and frees (ticks; not seconds)" in said
+    # By a pencil: y and grad_y are saved and temporary, out is the output, x the input, and a weight with its gradient and AdamW's state.
+    for line in ("saved 32.0 MiB, 16.0 %", "temporary 32.0 MiB, 16.0 %", "output 32.0 MiB, 16.0 %", "input 32.0 MiB, 16.0 %", "workspace 64.0 MiB, 32.0 %"):
+        assert line in said
+    for line in ("parameter 2.00 MiB, 1.0 %", "optimizer state 4.00 MiB, 2.0 %", "gradient 2.00 MiB, 1.0 %", "budget 150.0 MiB"):
+        assert line in said
+    assert {"allocated, its highest 210.0 MiB", "reserved, its highest 230.0 MiB", "card 1.00 GiB, above the scale"} <= set(said)
+    # The card is four times the highest number: named at the edge, not drawn to scale.
+    assert {"allocated", "reserved", "budget", "↑ card"} <= set(said)
+    assert len([line for line in classed(root, "limit") if "M62 " in line.get("d", "")]) == 1
+    assert f"budget: 150.0 MiB ({150 * MIB:,} bytes)" in titles(root)
+
+
+def test_lines_stand_at_their_heights() -> None:
+    profile = small_profile()
+    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=210 * MIB, reserved_bytes=400 * MIB)
+    root = ET.fromstring(timeline_svg(profile, timeline, budget_bytes=100 * MIB, height=420.0))
+    (panel,) = classed(root, "panel")
+    bottom = float(panel.get("data-top", "")) + 420.0
+    # 420 pixels are 400 MiB and 5 %: one pixel a MiB.
+    level = [(each.get("class", ""), re.match(r"M62 ([0-9.]+)h", each.get("d", ""))) for each in panel.iter(f"{SVG}path")]
+    heights = {kind: bottom - float(found[1]) for kind, found in level if found and kind != "grid"}
+    assert heights == pytest.approx({"held allocated": 210, "held reserved": 400, "limit": 100}, abs=0.2)
+    (dot,) = classed(root, "dot")
+    assert bottom - float(dot.get("cy", "")) == pytest.approx(200, abs=0.2)
+
+
+def test_the_allocators_bytes_are_lines_over_the_step() -> None:
+    """By tick 1, 3 and 2 MiB handed out of 4 held; the labels stand where the lines end."""
+    storages = [Storage(nbytes=MIB, kind=Kind.SAVED, birth=birth, death=death) for birth, death in ((0, 3), (1, 3), (1, 2))]
+    profile = make_profile(ticks=3, storages=storages)
+    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
+    held = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
+    root = ET.fromstring(timeline_svg(profile, timeline, held=held, height=420.0, width=126.0 + 300.0))
+    (panel,) = classed(root, "panel")
+    bottom = float(panel.get("data-top", "")) + 420.0
+    # 420 pixels are 4 MiB and 5 %; 300 are three ticks.
+    allocated, reserved = (next(each for each in panel.iter(f"{SVG}path") if each.get("class") == f"held {word}") for word in ("allocated", "reserved"))
+    assert [float(number) for number in re.findall(r"[0-9.]+", allocated.get("d", ""))] == pytest.approx(
+        [62, bottom - 100, 162, bottom - 300, 262, bottom - 200, 362], abs=0.2
+    )
+    assert [float(number) for number in re.findall(r"[0-9.]+", reserved.get("d", ""))] == pytest.approx([62, bottom - 400, 362], abs=0.2)
+
+
+def test_a_card_within_reach_is_drawn_to_scale() -> None:
+    profile = small_profile()
+    target = profile.target.model_copy(update={"memory_bytes": 256 * MIB})
+    said = words(plotted(profile.model_copy(update={"target": target})))
+    assert "card" in said
+    assert "card 256.0 MiB" in said
+
+
+def test_what_is_not_known_is_not_drawn() -> None:
+    profile = deep_profile(2)
+    target = profile.target.model_copy(update={"memory_bytes": None})
+    said = words(plotted(profile.model_copy(update={"target": target})))
+    assert not {"allocated", "reserved", "card", "budget"} & set(said)
+    assert not [line for line in said if "unknown" in line]
+
+
+def test_before_and_after_share_one_scale() -> None:
+    profile = small_profile()
+    lighter = profile.model_copy(update={"storages": tuple(s.model_copy(update={"nbytes": s.nbytes // 2}) for s in profile.storages)})
+    after = liveness.timeline(lighter)
+    root = plotted(profile, after=after, after_profile=lighter)
+    assert [panel.get("id") for panel in classed(root, "panel")] == ["fxmem-timeline-step", "fxmem-timeline-after"]
+    said = words(root)
+    assert {"Before", "After, with the plan", "saved 32.0 MiB → 16.0 MiB", "peak 100.0 MiB in backward: block.conv"} <= set(said)
+    assert said.count("200 MiB") == 2
+    assert said.count("backward") == 2
+    without_profile = words(plotted(profile, after=after))
+    assert without_profile.count("backward") == 1
+    assert "peak 100.0 MiB in backward: block_conv" in without_profile
+
+
+def test_an_empty_step() -> None:
+    assert "no memory events: nothing to draw" in words(plotted(make_profile(ticks=0)))
+    icicle = icicle_svg(make_profile(ticks=0), liveness.timeline(make_profile(ticks=0)))
+    assert "nothing is alive at the peak" in words(ET.fromstring(icicle))
+
+
+@given(profiles(), st.sampled_from([280.0, 366.0, 960.0]))
+def test_any_profile_can_be_plotted(profile: Profile, width: float) -> None:
+    timeline = liveness.timeline(profile)
+    for svg in (timeline_svg(profile, timeline, width=width, budget_bytes=7), icicle_svg(profile, timeline, width=width)):
+        root = ET.fromstring(svg)
+        assert float(root.get("width", "")) == width
+        assert "nan" not in svg
+
+
+# --- legibility -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [280.0, 366.0, 720.0, 960.0, 1150.0])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("profile", [small_profile(), deep_profile(40), small_profile(model="a_very_long_name." * 12)], ids=["small", "deep", "long"])
+def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: float, after: bool) -> None:
+    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=liveness.timeline(profile).peak.requested_bytes + 512, reserved_bytes=220 * MIB)
+    other = timeline if after else None
+    options = {"width": width, "budget_bytes": timeline.peak.requested_bytes - 1}
+    dots = [CurveDot(0.05 * index, (10 - index) * GIB, f"plan {index}", index == 3) for index in range(8)]
+    for svg in (timeline_svg(profile, timeline, after=other, **options), icicle_svg(profile, timeline, width=width), curve_svg(dots, **options)):
+        root = ET.fromstring(svg)
+        boxes = boxes_of_text(root)
+        assert [line for left, _, right, _, line in boxes if left < 0 or right > width + 0.5] == []
+        assert [line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("height", ""))] == []
+        over = [(a[4], b[4]) for a, b in combinations(boxes, 2) if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]]
+        assert over == []
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8))
+def test_labels_are_kept_apart(places: list[float]) -> None:
+    found = spread(places, [10.0] * len(places), 0.0, 100.0)
+    ordered = [found[index] for index in sorted(range(len(places)), key=lambda index: places[index])]
+    assert all(b - a >= 10.0 - 1e-6 for a, b in pairwise(ordered))
+    assert min(found) >= 5.0 - 1e-6
+    assert max(found) <= 95.0 + 1e-6
+
+
+def test_labels_with_room_stay_where_they_are() -> None:
+    assert spread([70.0, 20.0], [10.0, 10.0], 0.0, 100.0) == [70.0, 20.0]
+    assert spread([50.0, 52.0], [10.0, 10.0], 0.0, 100.0) == [50.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    ("highest", "labels"),
+    [
+        (0, ["0"]),
+        (3, ["0", "1 B", "2 B", "3 B"]),
+        (5 * MIB, ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB", "5 MiB"]),
+        (900 * MIB, ["0", "200 MiB", "400 MiB", "600 MiB", "800 MiB"]),
+        (int(1.1 * GIB), ["0", "0.2 GiB", "0.4 GiB", "0.6 GiB", "0.8 GiB", "1 GiB"]),
+        (80 * GIB, ["0", "20 GiB", "40 GiB", "60 GiB", "80 GiB"]),
+    ],
+)
+def test_the_scale_has_round_numbers(highest: int, labels: list[str]) -> None:
+    assert [label for _, label in steps(highest)] == labels
+
+
+def luminance(color: str) -> float:
+    """WCAG 2.1, relative luminance."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_words_and_lines_stand_out(theme: Theme) -> None:
+    for color in (theme.text, theme.muted, theme.limit, theme.accent, theme.after):
+        assert contrast(theme.page, color) >= 4.5
+    assert contrast(theme.page, theme.line) >= 3.0
+
+
+def test_every_kind_has_a_colour_of_its_own() -> None:
+    assert set(KINDS) == set(Kind)
+    assert len(set(KINDS.values())) == len(Kind)
+
+
+def test_every_rule_of_the_style_is_bound_to_the_plot() -> None:
+    dark = "@media screen and (prefers-color-scheme:dark){"
+    assert STYLE.count(dark) == 1
+    rules = re.findall(r"([^{}]+)\{[^{}]*\}", STYLE.replace(dark, ""))
+    assert len(rules) > 40
+    assert [selector for rule in rules for selector in rule.split(",") if not selector.startswith(".fxmem-plot ")] == []
+
+
+# --- untrusted names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_text(name: str) -> None:
+    profile = hostile(name)
+    timeline = liveness.timeline(profile)
+    for svg in (timeline_svg(profile, timeline), icicle_svg(profile, timeline), curve_svg([CurveDot(0.1, 5, name)])):
+        svg.encode()
+        root = ET.fromstring(svg)
+        assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {"svg", "title", "desc", "style", "rect", "g", "path", "text", "circle"}
+        assert not {attribute for each in root.iter() for attribute in each.attrib if attribute.startswith("on") or "href" in attribute}
+    if name.isprintable() and name:
+        assert name in (ET.fromstring(icicle_svg(profile, timeline)).findtext(f"{SVG}title") or "")
+
+
+def test_ids_are_stable_and_of_the_name_given() -> None:
+    profile = small_profile()
+    timeline = liveness.timeline(profile)
+    assert timeline_svg(profile, timeline) == timeline_svg(profile, timeline)
+    for svg in (timeline_svg(profile, timeline, name="mine"), icicle_svg(profile, timeline, name="mine"), curve_svg([], name="mine")):
+        ids = [each.get("id", "mine") for each in ET.fromstring(svg).iter()]
+        assert all(each.startswith("mine") for each in ids)
+        assert len({each for each in ids if each != "mine"}) == len([each for each in ids if each != "mine"])
+
+
+# --- memory by module -------------------------------------------------------------------------------------------------------
+
+
+def cells(svg: str) -> list[tuple[str, float, float, float]]:
+    """First line of the tooltip, left, top and width of every cell."""
+    found = []
+    for each in classed(ET.fromstring(svg), "cell"):
+        box = classed(each, "box")[0]
+        left, top, width = (float(box.get(key, "")) for key in ("x", "y", "width"))
+        found.append(((each.findtext(f"{SVG}title") or "").partition("\n")[0], left, top, width))
+    return found
+
+
+def test_cells_are_as_wide_as_what_they_hold() -> None:
+    profile = small_profile()
+    # 1000 pixels for 200 MiB and 4 bytes, 5 pixels a MiB, less the gap of 1; and the margins of 12.
+    found = {title.partition(":")[0]: width for title, _, _, width in cells(icicle_svg(profile, liveness.timeline(profile), width=1024.0))}
+    # block.conv: y, its weight and gradient, and the workspace, 100 MiB; block.act brought grad_y, add the output, x is the input, the state AdamW's.
+    assert found["Small"] == pytest.approx(1000 - 1)
+    assert found["block"] == pytest.approx(660 - 1, abs=0.1)
+    assert found["block.conv conv"] == pytest.approx(500 - 1, abs=0.1)
+    assert found["block.act act"] == pytest.approx(160 - 1, abs=0.1)
+    assert found["x"] == pytest.approx(160 - 1, abs=0.1)
+    assert found["optimizer"] == pytest.approx(20 - 1, abs=0.1)
+
+
+def test_many_narrow_siblings_are_drawn_together() -> None:
+    profile = deep_profile(2000)
+    svg = icicle_svg(profile, liveness.timeline(profile))
+    assert len(svg) < 60_000
+    together = [title for title, *_ in cells(svg) if "…" in title]
+    assert len(together) > 3
+    row = [(left, width) for title, left, top, width in cells(svg) if "…" in title]
+    assert all(b[0] >= a[0] + a[1] for a, b in pairwise(row))
+
+
+@given(profiles())
+def test_no_byte_at_the_peak_is_without_a_part(profile: Profile) -> None:
+    timeline = liveness.timeline(profile)
+    root = parts_at_peak(profile, timeline)
+    assert root.nbytes == timeline.peak.requested_bytes
+    assert {kind: nbytes for kind, nbytes in root.by_kind.items() if nbytes} == timeline.peak.by_kind
+    assert sum(bytes_at_peak(profile, timeline)) <= timeline.peak.requested_bytes
+
+
+# --- plans compared ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_joins_what_no_other_plan_beats() -> None:
+    dots = [CurveDot(0.0, 400, "no plan"), CurveDot(0.1, 200, "flat", chosen=True), CurveDot(0.2, 300, "worse"), CurveDot(None, 100, "hooks")]
+    root = ET.fromstring(curve_svg(dots, budget_bytes=250, width=326.0, height=420.0, measure="allocated bytes"))
+    said = words(root)
+    assert {"1. no plan: 400 B, +0.0 %", "2. flat: 200 B, +10.0 % (chosen)", "3. worse: 300 B, +20.0 %", "4. hooks: 100 B, cost unknown"} <= set(said)
+    assert {"Peak of the step, allocated bytes", "budget"} <= set(said)
+    # One pixel a byte, from y = 36 + 420 up; 200 pixels for 21 %. The worse plan is no step of the stairs.
+    (front,) = classed(root, "after")
+    assert front.get("d") == "M62 56H157.2V256"
+    assert len(list(root.iter(f"{SVG}circle"))) == 3
+
+
+def test_a_curve_of_nothing() -> None:
+    assert "Peak, and FLOPs run again" in words(ET.fromstring(curve_svg([])))
+
+
+def test_of_many_plans_the_chosen_one_keeps_its_number() -> None:
+    dots: list[tuple[float | None, int, str, bool]] = [(index / 1000, 1000 - index, "plan", index == 501) for index in range(900)]
+    root = ET.fromstring(curve_svg(dots))
+    (chosen,) = [each for each in classed(root, "strong") if each.text and each.text.isdecimal()]
+    assert chosen.text == "502"
+    assert "and 876 more" in words(root)

@@ -1,0 +1,247 @@
+"""The engine on real CPU tensors must give what the C++ engine gives, to the bit."""
+
+import copy
+import weakref
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from fxmem.simulation.observe.autograd_engine import Engine
+
+
+class Watching:
+    def __init__(self):
+        self.saved = []
+        self.ran = []
+
+    def on_save(self, value, handle):
+        self.saved.append(handle)
+
+    def on_unpack(self, tensor):
+        pass
+
+    def on_backward_node(self, sequence_number):
+        self.ran.append(sequence_number)
+
+
+class _Methods(TorchFunctionMode):
+    """Tells the engine what the tracer would."""
+
+    def __init__(self, engine):
+        super().__init__()
+        self.engine = engine
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "register_hook":
+            self.engine.note_tensor_hook(args[0])
+        elif name == "retain_grad":
+            self.engine.note_retain_grad(args[0])
+        return result
+
+
+def run(model, x, watching=None):
+    engine = Engine(watching or Watching())
+    torch.manual_seed(1)
+    with engine.routed(lambda cls, args, apply: apply(*args)), _Methods(engine):
+        model(x).sum().backward()
+    return engine
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, factor, x, unused):
+        ctx.save_for_backward(x)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad * 2, None
+
+
+class Mixed(nn.Module):
+    """Checkpointing, an autograd.Function with non-tensor arguments, views, hooks, fan-out, dropout."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.linear, self.norm, self.dropout, self.reentrant = nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.3), reentrant
+
+    def block(self, x):
+        return self.dropout(self.norm(self.linear(x)).relu()) * x
+
+    def forward(self, x):
+        x = x + checkpoint(self.block, x, use_reentrant=self.reentrant)
+        x = Double.apply(3, x, None)
+        left, right = x.chunk(2, 1)
+        left.register_hook(lambda g: g * 2)
+        x.retain_grad()
+        self.kept = x
+        return left * right + x[:, :4]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_mixed_program_equals_the_cpp_engine(reentrant):
+    torch.manual_seed(0)
+    reference = Mixed(reentrant)
+    ours = copy.deepcopy(reference)
+    x = torch.randn(2, 8, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    torch.manual_seed(1)
+    reference(x).sum().backward()
+    run(ours, y)
+    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(reference.kept.grad, ours.kept.grad)
+    for a, b in zip(reference.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5"])
+def test_torchvision_gradients_equal_the_cpp_engine(name):
+    torch.manual_seed(0)
+    reference = torchvision.models.get_model(name, weights=None, num_classes=5)
+    ours = copy.deepcopy(reference)
+    x = torch.randn(2, 3, 64, 64)
+    torch.manual_seed(1)
+    reference(x).sum().backward()
+    run(ours, x)
+    for a, b in zip(reference.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_what_a_node_saved_goes_when_it_has_run():
+    watching = Watching()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    engine = Engine(watching)
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        loss = model(torch.randn(2, 4)).sum()
+        held = [handle() for handle in watching.saved]
+        assert held
+        assert all(handle is not None and handle.value is not None for handle in held)
+        loss.backward()
+        assert all(handle.value is None for handle in held)
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+
+def test_retain_graph_keeps_what_was_saved():
+    model, x = nn.Linear(4, 1), torch.randn(2, 4)
+    engine = Engine(Watching())
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        loss = model(x).pow(2).sum()
+        loss.backward(retain_graph=True)
+        once = model.weight.grad.clone()
+        loss.backward()
+    assert torch.equal(model.weight.grad, 2 * once)
+
+
+def test_autograd_grad_touches_no_leaf():
+    x = torch.randn(3, requires_grad=True)
+    w = torch.randn(3, requires_grad=True)
+    engine = Engine(Watching())
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        hidden = x.sin() * w
+        (gradient,) = torch.autograd.grad(hidden.exp().sum(), hidden)
+        (of_x,) = torch.autograd.grad((x.sin() * w).sum(), x)
+    assert torch.equal(gradient, hidden.exp())
+    assert torch.equal(of_x, x.cos() * w)
+    assert x.grad is None
+    assert w.grad is None
+
+
+def test_gradient_penalty_differentiates_twice():
+    def penalty(x):
+        (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return gradient.pow(2).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    penalty(x).backward()
+    engine = Engine(Watching())
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        penalty(y).backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+def test_hooks_run_where_the_cpp_engine_runs_them():
+    def program(log):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+        model[1].register_full_backward_hook(lambda module, grad_in, grad_out: log.append("full"))
+        model[0].weight.register_hook(lambda grad: log.append("tensor"))
+        model[0].weight.register_post_accumulate_grad_hook(lambda p: log.append("accumulated"))
+        return model
+
+    x = torch.randn(2, 3)
+    expected, came = [], []
+    program(expected)(x).sum().backward()
+    run(program(came), x)
+    assert sorted(came) == sorted(expected)
+    assert came.index("full") < came.index("tensor") < came.index("accumulated")
+
+
+def test_a_leaf_takes_its_gradient_unless_somebody_else_sees_it():
+    """x + w hands both inputs the same gradient: one may keep it, the other must copy."""
+    a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
+    engine = Engine(Watching())
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        ((a + b) * 1.0).sum().backward()
+    assert a.grad.data_ptr() != b.grad.data_ptr()
+
+
+def test_second_gradient_is_added_in_place():
+    storages = set()
+
+    class See(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor):
+                storages.add(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(3, requires_grad=True)
+    engine = Engine(Watching())
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        hidden = x.sin()
+        loss = (hidden.exp() * hidden.cos()).sum()
+        with See():
+            loss.backward()
+    assert storages == {torch.ops.aten.add_.Tensor}
+
+
+def test_everything_is_put_back_after_an_error():
+    before = torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine
+    applied = vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")
+    engine = Engine(Watching())
+    with pytest.raises(ZeroDivisionError), engine.routed(lambda cls, args, apply: apply(*args)):
+        raise ZeroDivisionError
+    assert (torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine) == before
+    assert (vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")) == applied
+    x = torch.randn(3, requires_grad=True)
+    (x * x).sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+
+
+def test_saved_handles_die_with_the_graph():
+    watching = Watching()
+    engine = Engine(watching)
+    with engine.routed(lambda cls, args, apply: apply(*args)):
+        y = torch.randn(3, requires_grad=True).exp()
+        assert [isinstance(h, weakref.ref) and h() is not None for h in watching.saved] == [True]
+        del y
+        assert watching.saved[0]() is None
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 4)])
+def test_an_in_place_op_on_a_view_keeps_what_it_saved_until_it_runs(shape):
+    """A linear layer of a 3-d input returns a view of its product; ReLU in place rebuilds that view's history before it saves."""
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    ours = copy.deepcopy(reference)
+    x = torch.randn(shape)
+    reference(x).sum().backward()
+    run(ours, x)
+    for a, b in zip(reference.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)

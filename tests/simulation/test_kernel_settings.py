@@ -1,0 +1,163 @@
+"""Torch's switches, set for the time of an analysis: what they reach, and that they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fxmem.__main__ import main
+from fxmem.errors import AnalysisError
+from fxmem.hardware.catalogue import target
+from fxmem.records.profile import Profile
+from fxmem.simulation.analysis import analyze
+from fxmem.simulation.kernel_settings import KernelSettings, Sdpa, applied, convolution_settings, is_deterministic
+from fxmem.simulation.kernels import card_emulation
+
+H100 = target("h100")
+
+
+def flags() -> tuple[object, ...]:
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    sdpa = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
+    deterministic = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(), cudnn.deterministic)
+    return (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.benchmark, deterministic, sdpa)
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    before = flags()
+    yield
+    assert flags() == before
+
+
+def test_none_leaves_every_flag_as_it_is() -> None:
+    before = flags()
+    for settings in (None, KernelSettings()):
+        with applied(settings):
+            assert flags() == before
+
+
+def test_settings_nest() -> None:
+    with applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="flash")):
+        assert (torch.backends.cudnn.allow_tf32, convolution_settings().allow_tf32, convolution_settings().benchmark) == (False, False, True)
+        assert flags()[-1] == (True, False, False, False)
+        inside = flags()
+        with applied(KernelSettings(allow_tf32=True, deterministic=True, sdpa="auto")):
+            assert convolution_settings().allow_tf32
+            assert (convolution_settings().deterministic, is_deterministic()) == (True, True)
+            assert flags()[-1] == (True, True, True, True)
+        assert flags() == inside
+
+
+def test_settings_are_put_back_when_something_raises() -> None:
+    before = flags()
+    with pytest.raises(ValueError, match="no"), applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="math", deterministic=True)):
+        raise ValueError("no")
+    assert flags() == before
+
+
+def test_a_program_that_sets_precisions_by_operator_is_understood() -> None:
+    """Reading `torch.backends.cudnn.allow_tf32` raises then."""
+    conv = torch.backends.cudnn.conv
+    before, conv.fp32_precision = conv.fp32_precision, "ieee"
+    try:
+        assert not convolution_settings().allow_tf32
+        with applied(KernelSettings(allow_tf32=True)):
+            assert (convolution_settings().allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
+        assert conv.fp32_precision == "ieee"
+        assert not convolution_settings().allow_tf32
+    finally:
+        conv.fp32_precision = before
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_a_warning_about_determinism_is_none() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert (convolution_settings().deterministic, is_deterministic()) == (True, False)
+        with applied(KernelSettings(deterministic=False)):
+            assert not convolution_settings().deterministic
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(2, 128, 3, 1, 64).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def attending(sdpa: Sdpa | None) -> Profile:
+    with applied(KernelSettings(sdpa=sdpa)):
+        return analyze(Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100).profile
+
+
+@pytest.mark.parametrize(
+    ("sdpa", "op"),
+    [
+        (None, "_scaled_dot_product_cudnn_attention"),
+        ("auto", "_scaled_dot_product_cudnn_attention"),
+        ("cudnn", "_scaled_dot_product_cudnn_attention"),
+        ("flash", "_scaled_dot_product_flash_attention"),
+        ("efficient", "_scaled_dot_product_efficient_attention"),
+        ("math", "_safe_softmax"),
+    ],
+)
+def test_the_attention_backend_is_the_one_asked_for(sdpa: Sdpa | None, op: str) -> None:
+    profile = attending(sdpa)
+    assert f"aten.{op}.default" in {op.name for op in profile.ops}
+    with applied(KernelSettings(sdpa=sdpa)):
+        (said,) = card_emulation.assumptions(H100)
+    expected = "the first of cudnn_attention, flash_attention, efficient_attention, math" if sdpa in (None, "auto") else "nothing else"
+    assert expected in said.text
+
+
+def test_a_backend_that_cannot_run_the_call_is_an_error_as_it_is_in_torch() -> None:
+    with applied(KernelSettings(sdpa="flash")), pytest.raises(AnalysisError, match="none of those enabled can"):
+        analyze(Attends(), torch.ones(2, 128, 64), target=H100)  # float32
+
+
+def test_what_remains_allowed_is_said() -> None:
+    before = torch.backends.cuda.math_sdp_enabled()
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        (said,) = card_emulation.assumptions(H100)
+    finally:
+        torch.backends.cuda.enable_math_sdp(before)
+    assert "the first of cudnn_attention, flash_attention, efficient_attention that can run the call" in said.text
+    assert said.text.endswith("; switched off: math")
+
+
+# --- through the analysis and the command line ----------------------------------------------------------------------------------
+
+
+def test_an_analysis_is_made_under_its_settings_and_made_again_under_them() -> None:
+    settings = KernelSettings(sdpa="flash", cudnn_benchmark=True)
+    analysis = analyze(Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100, settings=settings)
+    for made in (analysis, analysis.again()):
+        assert "aten._scaled_dot_product_flash_attention.default" in {op.name for op in made.profile.ops}
+    assert "aten._safe_softmax.default" in {op.name for op in analysis.again(settings=KernelSettings(sdpa="math")).profile.ops}
+
+
+def test_what_benchmarking_chooses_is_unknown() -> None:
+    settings = KernelSettings(cudnn_benchmark=True, allow_tf32=False)
+    profile = analyze(nn.Conv2d(3, 8, 3), torch.ones(2, 3, 16, 16), target=H100, settings=settings).profile
+    assert any("benchmark" in unknown.what for unknown in profile.unknowns)
+    assert any("TF32 not allowed" in assumption.text or "estimated" in assumption.text for assumption in profile.assumptions)
+
+
+def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["analyze", "torchvision:alexnet", "--input", "2x3x64x64", "--deterministic", "--no-allow-tf32", "--sdpa", "auto", "--width", "200"]
+    assert main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "TF32 not allowed for float32, deterministic plans only" in said or "estimated" in said
+    assert ":4096:8 is taken" in said

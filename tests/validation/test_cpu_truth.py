@@ -1,0 +1,143 @@
+"""Predictions held against real CPU runs, byte by byte, over models of three collections and of our own.
+
+The profiler's memory events are the truth. What convolution and attention kernels take for themselves inside one call is measured per
+operator and set aside (`measuring.WORKSPACE_KERNELS`); everything else must agree within 0.01 %.
+"""
+
+import pytest
+import torch
+
+from fxmem import analyze
+from fxmem.cli.specs import build_model
+from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.records.profile import Kind
+from fxmem.validation.measure_cpu import measure_cpu
+from fxmem.validation.validate import validate_call
+from fxmem.validation.verdict import verdict
+
+_TEXT = ("input_ids:2x64", "labels:2x64")
+_SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
+_KV = {**_SMALL, "num_key_value_heads": 2}
+
+# model, settings, inputs
+WITHOUT_CONVOLUTION = [
+    ("torchvision:swin_t", {"num_classes": 10}, ("1x3x96x96",)),
+    ("timm:mixer_s32_224", {}, ("2x3x224x224",)),
+    ("timm:vit_tiny_patch16_224", {}, ("2x3x224x224",)),
+    ("hf:GPT2LMHeadModel", {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 1000}, _TEXT),
+    ("hf:BertForMaskedLM", _SMALL, _TEXT),
+    ("hf:LlamaForCausalLM", _KV, _TEXT),
+    ("hf:Qwen3ForCausalLM", {**_KV, "head_dim": 32}, _TEXT),
+    ("hf:Gemma2ForCausalLM", {**_KV, "head_dim": 32}, _TEXT),
+    (
+        "hf:T5ForConditionalGeneration",
+        {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 4, "d_kv": 32, "vocab_size": 1000},
+        ("input_ids:2x64", "decoder_input_ids:2x32", "labels:2x32"),
+    ),
+    (
+        "hf:OPTForCausalLM",
+        {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256, "vocab_size": 1000, "word_embed_proj_dim": 128},
+        _TEXT,
+    ),
+    ("hf:GPTNeoXForCausalLM", _SMALL, _TEXT),
+]
+WITH_CONVOLUTION = [
+    ("torchvision:resnet18", {}, ("2x3x64x64",)),
+    ("torchvision:vgg11", {}, ("1x3x64x64",)),
+    ("torchvision:densenet121", {}, ("2x3x64x64",)),
+    ("torchvision:mobilenet_v3_small", {}, ("2x3x64x64",)),
+    ("torchvision:convnext_tiny", {}, ("1x3x64x64",)),
+    ("torchvision:googlenet", {"init_weights": False}, ("2x3x96x96",)),
+    ("torchvision:shufflenet_v2_x0_5", {}, ("2x3x64x64",)),
+    ("torchvision:vit_b_32", {"num_classes": 10, "image_size": 64}, ("2x3x64x64",)),
+    ("timm:efficientnet_b0", {}, ("2x3x64x64",)),
+    ("timm:convnext_atto", {}, ("1x3x64x64",)),
+]
+
+
+def _verdict(spec, settings, inputs, mode, **step):
+    built = build_model(spec, settings, mode=mode)
+    inputs = inputs if mode == "train" else tuple(text for text in inputs if "labels" not in text)
+    args, kwargs = make_inputs([parse_input(text) for text in inputs], weights_dtype=built.weights_dtype)
+    return validate_call(
+        lambda: build_model(spec, settings, mode=mode, device="cpu").module, built.module, args, kwargs, name=spec, mode=mode, tolerance=1e-4, **step
+    )
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("spec", "settings", "inputs"), WITHOUT_CONVOLUTION + WITH_CONVOLUTION, ids=lambda value: value if isinstance(value, str) else "")
+def test_within_a_hundredth_of_a_percent(spec, settings, inputs, mode):
+    verdict = _verdict(spec, settings, inputs, mode)
+    assert verdict.within_tolerance, verdict.model_dump_json(exclude={"measurement": {"events"}})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd-momentum", "adam", "rmsprop", "adagrad", "adafactor", "adamw:foreach", "nadam", None])
+def test_every_optimizer(optimizer):
+    assert _verdict(*WITHOUT_CONVOLUTION[3], "train", optimizer=optimizer).within_tolerance
+
+
+@pytest.mark.parametrize("spec", ["hf:GPT2LMHeadModel", "torchvision:resnet18"])
+def test_autocast(spec):
+    case = next(c for c in WITHOUT_CONVOLUTION + WITH_CONVOLUTION if c[0] == spec)
+    assert _verdict(*case, "train", precision="bf16").within_tolerance
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_models_that_checkpoint_already(reentrant):
+    spec, settings, inputs = WITHOUT_CONVOLUTION[3]
+
+    def build(device):
+        module = build_model(spec, settings, device=device).module
+        kwargs = {"use_reentrant": reentrant}
+        if hasattr(module, "activation_checkpointing_enable"):  # its name since transformers 5
+            module.activation_checkpointing_enable(kwargs)
+        else:
+            module.gradient_checkpointing_enable(kwargs)
+        return module
+
+    args, kwargs = make_inputs([parse_input(text) for text in inputs])
+    # Each region keeps a copy of the CPU's random-number state, 5,056 bytes, which is no tensor of the program.
+    assert validate_call(lambda: build("cpu"), build("meta"), args, kwargs, name=spec, tolerance=2e-3).within_tolerance
+
+
+def test_half_precision_weights():
+    spec, settings, inputs = WITHOUT_CONVOLUTION[5]
+    built = build_model(spec, settings, weights_dtype="bf16")
+    args, kwargs = make_inputs([parse_input(text) for text in inputs])
+    verdict = validate_call(
+        lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module, built.module, args, kwargs, name=spec, tolerance=1e-4
+    )
+    assert verdict.within_tolerance
+
+
+def test_a_cache_kept_between_steps_is_there_before_the_measured_one():
+    class Caching(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64)
+            self.cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.ones(1024, 64)
+            return self.linear(x) * self.cache[: x.shape[0]]
+
+    x = torch.randn(32, 64)
+    assert validate_call(Caching, Caching(), (x,), {}, name="caching", tolerance=1e-4).within_tolerance
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", None])
+def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
+    class PartlyUsed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(64, 256), torch.nn.Linear(64, 512)
+
+        def forward(self, x):
+            return self.used(x).relu()
+
+    x = torch.randn(512, 64)
+    analysis = analyze(PartlyUsed(), x, target="cpu", optimizer=optimizer, accumulate=4)
+    measured = measure_cpu(PartlyUsed(), (x,), {}, mode="train", loss=None, optimizer=optimizer, precision=None, accumulate=4)
+    assert measured.resident_by_kind[Kind.GRADIENT] == 4 * (64 * 256 + 256)
+    assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance

@@ -1,0 +1,214 @@
+"""Advice: ranked by what each change is worth, and the cheapest set that keeps a budget."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from jsonschema import Draft202012Validator
+from torch import nn
+
+import fxmem
+from fxmem import analyze
+from fxmem.__main__ import main
+from fxmem.cli import schemas
+from fxmem.memory import budgets
+from fxmem.records.advice import Advice
+from fxmem.show.text import advice as advice_reporting
+from fxmem.simulation.analysis import Analysis
+from fxmem.whatif.advice import advise, variant
+
+
+class Speaker(nn.Module):
+    def __init__(self, vocabulary: int = 2000, width: int = 64) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(4))
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.head(x)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), ids.flatten()), "logits": logits}
+
+
+def the_loss(out: dict[str, torch.Tensor]) -> torch.Tensor:
+    return out["loss"]
+
+
+def speaker(**options: Any) -> Analysis:
+    return analyze(Speaker(), torch.zeros(8, 128, dtype=torch.int64), loss=the_loss, **{"target": "h100", **options})
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    analysis = speaker(target="cpu")
+    return fxmem.advise(analysis, budget=0.6)
+
+
+def test_what_frees_most_comes_first_and_everything_tried_is_accounted_for(advice: Advice) -> None:
+    saved = [each.saved_bytes for each in advice.suggestions]
+    assert saved == sorted(saved, reverse=True)
+    assert saved[0] > 0
+    keys = {each.key for each in (*advice.suggestions, *advice.refused)}
+    assert keys >= {"inplace", "bf16-autocast", "bf16-weights", "channels-last", "micro-batches-2", "chunked-loss", "sgd-optimizer", "checkpoint"}
+    assert any(key.startswith("release:head") for key in keys)
+    for each in advice.suggestions:
+        assert each.saved_bytes == budgets.counted_bytes(advice.before) - budgets.counted_bytes(each.peak)
+
+
+def test_what_is_not_to_be_had_has_a_reason(advice: Advice) -> None:
+    reasons = {each.key: each.reason for each in advice.refused}
+    assert reasons["channels-last"] == "the model has no convolutions"
+    assert all(reasons.values())
+
+
+def test_the_set_that_keeps_a_budget_changes_the_numbers_as_little_as_possible(advice: Advice) -> None:
+    assert advice.together is not None
+    assert advice.budget_bytes is not None
+    assert budgets.counted_bytes(advice.together.peak) <= advice.budget_bytes
+    assert advice.together.effect != "training"
+
+
+def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_told_so() -> None:
+    analysis = speaker(target="cpu")
+    assert fxmem.advise(analysis, budget="1GiB", plans=False).together is None
+    hopeless = fxmem.advise(analysis, budget="1MiB", plans=False)
+    assert hopeless.together is None
+    assert "no set of these changes keeps the budget" in advice_reporting.table(hopeless)
+
+
+def test_no_step_is_analysed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    analyze_call = variant.analyze_call
+
+    def recorded(model: nn.Module, **call: Any) -> Analysis:
+        parameters = tuple((p.dtype, p.requires_grad) for p in model.parameters())
+        inputs = tuple((x.shape, x.dtype) for x in call["args"])
+        rest = {name: value for name, value in call.items() if name not in ("args", "kwargs", "progress")}
+        seen.append((str(model), parameters, inputs, repr(rest), F.cross_entropy is the_loss_of_torch))
+        return analyze_call(model, **call)
+
+    the_loss_of_torch = F.cross_entropy
+    analysis = speaker(target="cpu")
+    monkeypatch.setattr(variant, "analyze_call", recorded)
+    assert fxmem.advise(analysis, budget="1MiB", plans=False).together is None
+    assert len(seen) > 10
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_the_table_fits_its_width(advice: Advice, width: int) -> None:
+    text = advice_reporting.table(advice, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "Together" in text
+
+
+def test_it_is_written_as_its_schema_says(advice: Advice) -> None:
+    document = json.loads(advice.model_dump_json())
+    Draft202012Validator(json.loads(schemas.text("advice"))).validate(document)
+    assert Advice.model_validate(document) == advice
+
+
+def test_inference_has_changes_of_its_own() -> None:
+    advice = fxmem.advise(analyze(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(4, 3, 64, 64), mode="infer"))
+    keys = {each.key for each in (*advice.suggestions, *advice.refused)}
+    assert "bf16-weights" in keys
+    assert not [key for key in keys if "optimizer" in key or key.startswith("checkpoint")]
+
+
+def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def build():\n    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU())))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    common = ["own.py:build", "--input", "2048x32", "--target", "cpu", "--quiet"]
+    assert main(["advise", *common, "--no-plans"]) == 0
+    assert "Saves" in capsys.readouterr().out
+    assert main(["advise", *common, "--no-plans", "--budget", "100KiB"]) == 4
+    assert main(["advise", *common, "--budget", "much"]) == 2
+    capsys.readouterr()
+    assert main(["plan", *common, "--budget", "70%", "--json", "plan.json", "--svg", "plan.svg"]) == 0
+    assert "kept" in capsys.readouterr().out
+    assert json.loads((tmp_path / "plan.json").read_text())["analysed"] is True
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+    assert main(["max-batch", *common, "--budget", "20MB", "--json", "plain.json"]) == 0
+    assert main(["max-batch", *common, "--budget", "20MB", "--plan", "plan.json", "--json", "planned.json"]) == 0
+    sizes = [json.loads((tmp_path / name).read_text())["largest"] for name in ("plain.json", "planned.json")]
+    assert sizes[1] > 1.2 * sizes[0]
+    assert main(["max-batch", *common, "--budget", "20MB", "--plan", "sizes.json"]) == 2
+    capsys.readouterr()
+    assert main(["plan", *common, "--budget", "70%", "--code"]) == 0
+    assert 'fxmem.checkpoint(model, fxmem.load_plan("plan.json"))' in capsys.readouterr().out
+    assert main(["plan", *common, "--budget", "70%", "--application", "modules", "--code"]) == 0
+    assert "checkpoint(" in capsys.readouterr().out
+    assert main(["plan", *common, "--budget", "1KiB"]) == 4
+    assert "no plan can free" in capsys.readouterr().err
+    assert main(["analyze", *common, "--json", "report.json"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "report.json", "--budget", "70%"]) == 0
+    assert "an estimate" in capsys.readouterr().out
+    assert main(["plan", "report.json", "--strategy", "cube"]) == 2
+
+
+def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text("from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))\n")
+    monkeypatch.chdir(tmp_path)
+    common = ["analyze", "own.py:build", "--input", "4x64", "--target", "cpu", "--quiet", "--json", "-"]
+
+    def report(*options: str) -> dict[str, Any]:
+        assert main([*common, *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    plain = report()["peak"]["by_kind"]
+    for options in (["--freeze", "0"], ["--freeze", "0.*"], ["--freeze", "0.weight", "--freeze", "0.bias"]):
+        frozen = report(*options)
+        assert plain["optimizer_state"] - frozen["peak"]["by_kind"]["optimizer_state"] == 8 * (64 * 512 + 512) + 8  # two float32 per number, two counters
+        assert any("frozen by --freeze" in each["text"] for each in frozen["assumptions"])
+    waiting = report("--prefetch", "3")
+    assert waiting["peak"]["by_kind"]["input"] == 4 * plain["input"]
+    assert waiting["step"]["prefetch"] == 3
+    assert main([*common, "--freeze", "O"]) == 2
+    assert "expected --freeze with a module or a pattern of parameters' names, got 'O'" in capsys.readouterr().err
+    assert main([*common, "--prefetch", "-1"]) == 2
+    assert "expected prefetch to be at least 0, got -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("analyze own.py:buidl", "own.py has no 'buidl'; closest: build"),
+        ("advise own.py:build --input 4x64 --budget 24Gigs", "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB)"),
+        ("cards own.py:build --input 4x64 --only h1000", "unknown target 'h1000': did you mean h100 or v100?"),
+        ("max-batch own.py:build --input 4x64 --dim sq", "expected a dimension as batch, seq, a number or NAME:AXIS"),
+        ("max-batch own.py:build --input 4x64 --budget 50%", "expected --budget in bytes or with a unit (16GiB), got '50%'"),
+        ("plan own.py:build --input 4x64 --strategy norm", "got 'norm', did you mean norms?"),
+        ("advise own.py:build --bugdet 24GiB", "no option --bugdet, did you mean --budget?"),
+        ("advice own.py:build", "got 'advice', did you mean advise?"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_write(
+    command: str, complaint: str, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(64, 8)\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), *([] if "advice" in command else ["--quiet"])]) == 2
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_a_point_of_a_curve_is_shown_for_what_it_is() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(6)))
+    plan = fxmem.plan(fxmem.analyze(model, torch.randn(256, 64), target="cpu", optimizer=None))
+    assert len(plan.curve) > 3
+    for point in plan.curve[1:]:
+        shown = advise._at(plan, point)
+        assert (shown.application, shown.chosen, shown.regions, shown.after) == (point.application, point.strategy, point.regions, point.peak)
+        assert not shown.extent.startswith("0 ")
