@@ -1,18 +1,21 @@
 """Hold fxmem's predictions against what was measured on cards. Needs no GPU.
 
-    python benchmarks/accuracy.py                    every file of benchmarks/results/gpu, to benchmarks/accuracy.md (`make accuracy`)
+    python benchmarks/accuracy.py                    every file of benchmarks/results/gpu,
+                                                     to benchmarks/accuracy.md (`make accuracy`)
     python benchmarks/accuracy.py FILE.json ...      these files instead; the table goes to stdout
-    python benchmarks/accuracy.py --bounds           also keep what they say: how far off each number may be from now on (bounds.json), and what
-                                                     a process takes of the card beside the allocator (fxmem/hardware/context_sizes.json)
-    python benchmarks/accuracy.py --predict h200     no measurement: every case predicted for a card, to see that it can be
+    python benchmarks/accuracy.py --bounds           also keep what they say: how far off each number may be
+                                                     from now on (bounds.json), and what a process takes of
+                                                     the card beside the allocator (fxmem/hardware/context_sizes.json)
+    python benchmarks/accuracy.py --predict h200     no measurement: every case predicted for a card,
+                                                     to see that it can be
 
-Reads what `benchmarks/gpu.py` writes, and the format of earlier measurements: `about`, `cases` and `results` with `peak`,
-`phases`, `resting` and `events` in which strings mark the phases. A case is predicted with the settings it was measured with,
-for the card it was measured on, by the torch and cuDNN that are installed here; where those differ from the measurement's,
-the table says so.
+Reads what `benchmarks/gpu.py` writes, and the format of earlier measurements: `about`, `cases` and `results` with
+`peak`, `phases`, `resting` and `events` in which strings mark the phases. A case is predicted with the settings it was
+measured with, for the card it was measured on, by the torch and cuDNN that are installed here; where those differ from
+the measurement's, the table says so.
 
-Errors are `predicted / measured - 1`. Single operators (`ops`) are compared by what they add to what rests between steps, because
-in the earlier format one process measured many and a library's workspace stayed from one to the next.
+Errors are `predicted / measured - 1`. Single operators (`ops`) are compared by what they add to what rests between
+steps, because in the earlier format one process measured many and a library's workspace stayed from one to the next.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ BEFORE = "before"
 """The row of the case `context` that says what was in use on the card before this process came."""
 DIFFERENCES_LISTED = 4
 MARGIN = 1.05
-"""A bound is the error found when it was written, times this, and at least `SMALLEST_BOUND`: it catches a change, not a rounding."""
+"""A bound is the error found when it was written, times this, and at least `SMALLEST_BOUND`: it catches a change, not a
+rounding."""
 SMALLEST_BOUND = 0.0005
 
 PUBLISHED = (
@@ -69,11 +73,12 @@ PUBLISHED = (
         "test/distributed/_tools/test_mem_tracker.py of pytorch/pytorch",
     ),
 )
-"""Who, of what, how far off, and where they say so. For an idea of what is usual: not measured here, and not of the same models."""
+"""Who, of what, how far off, and where they say so. For an idea of what is usual: not measured here, and not of the
+same models."""
 COLLECTIONS = ("torchvision", "timm", "transformers")
 
 
-# --- what was measured ------------------------------------------------------------------------------------------------------
+# --- what was measured ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ def read(path: Path) -> Source:
     """Everything a measurement file says. Raises ValueError if it is none."""
     document = json.loads(path.read_text(encoding="utf-8"))
     if not {"about", "cases", "results"} <= document.keys() or document["about"].get("dry_run"):
-        raise ValueError(f"expected {path} to hold measurements of a card (about, cases, results); a dry run measures none")
+        raise ValueError(
+            f"expected {path} to hold measurements of a card (about, cases, results); a dry run measures none"
+        )
     measured: list[Measured] = []
     failed: dict[str, str] = {}
     for name, result in document["results"].items():
@@ -133,13 +140,19 @@ def read(path: Path) -> Source:
                 measured.append(_plain(name, case, operator, one))
     card, versions, settings = _machine(document["about"])
     context = _context(card, versions, document["results"].get("context", {}), path.stem)
-    timed = {name: result["times"] for name, result in document["results"].items() if "without_ms" in result.get("times", {})}
-    times = {name: (statistics.median(found["without_ms"]), statistics.median(found["with_ms"])) for name, found in timed.items()}
+    timed = {
+        name: result["times"] for name, result in document["results"].items() if "without_ms" in result.get("times", {})
+    }
+    times = {
+        name: (statistics.median(found["without_ms"]), statistics.median(found["with_ms"]))
+        for name, found in timed.items()
+    }
     return Source(path.stem, card, versions, settings, tuple(measured), failed, context, times)
 
 
 def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any], name: str) -> ContextSize | None:
-    """From the last row of the case `context`: what is in use on the card, less the allocator's and what others had there before."""
+    """From the last row of the case `context`: what is in use on the card, less the allocator's and what others had
+    there before."""
     rows = {after: (used, reserved) for after, used, reserved in result.get("rows", ()) if used is not None}
     if len(rows) < 2:
         return None
@@ -147,7 +160,9 @@ def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any
     nbytes = used - reserved - rows.get(BEFORE, (0, 0))[0]
     release = ".".join(versions["torch"].split(".")[:2])
     source = f"benchmarks/results/gpu/{name}.json"
-    return ContextSize(card=card.full_name or card.name, torch=release, cuda=versions.get("CUDA", ""), nbytes=nbytes, source=source)
+    return ContextSize(
+        card=card.full_name or card.name, torch=release, cuda=versions.get("CUDA", ""), nbytes=nbytes, source=source
+    )
 
 
 def _machine(about: Mapping[str, Any]) -> tuple[Target, Mapping[str, str], str]:
@@ -157,16 +172,28 @@ def _machine(about: Mapping[str, Any]) -> tuple[Target, Mapping[str, str], str]:
     collections = {name: packages[name] for name in COLLECTIONS if name in packages}
     if machine is not None:
         card = card_target(machine["name"], tuple(machine["capability"]), machine["memory_bytes"])
-        libraries = {"torch": machine["torch_version"], "CUDA": machine["cuda_version"], "cuDNN": machine["cudnn_version"]}
+        libraries = {
+            "torch": machine["torch_version"],
+            "CUDA": machine["cuda_version"],
+            "cuDNN": machine["cudnn_version"],
+        }
         return card, {**libraries, **collections}, machine["allocator_settings"]
     major, minor = (int(part) for part in about["capability"].split("."))
     cudnn = f"{about['cudnn'] // 10000}.{about['cudnn'] % 10000 // 100}.{about['cudnn'] % 100}"
     libraries = {"torch": about["torch"], "CUDA": about["cuda"], "cuDNN": cudnn}
-    return card_target(about["card"], (major, minor), about["total_memory"]), {**libraries, **collections}, about.get("alloc_conf", "")
+    return (
+        card_target(about["card"], (major, minor), about["total_memory"]),
+        {**libraries, **collections},
+        about.get("alloc_conf", ""),
+    )
 
 
 def _measurement(name: str, case: Mapping[str, Any], operator: str | None, found: Mapping[str, Any]) -> Measured:
-    peaks = {"requested": found["peak_bytes"], "allocated": found["allocated_bytes"], "reserved": found["reserved_bytes"]}
+    peaks = {
+        "requested": found["peak_bytes"],
+        "allocated": found["allocated_bytes"],
+        "reserved": found["reserved_bytes"],
+    }
     by_phase = {Phase(phase): count for phase, count in found["events_by_phase"].items()}
     return Measured(name, case, operator, peaks, found["resident_bytes"], tuple(found["events"]), by_phase)
 
@@ -199,7 +226,7 @@ def _plain_loss(out: Any) -> Any:
     return sum(_plain_loss(value) for value in values if isinstance(value, torch.Tensor))
 
 
-# --- predicting -------------------------------------------------------------------------------------------------------------
+# --- predicting -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -275,7 +302,9 @@ def _profile(case: Any, job: Job) -> Profile:
     with kernel_settings(case):
         if job.operator is not None:
             operator = probes(case, "meta")[job.operator]()
-            return analyze_call(operator, (), {}, name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card).profile
+            return analyze_call(
+                operator, (), {}, name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card
+            ).profile
         built = build(case, "meta")
         loss = _plain_loss if job.measured is not None and job.measured.plain else None
         step = {"mode": case.mode, "loss": loss, "optimizer": case.optimizer_spec, "precision": case.precision}
@@ -292,17 +321,26 @@ def compare(profile: Profile, label: str, family: str, allocator_settings: str, 
     predicted = {quantity: size for quantity, size in sizes.items() if size is not None}
     unknown = tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "memory")
     if family == "ops":
-        predicted = {"requested": peak.requested_bytes - sum(storage.nbytes for storage in profile.storages if storage.birth == 0)}
+        predicted = {
+            "requested": peak.requested_bytes
+            - sum(storage.nbytes for storage in profile.storages if storage.birth == 0)
+        }
     if measured is None:
         return Row(label, family, predicted, {}, unknown=unknown)
     found = dict(measured.peaks) if family != "ops" else {"requested": measured.peaks["requested"] - measured.resting}
-    differences = first_differences(predicted_events(profile), measured.events, dict(measured.events_by_phase)) if measured.events else ()
+    differences = (
+        first_differences(predicted_events(profile), measured.events, dict(measured.events_by_phase))
+        if measured.events
+        else ()
+    )
     return Row(label, family, predicted, found, differences, unknown)
 
 
 def rows_of(source: Source, *, workers: int = 2, chosen: Callable[[Measured], bool] = lambda _: True) -> list[Row]:
     """Every measured step of a file predicted and compared, in the file's order."""
-    jobs = [Job(m.case, m.name, m.operator, source.card, source.allocator_settings, m) for m in source.measured if chosen(m)]
+    jobs = [
+        Job(m.case, m.name, m.operator, source.card, source.allocator_settings, m) for m in source.measured if chosen(m)
+    ]
     return _run(jobs, workers)
 
 
@@ -322,12 +360,14 @@ def _run(jobs: Sequence[Job], workers: int) -> list[Row]:
 def _line(row: Row) -> str:
     if row.failure:
         return f"{row.name}: {row.failure}"
-    errors = ", ".join(f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None)
+    errors = ", ".join(
+        f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None
+    )
     sizes = ", ".join(f"{quantity} {size / (1 << 20):,.1f} MiB" for quantity, size in row.predicted.items())
     return f"{row.name}: {errors or sizes}{' (unknown: ' + '; '.join(row.unknown) + ')' if row.unknown else ''}"
 
 
-# --- the table --------------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -356,9 +396,12 @@ def table(sources: Sequence[tuple[Source, Sequence[Row]]]) -> str:
     lines = [
         "# How far predictions are from what cards report",
         "",
-        "Written by `make accuracy` from the measurements kept under `results/gpu`; every prediction is made anew, without a GPU. An error is "
-        "`predicted / measured - 1`; mean, median and worst are of its absolute value. Requested: what the program asked for. Allocated: the "
-        "allocator's blocks, `torch.cuda.max_memory_allocated()`. Reserved: its segments, `torch.cuda.max_memory_reserved()`. Single "
+        "Written by `make accuracy` from the measurements kept under `results/gpu`; every prediction is made anew, "
+        "without a GPU. An error is "
+        "`predicted / measured - 1`; mean, median and worst are of its absolute value. Requested: what the program "
+        "asked for. Allocated: the "
+        "allocator's blocks, `torch.cuda.max_memory_allocated()`. Reserved: its segments, "
+        "`torch.cuda.max_memory_reserved()`. Single "
         "operators are compared by the requested bytes they add to what rests between steps.",
         "",
     ]
@@ -370,7 +413,11 @@ def table(sources: Sequence[tuple[Source, Sequence[Row]]]) -> str:
     lines += [
         "## Beside what others publish",
         "",
-        "Others' figures are their authors', not measured here, of other models and settings; for an idea of what is usual.",
+        (
+            "Others' figures are their authors', not measured here, of other models and settings; for an idea of "
+            "what is "
+            "usual."
+        ),
         "",
         "| tool | of what | error | source |",
         "|---|---|---|---|",
@@ -384,30 +431,55 @@ def table(sources: Sequence[tuple[Source, Sequence[Row]]]) -> str:
 def _our_line(source: Source, rows: Sequence[Row]) -> Iterator[str]:
     found = summary([row for row in rows if row.family != "ops"], "allocated")
     if found is not None:
-        what = f"allocated bytes of {found.count} training and inference steps on {source.card.full_name or source.card.name}, workspaces included"
+        what = (
+            f"allocated bytes of {found.count} training and inference steps on "
+            f"{source.card.full_name or source.card.name}, workspaces included"
+        )
         yield f"| fxmem | {what} | {found.mean:.1%} mean, {found.worst:.1%} worst | this page |".replace("%", " %")
 
 
 def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
     settings = f"; allocator settings `{source.allocator_settings}`" if source.allocator_settings else ""
-    context = f" A process takes {source.context.nbytes / (1 << 20):,.0f} MiB beside the allocator." if source.context is not None else ""
-    yield from (f"## {source.card.full_name or source.card.name}", "", f"`{source.name}`: {versions}{settings}.{_predicted_by(source)}{context}", "")
+    context = (
+        f" A process takes {source.context.nbytes / (1 << 20):,.0f} MiB beside the allocator."
+        if source.context is not None
+        else ""
+    )
+    yield from (
+        f"## {source.card.full_name or source.card.name}",
+        "",
+        f"`{source.name}`: {versions}{settings}.{_predicted_by(source)}{context}",
+        "",
+    )
     yield from ("| steps | number | count | mean | median | worst | which |", "|---|---|---:|---:|---:|---:|---|")
     families = [*dict.fromkeys(row.family for row in rows)]
     models = [row for row in rows if row.family != "ops"]
-    for label, group in [*((family, [row for row in rows if row.family == family]) for family in families), ("all models", models)]:
+    for label, group in [
+        *((family, [row for row in rows if row.family == family]) for family in families),
+        ("all models", models),
+    ]:
         for quantity in QUANTITIES:
             found = summary(group, quantity)
             if found is not None:
-                yield f"| {label} | {quantity} | {found.count} | {found.mean:.2%} | {found.median:.2%} | {found.worst:.2%} | `{found.worst_name}` |"
-    far = sorted((row for row in rows if row.judged is not None and abs(row.judged) > LISTED_FROM), key=lambda row: -abs(row.judged or 0))
+                yield (
+                    f"| {label} | {quantity} | {found.count} | {found.mean:.2%} | {found.median:.2%} | "
+                    f"{found.worst:.2%} | `{found.worst_name}` |"
+                )
+    far = sorted(
+        (row for row in rows if row.judged is not None and abs(row.judged) > LISTED_FROM),
+        key=lambda row: -abs(row.judged or 0),
+    )
     if far:
         yield from ("", f"### Further off than {LISTED_FROM:.0%}", "")
     for row in far:
-        errors = ", ".join(f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None)
+        errors = ", ".join(
+            f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None
+        )
         yield f"- `{row.name}`: {errors}{'; not counted: ' + ', '.join(row.unknown) if row.unknown else ''}"
-        yield from (f"    - {describe_difference(difference).strip()}" for difference in row.differences[:DIFFERENCES_LISTED])
+        yield from (
+            f"    - {describe_difference(difference).strip()}" for difference in row.differences[:DIFFERENCES_LISTED]
+        )
     yield from _plan_lines(source)
     without = {**source.failed, **{row.name: row.failure for row in rows if row.failure}}
     if without:
@@ -437,7 +509,12 @@ def _predicted_by(source: Source) -> str:
 
     from fxmem.validation.measure_cuda import cudnn_version
 
-    here = {"torch": torch.__version__, "CUDA": torch.version.cuda, "cuDNN": cudnn_version(), **{name: _installed(name) for name in COLLECTIONS}}
+    here = {
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "cuDNN": cudnn_version(),
+        **{name: _installed(name) for name in COLLECTIONS},
+    }
     other = [f"{name} {here[name]}" for name, version in source.versions.items() if version != here[name]]
     return f" Predicted by {', '.join(other)}." if other else ""
 
@@ -449,13 +526,17 @@ def _installed(package: str) -> str:
         return "none"
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------------
+# --- bounds -----------------------------------------------------------------------------------------------------------
 
 
 def bounds_of(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     """How far off each number of each step may be from now on."""
     return {
-        row.name: {q: round(max(abs(error) * MARGIN, SMALLEST_BOUND), 5) for q in QUANTITIES if (error := row.error(q)) is not None}
+        row.name: {
+            q: round(max(abs(error) * MARGIN, SMALLEST_BOUND), 5)
+            for q in QUANTITIES
+            if (error := row.error(q)) is not None
+        }
         for row in rows
         if not row.failure
     }
@@ -468,7 +549,9 @@ def beyond(rows: Iterable[Row], bounds: Mapping[str, Mapping[str, float]]) -> li
         for quantity, bound in bounds.get(row.name, {}).items():
             error = row.error(quantity)
             if error is None:
-                found.append(f"{row.name}: {quantity} has no prediction any more{': ' + row.failure if row.failure else ''}")
+                found.append(
+                    f"{row.name}: {quantity} has no prediction any more{': ' + row.failure if row.failure else ''}"
+                )
             elif abs(error) > bound:
                 found.append(f"{row.name}: {quantity} is {error:+.3%} off, the bound is {bound:.3%}")
     return found
@@ -486,7 +569,7 @@ def kept(folder: Path = RESULTS) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if path.name != BOUNDS.name)
 
 
-# --- running ----------------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -500,7 +583,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError) as error:
         print(f"accuracy.py: {error}", file=sys.stderr)
         return 2
-    compared = [(source, rows_of(source, workers=asked.jobs, chosen=lambda m: asked.only in m.name)) for source in sources]
+    compared = [
+        (source, rows_of(source, workers=asked.jobs, chosen=lambda m: asked.only in m.name)) for source in sources
+    ]
     text = table(compared)
     if asked.files or asked.only:
         print(text)
@@ -546,10 +631,16 @@ def _predict_all(card: str, workers: int, only: str) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Hold predictions against what was measured on cards.")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json", help="measurements (default: all that are kept)")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE.json", help="measurements (default: all that are kept)"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes; 0 runs all in this one (default 2)")
-    parser.add_argument("--bounds", action="store_true", help="hold every number to the error it has now, and keep the size of the CUDA context")
+    parser.add_argument(
+        "--bounds",
+        action="store_true",
+        help="hold every number to the error it has now, and keep the size of the CUDA context",
+    )
     parser.add_argument("--predict", metavar="CARD", help="predict every case for a card, with nothing measured")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
 """What each change is really worth, for models people train: `python benchmarks/advice.py`.
 
-For each model every change of `fxmem advise` by itself, for an H100; the share of the allocated peak that it frees. Written to
-benchmarks/results/advice-DATE.md.
+For each model every change of `fxmem advise` by itself, for an H100; the share of the allocated peak that it frees.
+Written to benchmarks/results/advice-DATE.md.
 """
 
 from __future__ import annotations
@@ -28,20 +28,28 @@ MODELS: tuple[tuple[str, str, dict[str, object], tuple[str, ...]], ...] = (
     ("DenseNet-121, 64", "torchvision:densenet121", {}, ("64x3x224x224",)),
     ("ViT-B/16, 64", "torchvision:vit_b_16", {}, ("64x3x224x224",)),
     ("GPT-2, 8 x 1024", "hf:GPT2LMHeadModel", {}, ("input_ids:8x1024", "labels:8x1024")),
-    ("Llama-8B, 1 x 2048", "hf:LlamaForCausalLM", {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-     "num_key_value_heads": 8, "vocab_size": 128256}, ("input_ids:1x2048", "labels:1x2048")),
+    ("Llama-8B, 1 x 2048", "hf:LlamaForCausalLM",
+     {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "vocab_size": 128256},
+     ("input_ids:1x2048", "labels:1x2048")),
 )  # fmt: skip
-GENERAL = {"release": "let go of outputs after their last use", "freeze": "the last part trained alone, or the largest frozen; the better of both"}
+GENERAL = {
+    "release": "let go of outputs after their last use",
+    "freeze": "the last part trained alone, or the largest frozen; the better of both",
+}
 """Titles of changes that have another in each model."""
 
 
 class UNet(nn.Module):
-    """Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), figure 1: convolutions without padding, so that 572 pixels become 388."""
+    """Ronneberger, Fischer and Brox 2015 (arXiv:1505.04597), figure 1: convolutions without padding, so that 572 pixels
+    become 388."""
 
     def __init__(self, channels: int = 1, classes: int = 2, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         widths = [width << level for level in range(depth + 1)]
-        self.down = nn.ModuleList(_twice(before, after) for before, after in zip([channels, *widths], widths, strict=False))
+        self.down = nn.ModuleList(
+            _twice(before, after) for before, after in zip([channels, *widths], widths, strict=False)
+        )
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * after, after, 2, stride=2) for after in reversed(widths[:-1]))
         self.merge = nn.ModuleList(_twice(2 * after, after) for after in reversed(widths[:-1]))
         self.dropout = nn.Dropout()  # "at the end of the contracting path", section 3.1
@@ -99,11 +107,16 @@ def main() -> None:
             refused.setdefault((other.key.partition(":")[0], other.reason), []).append(name)
     names = list(peaks)
     reasons = [f"- `{key}`: {why} ({'; '.join(dict.fromkeys(where))})" for (key, why), where in sorted(refused.items())]
-    rows = [f"| {title} | " + " | ".join(columns.get(name, {}).get(key, "") for name in names) + " |" for key, title in titles.items()]
+    rows = [
+        f"| {title} | " + " | ".join(columns.get(name, {}).get(key, "") for name in names) + " |"
+        for key, title in titles.items()
+    ]
     page = [
         "# What each change is worth", "",
-        f"Share of the allocated peak of one training step that each change frees by itself, predicted for an H100, AdamW, torch {torch.__version__}; empty: "
-        "less than a thousandth, or not to be had. In brackets what it does to the numbers. Made by `python benchmarks/advice.py`.", "",
+        f"Share of the allocated peak of one training step that each change frees by itself, predicted for an H100, "
+        f"AdamW, torch {torch.__version__}; empty: "
+        "less than a thousandth, or not to be had. In brackets what it does to the numbers. Made by `python "
+        "benchmarks/advice.py`.", "",
         "| change | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names),
         "| peak, unchanged | " + " | ".join(f"{peaks[name] / 2**30:.2f} GiB" for name in names) + " |", *rows, "",
         "## What frees nothing, and why", "", *reasons, "",

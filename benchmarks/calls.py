@@ -1,4 +1,5 @@
-"""How the zoo calls a model: the command line's default inputs where they say enough, else what its processor would make."""
+"""How the zoo calls a model: the command line's default inputs where they say enough, else what its processor would
+make."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Way:
     left_out: str = ""
     """Of the step."""
     when_refused: bool = False
-    """Whether it is for a model that raises in eager on what came before, not only for one whose step depends on data."""
+    """Whether it is for a model that raises in eager on what came before, not only for one whose step depends on
+    data."""
 
 
 def make_calls(built: BuiltModel) -> Iterator[Way]:
@@ -81,7 +83,8 @@ _TEXT = _WORDS | {"attention_mask", "token_type_ids"}
 
 
 def _with_ids(built: BuiltModel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """With values in the place of token ids on meta: one that stands for nothing else, and at the end of a text that which ends it."""
+    """With values in the place of token ids on meta: one that stands for nothing else, and at the end of a text that
+    which ends it."""
     config: Any = built.module.config
     end = field(config, "eos_token_id")
 
@@ -102,12 +105,19 @@ _WORD = 7
 """A token id that no configuration keeps for padding, or the beginning or end of a text."""
 
 
-# --- transformers -----------------------------------------------------------------------------------------------------------
+# --- transformers -----------------------------------------------------------------------------------------------------
 
 
 def _transformers(built: BuiltModel) -> Call:
     takes = inspect.signature(built.module.forward).parameters
-    makers: tuple[Callable[[BuiltModel], dict[str, Any] | None], ...] = (_by_class, _detection, _segmentation, multimodal.call, _usual, _by_argument)
+    makers: tuple[Callable[[BuiltModel], dict[str, Any] | None], ...] = (
+        _by_class,
+        _detection,
+        _segmentation,
+        multimodal.call,
+        _usual,
+        _by_argument,
+    )
     found = next(call for maker in makers if (call := maker(built)) is not None)
     return (), {name: value for name, value in found.items() if name in takes}
 
@@ -169,20 +179,34 @@ def _by_argument(built: BuiltModel) -> dict[str, Any]:
     call: dict[str, Any] = {}
     if "pixel_values" in takes:
         frames = field(config, "num_frames") if "Video" in kind else None
-        call["pixel_values"] = numbers(BATCH, *((frames,) if frames else ()), field(config, "num_channels", default=3), *image_size(config))
+        call["pixel_values"] = numbers(
+            BATCH, *((frames,) if frames else ()), field(config, "num_channels", default=3), *image_size(config)
+        )
     elif "pixel_values_videos" in takes and "input_ids" not in takes:
-        call["pixel_values_videos"] = numbers(BATCH, field(config, "num_frames", "frames_per_clip", default=16), 3, *image_size(config))
+        call["pixel_values_videos"] = numbers(
+            BATCH, field(config, "num_frames", "frames_per_clip", default=16), 3, *image_size(config)
+        )
     elif "input_values" in takes:
         call["input_values"] = numbers(BATCH, SAMPLES)
     elif "input_features" in takes:
-        mel = field(config, "feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "input_dim", "num_features", default=80)
+        mel = field(
+            config,
+            "feature_projection_input_dim",
+            "input_feat_per_channel",
+            "num_mel_bins",
+            "input_dim",
+            "num_features",
+            default=80,
+        )
         call["input_features"] = numbers(BATCH, FRAMES, mel)
     if "input_ids" in takes:
         call["input_ids"] = ids(BATCH, TOKENS)
     if "decoder_input_ids" in takes:
         call["decoder_input_ids"] = ids(BATCH, 32)
     if built.mode == "train" and "labels" in takes:
-        if kind.endswith(("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")):
+        if kind.endswith(
+            ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")
+        ):
             call["labels"] = ids(BATCH)
         elif kind.endswith("ForCTC"):
             call["labels"] = torch.ones(BATCH, 12, dtype=torch.int64)
@@ -208,16 +232,35 @@ def _by_class(built: BuiltModel) -> dict[str, Any] | None:
         case "ProphetNetForConditionalGeneration":
             call = {"input_ids": ids(BATCH, 256), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
         case "Pix2StructForConditionalGeneration":
-            call = {"flattened_patches": numbers(BATCH, 1024, 770), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+            call = {
+                "flattened_patches": numbers(BATCH, 1024, 770),
+                "decoder_input_ids": ids(BATCH, 32),
+                "labels": ids(BATCH, 32),
+            }
         case "UdopForConditionalGeneration":
-            text = {"input_ids": ids(BATCH, TOKENS), "bbox": torch.arange(BATCH * TOKENS).view(BATCH, TOKENS, 1).repeat(1, 1, 4) % 1000}
-            call = {**text, "pixel_values": numbers(BATCH, 3, *image_size(config)), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+            text = {
+                "input_ids": ids(BATCH, TOKENS),
+                "bbox": torch.arange(BATCH * TOKENS).view(BATCH, TOKENS, 1).repeat(1, 1, 4) % 1000,
+            }
+            call = {
+                **text,
+                "pixel_values": numbers(BATCH, 3, *image_size(config)),
+                "decoder_input_ids": ids(BATCH, 32),
+                "labels": ids(BATCH, 32),
+            }
         case "DiaForConditionalGeneration":
-            call = {"input_ids": ids(BATCH, TOKENS), "decoder_input_ids": ids(BATCH, 64, config.decoder_config.num_channels)}
+            call = {
+                "input_ids": ids(BATCH, TOKENS),
+                "decoder_input_ids": ids(BATCH, 64, config.decoder_config.num_channels),
+            }
         case "KyutaiSpeechToTextForConditionalGeneration":
             call = {"input_ids": ids(BATCH, TOKENS, config.num_codebooks + 1), "labels": ids(BATCH, TOKENS)}
         case "Pop2PianoForConditionalGeneration":
-            call = {"input_features": numbers(BATCH, FRAMES, config.d_model), "decoder_input_ids": ids(BATCH, 32), "labels": ids(BATCH, 32)}
+            call = {
+                "input_features": numbers(BATCH, FRAMES, config.d_model),
+                "decoder_input_ids": ids(BATCH, 32),
+                "labels": ids(BATCH, 32),
+            }
         case "DepthProForDepthEstimation":
             call = {"pixel_values": numbers(BATCH, 3, 1536, 1536)}
         case "LasrForCTC" | "ParakeetForCTC":
@@ -237,7 +280,7 @@ def _by_class(built: BuiltModel) -> dict[str, Any] | None:
     return call
 
 
-# --- boxes ------------------------------------------------------------------------------------------------------------------
+# --- boxes ------------------------------------------------------------------------------------------------------------
 def _boxes(number: int, *, classes: int, corners: bool) -> dict[str, torch.Tensor]:
     """Some objects in an image: centres and sizes in 0..1, or corners in pixels, with their classes."""
     start = torch.arange(number, dtype=torch.float32)[:, None] * 8

@@ -1,8 +1,8 @@
 """The steps that are measured on a card and predicted without one: which they are, and how each is built.
 
-A case is plain data and travels in the JSON beside what was measured, so that a prediction made years later is of the same
-step. Families: `torchvision`, `timm` and `hf` are models; `ops` are single operators, whose logs show every buffer a
-kernel takes; `context` is what a process takes of the card beside the allocator's segments.
+A case is plain data and travels in the JSON beside what was measured, so that a prediction made years later is of the
+same step. Families: `torchvision`, `timm` and `hf` are models; `ops` are single operators, whose logs show every buffer
+a kernel takes; `context` is what a process takes of the card beside the allocator's segments.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class Case:
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON, what is at its default left out."""
         always = ("family", "model", "inputs", "kw")
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in always or getattr(self, f.name) != f.default}
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name in always or getattr(self, f.name) != f.default
+        }
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
@@ -75,7 +79,7 @@ class Case:
         return self.family in ("torchvision", "timm", "hf")
 
 
-# --- which ------------------------------------------------------------------------------------------------------------------
+# --- which ------------------------------------------------------------------------------------------------------------
 
 
 def _images(batch: int, size: int = 224) -> dict[str, tuple[Shape, int | None]]:
@@ -86,11 +90,34 @@ def _tokens(batch: int, length: int) -> dict[str, tuple[Shape, int | None]]:
     return {"input_ids": ((batch, length), 1000), "labels": ((batch, length), 1000)}
 
 
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
-_QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+_QWEN = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 _MIXTRAL = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8}
-_GEMMA = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
-_SPEECH: dict[str, tuple[Shape, int | None]] = {"input_features": ((4, 80, 3000), None), "decoder_input_ids": ((4, 64), 1000), "labels": ((4, 64), 1000)}
+_GEMMA = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+_SPEECH: dict[str, tuple[Shape, int | None]] = {
+    "input_features": ((4, 80, 3000), None),
+    "decoder_input_ids": ((4, 64), 1000),
+    "labels": ((4, 64), 1000),
+}
 _T5 = {"decoder_start_token_id": 0, "pad_token_id": 0}
 
 _TRANSFORMERS: dict[str, Case] = {
@@ -107,7 +134,16 @@ _TRANSFORMERS: dict[str, Case] = {
 _AT_INFERENCE = ("gpt2", "bert", "t5", "opt", "llama-8b-2layers", "qwen3-8layers")
 
 _VISION = (
-    *("resnet18", "resnet50", "resnet152", "vgg16", "densenet121", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny"),
+    *(
+        "resnet18",
+        "resnet50",
+        "resnet152",
+        "vgg16",
+        "densenet121",
+        "mobilenet_v3_large",
+        "efficientnet_b0",
+        "convnext_tiny",
+    ),
     *("googlenet", "vit_b_16", "swin_t", "regnet_y_8gf", "maxvit_t"),
 )
 _TIMM = (
@@ -125,8 +161,17 @@ _CONVOLUTIONS = (
 
 def every_case() -> dict[str, Case]:
     """All cases by name, `family/model/what is special`."""
-    unplanned = {"context": Case("context", "context"), **dict(_ops()), **dict(_vision()), **dict(_timm()), **dict(_transformers())}
-    with_plans = {f"{each.case}-plan-{each.application.value}": dataclasses.replace(unplanned[each.case], plan=each.name) for each in PLANNED}
+    unplanned = {
+        "context": Case("context", "context"),
+        **dict(_ops()),
+        **dict(_vision()),
+        **dict(_timm()),
+        **dict(_transformers()),
+    }
+    with_plans = {
+        f"{each.case}-plan-{each.application.value}": dataclasses.replace(unplanned[each.case], plan=each.name)
+        for each in PLANNED
+    }
     return unplanned | with_plans
 
 
@@ -137,7 +182,10 @@ def _vision() -> Iterator[tuple[str, Case]]:
     for model in _VISION:
         yield f"tv/{model}/train", case(model)
     yield "tv/inception_v3/train", Case("torchvision", "inception_v3", _images(32, 299))
-    yield "tv/deeplabv3_resnet50/train", Case("torchvision", "deeplabv3_resnet50", _images(4, 320), {"weights_backbone": None})
+    yield (
+        "tv/deeplabv3_resnet50/train",
+        Case("torchvision", "deeplabv3_resnet50", _images(4, 320), {"weights_backbone": None}),
+    )
     yield "tv/r3d_18/train", Case("torchvision", "r3d_18", {"x": ((4, 3, 16, 112, 112), None)})
     for model in ("resnet50", "vgg16", "densenet121", "vit_b_16", "swin_t", "convnext_tiny"):
         yield f"tv/{model}/infer", case(model, mode="infer")
@@ -170,7 +218,10 @@ def _transformers() -> Iterator[tuple[str, Case]]:
         yield f"hf/{name}/infer-bf16-weights", dataclasses.replace(_TRANSFORMERS[name], weights="bf16", mode="infer")
     for name in ("gpt2", "llama-8b-2layers"):
         case = dataclasses.replace(_TRANSFORMERS[name], weights="bf16")
-        yield f"hf/{name}/train-bf16-eager-attention", dataclasses.replace(case, kw={**case.kw, "attn_implementation": "eager"})
+        yield (
+            f"hf/{name}/train-bf16-eager-attention",
+            dataclasses.replace(case, kw={**case.kw, "attn_implementation": "eager"}),
+        )
         yield f"hf/{name}/train-bf16-checkpointed", dataclasses.replace(case, grad_checkpointing=True)
 
 
@@ -179,12 +230,15 @@ def _ops() -> Iterator[tuple[str, Case]]:
         for channels_last in (False, True):
             kw = {"layers": _CONVOLUTIONS, "dtype": dtype.partition("-")[0]}
             layout = "nhwc" if channels_last else "nchw"
-            yield f"ops/conv-{dtype}-{layout}", Case("ops", "convs", kw=kw, tf32=dtype != "fp32-notf32", channels_last=channels_last)
+            yield (
+                f"ops/conv-{dtype}-{layout}",
+                Case("ops", "convs", kw=kw, tf32=dtype != "fp32-notf32", channels_last=channels_last),
+            )
     for dtype in ("fp32", "bf16"):
         yield f"ops/misc-{dtype}", Case("ops", "misc", kw={"dtype": dtype})
 
 
-# --- how --------------------------------------------------------------------------------------------------------------------
+# --- how --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,13 +254,17 @@ def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False, unp
     """The model of a case in its mode and the arguments of its step.
 
     Args:
-        case: of a model's family.
-        device: `meta` for a prediction, `cpu` for values.
-        tiny: a batch of two, short texts, one layer where the config has `num_hidden_layers`; the same code in seconds on a CPU. A plan is made for it anew.
-        unplanned: without its plan, if it has one.
+        case: of a model's family. device: `meta` for a prediction, `cpu` for values. tiny: a batch of two, short texts,
+        one layer where the config has `num_hidden_layers`; the same code in seconds on a CPU. A plan is made for it
+        anew. unplanned: without its plan, if it has one.
     """
     module = build_model(
-        f"{case.family}:{case.model}", _settings(case, tiny), mode=case.mode, weights_dtype=case.weights, channels_last=case.channels_last, device=device
+        f"{case.family}:{case.model}",
+        _settings(case, tiny),
+        mode=case.mode,
+        weights_dtype=case.weights,
+        channels_last=case.channels_last,
+        device=device,
     ).module
     kind: Any = module
     if case.family == "hf":
@@ -226,12 +284,14 @@ def build(case: Case, device: Literal["meta", "cpu"], *, tiny: bool = False, unp
 
 
 def plan_for(case: Case, built: Built, *, tiny: bool = False) -> fxmem.Plan:
-    """The plan of a case; of one that is tiny, whose modules and calls are others, a plan made anew, of the same application."""
+    """The plan of a case; of one that is tiny, whose modules and calls are others, a plan made anew, of the same
+    application."""
     kept = plan_of(case.plan)
     return of_any_size(built.module, built.args, built.kwargs, kept.application) if tiny else kept
 
 
-# What transformers' models read from their config although the config class does not declare it, so that it is no setting.
+# What transformers' models read from their config although the config class does not declare it, so that it is no
+# setting.
 _SET_LATER = frozenset({"decoder_start_token_id"})
 
 

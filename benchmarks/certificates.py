@@ -1,7 +1,8 @@
 """How far checkpoint plans may be from the cheapest: `python benchmarks/certificates.py`.
 
-Training steps on the CPU without an optimizer, three budgets each; the plan that fxmem makes (applied and analysed again), the bound that CP-SAT proves
-for any plan within that budget, and the CPU time of the proof. Written to benchmarks/results/certificates-DATE.md.
+Training steps on the CPU without an optimizer, three budgets each; the plan that fxmem makes (applied and analysed
+again), the bound that CP-SAT proves for any plan within that budget, and the CPU time of the proof. Written to
+benchmarks/results/certificates-DATE.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def rows() -> Iterator[str]:
     """Rows of the table."""
     yield "| model | plan | budget | peak | extra FLOPs | at least needed | gap | proof |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"
-    steps = [(name, image(name, batch)) for name, batch in (("resnet18", 32), ("resnet50", 32), ("vgg16", 16), ("vit_b_16", 8))]
+    steps = [
+        (name, image(name, batch))
+        for name, batch in (("resnet18", 32), ("resnet50", 32), ("vgg16", 16), ("vit_b_16", 8))
+    ]
     for name, analysis in (*steps, ("gpt2", gpt2())):
         for application in (Application.MODULES, Application.GRAPH):
             for share in SHARES:
@@ -63,12 +67,19 @@ def _row(name: str, share: float, analysis: Analysis, plan: fxmem.Plan) -> str:
     proven = certify(analysis.profile, plan)
     taken = time.process_time() - begin
     forward, peak = plan.forward_flops or 1, plan.after.requested_bytes / plan.before.requested_bytes
-    whole = sum(op.flops or 0 for op in analysis.profile.ops if op.phase == "forward") if plan.forward_flops is None else forward
+    whole = (
+        sum(op.flops or 0 for op in analysis.profile.ops if op.phase == "forward")
+        if plan.forward_flops is None
+        else forward
+    )
     least, gap = (proven.lower_bound_flops or 0) / whole, (proven.gap_flops or 0) / whole
     said = "optimal" if proven.optimal else f"{100 * gap:.1f} %" if proven.gap_flops is not None else "unknown"
     how = f"{taken:.1f} s" if proven.complete else f"{taken:.1f} s, ended at the limit"
     extra = "unknown" if plan.extra_flops is None else f"+{plan.extra_flops / whole:.1%}"
-    return f"| {name} | {plan.application.value}, {plan.chosen} | {share:.0%} | {peak:.1%} | {extra} | +{least:.1%} | {said} | {how} |"
+    return (
+        f"| {name} | {plan.application.value}, {plan.chosen} | {share:.0%} | {peak:.1%} | {extra} | +{least:.1%} "
+        f"| {said} | {how} |"
+    )
 
 
 def main() -> None:
@@ -78,8 +89,15 @@ def main() -> None:
         "",
         f"torch {torch.__version__}; made by `python benchmarks/certificates.py`; CPU time on one core.",
         "",
-        "Shares of the unplanned peak and of the forward's FLOPs. `at least needed` holds for any checkpoints within the budget, nested to any",
-        "depth: with borders anywhere (graph), or of whole modules (modules). `gap` is what the plan may run again needlessly, at most. The bound",
+        (
+            "Shares of the unplanned peak and of the forward's FLOPs. `at least needed` holds for any checkpoints "
+            "within "
+            "the budget, nested to any"
+        ),
+        (
+            "depth: with borders anywhere (graph), or of whole modules (modules). `gap` is what the plan may run again "
+            "needlessly, at most. The bound"
+        ),
         "leaves out what recomputation itself holds, so that some of the gap is the bound's.",
         "",
         *rows(),

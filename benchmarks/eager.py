@@ -19,8 +19,12 @@ def raises_in_eager(built: BuiltModel, args: tuple[Any, ...], kwargs: dict[str, 
     """What a plain forward, and backward in training, raises with no fxmem around it; None if it runs."""
     small = sum(p.numel() * p.element_size() for p in built.module.parameters()) <= LARGEST_BYTES
     try:
-        module = build_model(built.spec, built.settings, mode=built.mode, device="cpu").module if small else built.module
-        real_args, real_kwargs = tree_map_only(torch.Tensor, _real if small else (lambda tensor: tensor.to("meta")), (args, kwargs))
+        module = (
+            build_model(built.spec, built.settings, mode=built.mode, device="cpu").module if small else built.module
+        )
+        real_args, real_kwargs = tree_map_only(
+            torch.Tensor, _real if small else (lambda tensor: tensor.to("meta")), (args, kwargs)
+        )
         with torch.set_grad_enabled(built.mode == "train"):
             output = module(*real_args, **real_kwargs)
             if built.mode == "train":

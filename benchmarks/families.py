@@ -1,7 +1,7 @@
 """transformers in the zoo: every class that an Auto mapping of the tasks below names, made shallow.
 
-Widths, heads and vocabularies are those of each configuration's defaults, which nothing is allocated for; only depth is cut, because a
-layer is like the one before it.
+Widths, heads and vocabularies are those of each configuration's defaults, which nothing is allocated for; only depth is
+cut, because a layer is like the one before it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ TASKS = (
 
 _DEPTHS = frozenset(
     {
-        "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers",
-        "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_text_layers", "speech_encoder_layers", "t2u_encoder_layers",
-        "t2u_decoder_layers", "num_hidden_layers_encoder", "num_hidden_layers_decoder",
+        "num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "num_encoder_layers",
+        "encoder_layers", "decoder_layers", "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers",
+        "num_text_layers", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers",
+        "num_hidden_layers_encoder", "num_hidden_layers_decoder",
     }
 )  # fmt: skip
 _KINDS = frozenset(("layer_types", "layers_block_type", "mlp_layer_types"))
@@ -51,8 +52,12 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "Blt": {"use_cache": False},
     "Chameleon": {"vocabulary_map": {"<image>": 8711}},
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
-    "CohereCompassForConditionalGeneration": {"text_config.rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
-    "CohereCompassTextForSequenceClassification": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "CohereCompassForConditionalGeneration": {
+        "text_config.rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}
+    },
+    "CohereCompassTextForSequenceClassification": {
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}
+    },
     "DeepseekV2": {"num_experts_per_tok": 2},
     "DepthPro": {"intermediate_hook_ids": [1, 0]},
     "Dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
@@ -65,7 +70,10 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "GraniteMoeHybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "HunYuanDenseV1": _HEADS_OF_128,
     "HunYuanMoEV1": _HEADS_OF_128,
-    "HunYuanVL": {"text_config.head_dim": 128, "text_config.rope_parameters": {**_ROPE, "mrope_section": [16, 16, 16, 16]}},
+    "HunYuanVL": {
+        "text_config.head_dim": 128,
+        "text_config.rope_parameters": {**_ROPE, "mrope_section": [16, 16, 16, 16]},
+    },
     "Jamba": {"num_hidden_layers": 5},
     "Lfm2Moe": {"layer_types": ["conv", "conv", "full_attention"], "num_hidden_layers": 3},
     "Ministral": _HEADS_OF_128,
@@ -81,7 +89,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
     "Xmod": {"default_language": "en_XX"},
 }
-"""Fields without a default that works, or that a shallow model needs to have a layer of each kind; of a class, or of a family."""
+"""Fields without a default that works, or that a shallow model needs to have a layer of each kind; of a class, or of a
+family."""
 
 
 def every_class() -> list[str]:
@@ -98,7 +107,8 @@ def every_class() -> list[str]:
 def settings(name: str) -> list[dict[str, Any]]:
     """Settings that make a class's default configuration shallow, the shallowest first; the last are always possible.
 
-    `LAYERS` of each stack, or one layer of each kind if that is more; where a configuration refuses that, half its layers, then all of them.
+    `LAYERS` of each stack, or one layer of each kind if that is more; where a configuration refuses that, half its
+    layers, then all of them.
     """
     import transformers
 
@@ -120,7 +130,9 @@ def _needed(name: str, config: Any) -> Iterator[tuple[str, Any]]:
     if (width := getattr(reading, "hidden_size", None)) is not None:
         if hasattr(seeing, "out_hidden_size"):
             yield "vision_config.out_hidden_size", width
-        elif hasattr(seeing, "embed_dim") and hasattr(seeing, "spatial_merge_size"):  # Qwen2-VL's name for the width of what comes out is hidden_size
+        elif hasattr(seeing, "embed_dim") and hasattr(
+            seeing, "spatial_merge_size"
+        ):  # Qwen2-VL's name for the width of what comes out is hidden_size
             yield "vision_config.hidden_size", width
     if name.endswith("ForSequenceClassification"):
         for prefix, part in (("", config), ("text_config.", getattr(config, "text_config", None))):
@@ -143,5 +155,9 @@ def _depths(config: Any, prefix: str, half: bool) -> Iterator[tuple[str, Any]]:
 
 def _one_of_each(config: Any, layers: int) -> int:
     """How many layers from the first on have one of each kind."""
-    kinds = [value for field, value in vars(config).items() if field in _KINDS and isinstance(value, list) and len(value) == layers]
+    kinds = [
+        value
+        for field, value in vars(config).items()
+        if field in _KINDS and isinstance(value, list) and len(value) == layers
+    ]
     return max((1 + max(map(each.index, set(each))) for each in kinds), default=0)

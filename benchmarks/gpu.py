@@ -1,17 +1,19 @@
-"""Measure what a card really takes, for predictions to be held against: one command, under nine minutes on a data-centre card.
+"""Measure what a card really takes, for predictions to be held against: one command, under nine minutes on a
+data-centre card.
 
     python benchmarks/gpu.py                     (`make validate-gpu`)
     python benchmarks/gpu.py --only resnet50     cases whose name contains this; --list shows the names
     python benchmarks/gpu.py --dry-run           the same road with tiny versions on the CPU
 
-At the end, alone on the card: how long the steps with a checkpoint plan of fxmem's take, beside the same steps without it.
+At the end, alone on the card: how long the steps with a checkpoint plan of fxmem's take, beside the same steps without
+it.
 
-Each case runs in a process of its own with a time limit, several side by side: three warm-up steps, then the one that is
-measured (`fxmem.validation.measure_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after card, torch and
-cuDNN: `about` (the machine and every version), `cases`, and by case the whole measurement: peaks by phase, what rests between
-steps, the allocator's log. A case that failed is there with its error. What is measured already is kept, so a run that was cut
-short goes on; with `--out DIR` and nothing there yet, from the file under `benchmarks/results/gpu`. A case that ran short of memory
-because of its neighbours is run again alone.
+Each case runs in a process of its own with a time limit, several side by side: three warm-up steps, then the one that
+is measured (`fxmem.validation.measure_cuda`). The result is one JSON file under `benchmarks/results/gpu/`, named after
+card, torch and cuDNN: `about` (the machine and every version), `cases`, and by case the whole measurement: peaks by
+phase, what rests between steps, the allocator's log. A case that failed is there with its error. What is measured
+already is kept, so a run that was cut short goes on; with `--out DIR` and nothing there yet, from the file under
+`benchmarks/results/gpu`. A case that ran short of memory because of its neighbours is run again alone.
 
 Needs torch, torchvision, timm, transformers and pydantic. Exits with 3 if there is no card or one of these is missing.
 """
@@ -41,7 +43,8 @@ from fxmem.errors import FxmemError
 
 RESULTS = Path(__file__).parent / "results" / "gpu"
 STEPS = 4
-"""Warm-up steps and the one that is measured. Steps three and four of a loop use the same blocks in nearly every model."""
+"""Warm-up steps and the one that is measured. Steps three and four of a loop use the same blocks in nearly every
+model."""
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "triton", "nvidia-cudnn-cu13", "nvidia-cublas")
 NEEDED = ("torch", "pydantic", "torchvision", "timm", "transformers")
 GIB = 1 << 30
@@ -51,7 +54,7 @@ RESERVE_S = 30
 """No case is begun in the last seconds of the time that is given."""
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------------------
+# --- in a process of its own ------------------------------------------------------------------------------------------
 
 
 def about(dry_run: bool) -> dict[str, Any]:
@@ -71,7 +74,11 @@ def about(dry_run: bool) -> dict[str, Any]:
     machine = card_machine()
     target = card_target(machine.name, machine.capability or (0, 0), machine.memory_bytes)
     torch_version = machine.torch_version.partition("+")[0]
-    return {**found, "name": f"{target.name}-torch{torch_version}-cudnn{machine.cudnn_version}", "machine": machine.model_dump(mode="json")}
+    return {
+        **found,
+        "name": f"{target.name}-torch{torch_version}-cudnn{machine.cudnn_version}",
+        "machine": machine.model_dump(mode="json"),
+    }
 
 
 def _version(package: str) -> str | None:
@@ -115,19 +122,35 @@ def timed(name: str, dry_run: bool) -> dict[str, Any]:
         torch.manual_seed(0)
         built = build(case, "cpu", tiny=dry_run, unplanned=True)
         plan, model = plan_for(case, built, tiny=dry_run), built.module.to(device)
-        args, kwargs = [value.to(device) for value in built.args], {key: value.to(device) for key, value in built.kwargs.items()}
+        args, kwargs = (
+            [value.to(device) for value in built.args],
+            {key: value.to(device) for key, value in built.kwargs.items()},
+        )
         optimizer = make_optimizer(case.optimizer_spec, model.parameters())
 
         def milliseconds() -> float:
             began = time.perf_counter()
-            run_step(model, args, kwargs, loss=None, optimizer=optimizer, precision=case.precision, device_type=device, mode="train", mark=lambda _: None)
+            run_step(
+                model,
+                args,
+                kwargs,
+                loss=None,
+                optimizer=optimizer,
+                precision=case.precision,
+                device_type=device,
+                mode="train",
+                mark=lambda _: None,
+            )
             if device == "cuda":
                 torch.cuda.synchronize()
             return round(1e3 * (time.perf_counter() - began), 3)
 
         found: dict[str, Any] = {"without_ms": [], "with_ms": []}
         for _ in range(turns):
-            for kind, change in (("without_ms", fxmem.uncheckpoint), ("with_ms", lambda model: fxmem.checkpoint(model, plan))):
+            for kind, change in (
+                ("without_ms", fxmem.uncheckpoint),
+                ("with_ms", lambda model: fxmem.checkpoint(model, plan)),
+            ):
                 change(model)
                 found[kind] += [milliseconds() for _ in range(warm_up + count)][warm_up:]
     return found
@@ -145,7 +168,9 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
         return {"error": f"{kind}{' '.join(str(error).split())}"[:500]}
 
 
-def _measured(make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+def _measured(
+    make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool
+) -> dict[str, Any]:
     from fxmem.validation.measure_cpu import measure_cpu
     from fxmem.validation.measure_cuda import measure_cuda
 
@@ -157,7 +182,10 @@ def _measured(make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], s
     found = measure_cuda(model, args, kwargs, **step, steps=STEPS)
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     # Cases run side by side, so what is on the card beside the allocator's memory is not this process's alone.
-    return {"measurement": found.model_copy(update={"process_bytes": None}).model_dump(mode="json"), **({"alloc_retries": retries} if retries else {})}
+    return {
+        "measurement": found.model_copy(update={"process_bytes": None}).model_dump(mode="json"),
+        **({"alloc_retries": retries} if retries else {}),
+    }
 
 
 def _context(dry_run: bool) -> list[list[Any]]:
@@ -203,7 +231,7 @@ def _context(dry_run: bool) -> list[list[Any]]:
     return rows
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------------
+# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -216,7 +244,9 @@ class Runner:
         """Measure these, `jobs` side by side; those there was no time for."""
         left: list[str] = []
         with ThreadPoolExecutor(jobs) as pool:
-            futures: dict[Future[dict[str, Any] | None], str] = {pool.submit(self.run, name, jobs): name for name in names}
+            futures: dict[Future[dict[str, Any] | None], str] = {
+                pool.submit(self.run, name, jobs): name for name in names
+            }
             for future in as_completed(futures):
                 name, result = futures[future], future.result()
                 if result is None:
@@ -233,7 +263,12 @@ class Runner:
         if remaining < RESERVE_S:
             return None
         began = time.monotonic()
-        result = child(["--one", name], dry_run=self.asked.dry_run, limit_s=min(self.asked.limit, remaining), threads=max(1, (os.cpu_count() or 1) // jobs))
+        result = child(
+            ["--one", name],
+            dry_run=self.asked.dry_run,
+            limit_s=min(self.asked.limit, remaining),
+            threads=max(1, (os.cpu_count() or 1) // jobs),
+        )
         return {**result, "seconds": round(time.monotonic() - began, 1)}
 
     def time_all(self, names: Sequence[str]) -> list[str]:
@@ -244,7 +279,12 @@ class Runner:
             if remaining < RESERVE_S:
                 left.append(name)
                 continue
-            found = child(["--times", name], dry_run=self.asked.dry_run, limit_s=min(self.asked.limit, remaining), threads=os.cpu_count() or 1)
+            found = child(
+                ["--times", name],
+                dry_run=self.asked.dry_run,
+                limit_s=min(self.asked.limit, remaining),
+                threads=os.cpu_count() or 1,
+            )
             self.document["results"][name]["times"] = found
             print(f"{name}: {_times(found)}", file=sys.stderr, flush=True)
             write(self.path, self.document)
@@ -262,10 +302,24 @@ def child(arguments: Sequence[str], *, dry_run: bool, limit_s: float, threads: i
     """What a process of this script answers, or an `error` if it does not."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, str(Path(__file__).resolve()), *arguments, "--answer", str(answer), *(["--dry-run"] if dry_run else [])]
-        environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            *arguments,
+            "--answer",
+            str(answer),
+            *(["--dry-run"] if dry_run else []),
+        ]
+        environ = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         try:
-            done = subprocess.run(command, env=environ, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
+            done = subprocess.run(
+                command, env=environ, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+            )
         except subprocess.TimeoutExpired:
             return {"error": f"took longer than {limit_s:.0f} s"}
         if answer.is_file():
@@ -284,7 +338,8 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def is_done(result: Mapping[str, Any] | None) -> bool:
-    """Whether there is a measurement that counts: neither an error nor one in which the allocator had to give memory back."""
+    """Whether there is a measurement that counts: neither an error nor one in which the allocator had to give memory
+    back."""
     return result is not None and "error" not in result and not result.get("alloc_retries")
 
 
@@ -309,19 +364,30 @@ def _shuffled(names: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is asked for; 0 if all of it is there, 1 if something failed or was not reached, 3 without a card."""
+    """Measure what is asked for; 0 if all of it is there, 1 if something failed or was not reached, 3 without a
+    card."""
     asked = _parse(arguments)
     if asked.answer is not None:
         return _answer(asked)
     missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if missing:
-        print(f"gpu.py: expected {', '.join(NEEDED)}; not installed: {', '.join(missing)} (CONTRIBUTING.md says how to bring them along)", file=sys.stderr)
+        print(
+            (
+                f"gpu.py: expected {', '.join(NEEDED)}; not installed: {', '.join(missing)} (CONTRIBUTING.md says "
+                f"how to "
+                f"bring them along)"
+            ),
+            file=sys.stderr,
+        )
         return 3
     from cases import every_case
 
     names = [name for name in every_case() if asked.only in name]
     if asked.list or not names:
-        print("\n".join(names) if names else f"no case has {asked.only!r} in its name; --list shows them", file=sys.stdout if names else sys.stderr)
+        print(
+            "\n".join(names) if names else f"no case has {asked.only!r} in its name; --list shows them",
+            file=sys.stdout if names else sys.stderr,
+        )
         return 0 if names else 2
     end = time.monotonic() + 60 * asked.minutes
     found = child(["--about"], dry_run=asked.dry_run, limit_s=120, threads=1)
@@ -344,7 +410,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = [name for name in todo if name not in left and _is_short_of_memory(document["results"][name])]
         left += runner.run_all(again, 1)
     planned = [name for name in names if every_case()[name].plan and is_done(document["results"].get(name))]
-    untimed = runner.time_all([name for name in planned if "without_ms" not in document["results"][name].get("times", {})])
+    untimed = runner.time_all(
+        [name for name in planned if "without_ms" not in document["results"][name].get("times", {})]
+    )
     write(path, document)
     failed = [name for name in names if name not in left and not is_done(document["results"].get(name))]
     failed += [name for name in planned if "error" in document["results"][name].get("times", {})]
@@ -365,7 +433,13 @@ def _answer(asked: argparse.Namespace) -> int:
     from fxmem.errors import EnvironmentLacksError
 
     try:
-        found = about(asked.dry_run) if asked.about else timed(asked.times, asked.dry_run) if asked.times else measure(asked.one, asked.dry_run)
+        found = (
+            about(asked.dry_run)
+            if asked.about
+            else timed(asked.times, asked.dry_run)
+            if asked.times
+            else measure(asked.one, asked.dry_run)
+        )
     except EnvironmentLacksError as error:
         found = {"error": str(error), "exit_code": error.exit_code}
     except Exception as error:
@@ -378,7 +452,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure steps on this machine's card.")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this")
     parser.add_argument("--list", action="store_true", help="the names of the cases, and nothing else")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes side by side (default: one for each 20 GiB of the card, at most 6)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes side by side (default: one for each 20 GiB of the card, at most 6)",
+    )
     parser.add_argument("--minutes", type=float, default=8.5, help="time for all of it (default 8.5)")
     parser.add_argument("--limit", type=float, default=150.0, metavar="SECONDS", help="time for one case (default 150)")
     parser.add_argument("--again", action="store_true", help="also what is measured already")

@@ -4,15 +4,16 @@
     python benchmarks/growth.py --only records        one part: records, analysis, llama, imports
     python benchmarks/growth.py --only depth --beside ../other     by layers, this checkout and another one in turn
 
-*records*: made-up steps of 10,000, 50,000 and 200,000 events (`long_profiles.py`) through liveness, the allocator, the planners, tables, drawings,
-pages, exports, comparison and files. *analysis*: `fxmem.analyze` of MLPs and of Llama and GPT-2 blocks, by layers, by width and by length of
-sequence. *llama*: Llama-3 of 8, 70 and 405 billion parameters, training, as their published configurations say. *imports*: what importing fxmem
-takes beyond torch. *depth*: the analysis by layers beside that of another checkout, each size in a process of its own, the two in turn.
+*records*: made-up steps of 10,000, 50,000 and 200,000 events (`long_profiles.py`) through liveness, the allocator, the
+planners, tables, drawings, pages, exports, comparison and files. *analysis*: `fxmem.analyze` of MLPs and of Llama and
+GPT-2 blocks, by layers, by width and by length of sequence. *llama*: Llama-3 of 8, 70 and 405 billion parameters,
+training, as their published configurations say. *imports*: what importing fxmem takes beyond torch. *depth*: the
+analysis by layers beside that of another checkout, each size in a process of its own, the two in turn.
 
-CPU seconds (`time.process_time`; one thread) and the peak resident memory beyond what the process had before (`VmHWM`; for `llama`, of the whole
-process); each table, and each size of *records*, is from a process of its own. The exponent is that of a power of the size, fitted by least squares
-over the logarithms.
-Writes `benchmarks/results/growth-DATE.md`, where parts that are not run stay as they are.
+CPU seconds (`time.process_time`; one thread) and the peak resident memory beyond what the process had before (`VmHWM`;
+for `llama`, of the whole process); each table, and each size of *records*, is from a process of its own. The exponent
+is that of a power of the size, fitted by least squares over the logarithms. Writes `benchmarks/results/growth-DATE.md`,
+where parts that are not run stay as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ def measured(*arguments: object, checkout: Path | None = None) -> list[dict[str,
     """What `growth_cases.py` prints, a JSON object a line; with the fxmem of another checkout if one is given."""
     alone = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""}
     path = {} if checkout is None else {"PYTHONPATH": str(checkout)}
-    done = subprocess.run([sys.executable, str(CASES), *map(str, arguments)], capture_output=True, text=True, check=True, env={**os.environ, **alone, **path})
+    done = subprocess.run(
+        [sys.executable, str(CASES), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **alone, **path},
+    )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
@@ -52,10 +59,11 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> str:
     """Of the power of the size that fits best; a dash where a value is too small to say."""
     if min(values) <= 0 or len(set(sizes)) < 2:
         return "-"
-    return f"{statistics.linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values]).slope:.2f}"
+    fit = statistics.linear_regression([math.log(size) for size in sizes], [math.log(value) for value in values])
+    return f"{fit.slope:.2f}"
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def records() -> Iterator[str]:
@@ -93,10 +101,14 @@ def analysis() -> Iterator[str]:
 
 def depth(other: Path) -> Iterator[str]:
     """The analysis by layers, beside another checkout's."""
-    commit = subprocess.run(["git", "-C", str(other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "-C", str(other), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     for name in ("mlp-layers", "llama-layers"):
         what, sizes = growth_cases.ANALYSES[name]
-        pairs = [[measured("analysis", name, size, checkout=checkout)[0] for checkout in (None, other)] for size in sizes]
+        pairs = [
+            [measured("analysis", name, size, checkout=checkout)[0] for checkout in (None, other)] for size in sizes
+        ]
         yield f"{what}:"
         yield ""
         yield f"| size | CPU seconds | at {commit} | ratio | memory MiB | at {commit} |"
@@ -113,12 +125,18 @@ def depth(other: Path) -> Iterator[str]:
 
 def llama() -> Iterator[str]:
     """Large models as they are published."""
-    yield "| model | parameters | nodes | events | CPU seconds to build | to analyse | memory of the process, MiB | peak predicted |"
+    yield (
+        "| model | parameters | nodes | events | CPU seconds to build | to analyse | memory of the process, MiB | "
+        "peak predicted |"
+    )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for name in growth_cases.LLAMAS:
         (row,) = measured("llama", name)
         sizes = f"{row['parameters'] / 1e9:.1f} B | {row['nodes']:,} | {row['events']:,}"
-        yield f"| {name} | {sizes} | {row['build']:.1f} | {row['seconds']:.1f} | {row['process'] / 2**20:.0f} | {row['peak'] / 2**30:,.0f} GiB |"
+        yield (
+            f"| {name} | {sizes} | {row['build']:.1f} | {row['seconds']:.1f} | {row['process'] / 2**20:.0f} | "
+            f"{row['peak'] / 2**30:,.0f} GiB |"
+        )
     yield ""
 
 
@@ -167,7 +185,12 @@ def main() -> None:
 def _write(path: Path, done: Mapping[str, str]) -> None:
     """The page of the parts that are there."""
     said = f"`make growth`; {growth_cases.versions()}, Python {platform.python_version()}; {platform.machine()}."
-    page = [f"# Growth, {datetime.date.today()}", "", f"{said} How each figure is taken is said in `benchmarks/growth.py`.", ""]
+    page = [
+        f"# Growth, {datetime.date.today()}",
+        "",
+        f"{said} How each figure is taken is said in `benchmarks/growth.py`.",
+        "",
+    ]
     for title in (*(title for title, _ in PARTS.values()), DEPTH):
         if title in done:
             page += [f"## {title}", "", done[title], ""]

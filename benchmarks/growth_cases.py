@@ -20,23 +20,49 @@ FORMS = ("mirror", "loop")
 ANALYSES = {
     "mlp-layers": ("MLP (Linear and ReLU, width 1024, batch 64), by layers", (4, 16, 64, 250, 1000)),
     "mlp-width": ("MLP of 16 layers, batch 64, by width", (256, 1024, 4096, 16384)),
-    "llama-layers": ("Llama blocks (Llama-2-7B's widths, bfloat16, 1 x 2048 tokens), by layers", (4, 16, 64, 250, 1000)),
+    "llama-layers": (
+        "Llama blocks (Llama-2-7B's widths, bfloat16, 1 x 2048 tokens), by layers",
+        (4, 16, 64, 250, 1000),
+    ),
     "llama-width": ("Llama, 8 layers, 1 x 2048 tokens, by width", (512, 2048, 8192)),
     "llama-sequence": ("Llama-2-7B's widths, 8 layers, by tokens", (512, 4096, 32768)),
     "gpt2-layers": ("GPT-2 blocks (GPT-2's widths, 4 x 1024 tokens), by layers", (4, 16, 64, 250, 1000)),
 }
 LLAMAS = {
-    "Llama-3.1-8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "Llama-3.1-70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-    "Llama-3.1-405B": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128},
+    "Llama-3.1-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "Llama-3.1-70B": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+    "Llama-3.1-405B": {
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    },
 }
 """config.json of meta-llama/Llama-3.1-8B, -70B and -405B, where they differ."""
 LLAMA_3 = {
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }  # fmt: skip
 """The same, where they agree."""
-IMPORTS = (("", "torch"), ("torch", "fxmem"), ("torch", "fxmem.simulation.analysis"), ("", "fxmem"), ("", "fxmem.__main__"), ("", "fxmem.memory.report_reader"))
+IMPORTS = (
+    ("", "torch"),
+    ("torch", "fxmem"),
+    ("torch", "fxmem.simulation.analysis"),
+    ("", "fxmem"),
+    ("", "fxmem.__main__"),
+    ("", "fxmem.memory.report_reader"),
+)
 PACKAGES = ("torch", "transformers", "pydantic", "numpy")
 
 
@@ -61,7 +87,7 @@ def _status(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-# --- records ----------------------------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def records(events: str, form: Any) -> Iterator[dict[str, Any]]:
@@ -102,7 +128,10 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "liveness: live bytes of nodes", lambda: liveness.node_live_bytes(report)
     yield "liveness: scratch bytes of nodes", lambda: liveness.node_scratch_bytes(report)
     yield "allocator: replay", lambda: allocator.replay(report)
-    yield "allocator: replay, expandable segments", lambda: allocator.replay(report, settings=allocator.Settings(expandable_segments=True))
+    yield (
+        "allocator: replay, expandable segments",
+        lambda: allocator.replay(report, settings=allocator.Settings(expandable_segments=True)),
+    )
     yield "allocator: levels by tick", lambda: allocator.levels(report, allocator.DEFAULT_SETTINGS)
     yield "table", lambda: text.table(report, timeline, width=100)
     yield "by layer", lambda: by_layer.by_layer(report)
@@ -122,7 +151,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
             yield name, lambda s=strategy, b=budget, a=application: estimate.estimate(report, report.peak, s, b, a)
 
 
-# --- analyses ---------------------------------------------------------------------------------------------------------------
+# --- analyses ---------------------------------------------------------------------------------------------------------
 
 
 def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
@@ -159,18 +188,33 @@ def _model(name: str, size: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if family == "gpt2":
         return _language_model("hf:GPT2LMHeadModel", {"n_layer": size, "attn_implementation": "sdpa"}, 4, 1024)
     width = size if measure == "width" else 4096
-    wide = {"hidden_size": width, "intermediate_size": width * 43 // 16, "num_attention_heads": width // 128, "num_key_value_heads": width // 128}
+    wide = {
+        "hidden_size": width,
+        "intermediate_size": width * 43 // 16,
+        "num_attention_heads": width // 128,
+        "num_key_value_heads": width // 128,
+    }
     tokens = size if measure == "sequence" else 2048
     layers = size if measure == "layers" else 8
-    return _language_model("hf:LlamaForCausalLM", {**wide, "num_hidden_layers": layers, "max_position_embeddings": tokens, "dtype": "bfloat16"}, 1, tokens)
+    return _language_model(
+        "hf:LlamaForCausalLM",
+        {**wide, "num_hidden_layers": layers, "max_position_embeddings": tokens, "dtype": "bfloat16"},
+        1,
+        tokens,
+    )
 
 
-def _language_model(spec: str, settings: dict[str, Any], batch: int, tokens: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _language_model(
+    spec: str, settings: dict[str, Any], batch: int, tokens: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     from fxmem.cli.specs import build_model
     from fxmem.cli.specs.inputs import make_inputs, parse_input
 
     built = build_model(spec, settings)
-    return (built.module, *make_inputs([parse_input(f"{name}:{batch}x{tokens}:int64") for name in ("input_ids", "labels")]))
+    return (
+        built.module,
+        *make_inputs([parse_input(f"{name}:{batch}x{tokens}:int64") for name in ("input_ids", "labels")]),
+    )
 
 
 def llama(name: str) -> Iterator[dict[str, Any]]:
@@ -180,10 +224,17 @@ def llama(name: str) -> Iterator[dict[str, Any]]:
     from fxmem.simulation.analysis import analyze_call
 
     torch.set_num_threads(1)
-    build, (module, args, kwargs) = timed(lambda: _language_model("hf:LlamaForCausalLM", {**LLAMA_3, **LLAMAS[name]}, 1, 2048))
+    build, (module, args, kwargs) = timed(
+        lambda: _language_model("hf:LlamaForCausalLM", {**LLAMA_3, **LLAMAS[name]}, 1, 2048)
+    )
     seconds, done = timed(lambda: analyze_call(module, args, kwargs, name=name, target="h200"))
     profile, parameters = done.profile, sum(parameter.numel() for parameter in module.parameters())
-    figures = {"nodes": len(profile.nodes), "events": profile.ticks, "peak": done.peak.requested_bytes, "process": _status("VmHWM")}
+    figures = {
+        "nodes": len(profile.nodes),
+        "events": profile.ticks,
+        "peak": done.peak.requested_bytes,
+        "process": _status("VmHWM"),
+    }
     yield {"parameters": parameters, "build": build, "seconds": seconds, **figures}
 
 
@@ -195,5 +246,7 @@ def imported(before: str, after: str) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for row in {"records": records, "analysis": analysis, "llama": llama, "import": imported}[sys.argv[1]](*sys.argv[2:]):
+    for row in {"records": records, "analysis": analysis, "llama": llama, "import": imported}[sys.argv[1]](
+        *sys.argv[2:]
+    ):
         print(json.dumps(row), flush=True)

@@ -3,10 +3,11 @@
     python benchmarks/leaks.py                 (`make leaks`)
     python benchmarks/leaks.py --analyses 60   shorter
 
-Three small models in turn (a CNN, an attention block, one with checkpoints), for a card and for the CPU, each analysed, its report
-written as JSON and forgotten. After the first fifth, in which caches fill, resident memory and objects known to the garbage collector
-are taken ten times at equal distances, after a collection; a straight line is fitted by least squares. It fails (exit code 1) when the
-line grows by more than 5 % of the memory, or of the objects, over the run. Writes `benchmarks/results/leaks-DATE.md`.
+Three small models in turn (a CNN, an attention block, one with checkpoints), for a card and for the CPU, each analysed,
+its report written as JSON and forgotten. After the first fifth, in which caches fill, resident memory and objects known
+to the garbage collector are taken ten times at equal distances, after a collection; a straight line is fitted by least
+squares. It fails (exit code 1) when the line grows by more than 5 % of the memory, or of the objects, over the run.
+Writes `benchmarks/results/leaks-DATE.md`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Checkpointed(nn.Module):
 
 def cnn() -> nn.Module:
     """Convolution, normalisation, pooling."""
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    )
 
 
 CASES = (
@@ -88,7 +91,12 @@ def main() -> None:
             gc.collect()
             taken.append((index + 1, resident_bytes(), len(gc.get_objects())))
             print(f"{taken[-1][0]:5} analyses  {taken[-1][1] / 2**20:8.1f} MiB  {taken[-1][2]:,} objects", flush=True)
-    lines = [f"# {options.analyses} analyses in one process", "", f"torch {torch.__version__}, fxmem {fxmem.__version__}.", ""]
+    lines = [
+        f"# {options.analyses} analyses in one process",
+        "",
+        f"torch {torch.__version__}, fxmem {fxmem.__version__}.",
+        "",
+    ]
     lines += [
         "| analyses | resident MiB | objects |",
         "| ---: | ---: | ---: |",
@@ -100,7 +108,9 @@ def main() -> None:
         slope = statistics.linear_regression([row[0] for row in taken], [row[column] for row in taken]).slope
         growth = slope * (taken[-1][0] - taken[0][0]) / statistics.mean(row[column] for row in taken)
         worst = max(worst, growth)
-        lines.append(f"Growth of {what} over the run: {100 * growth:+.2f} % (fitted line; fails above {100 * ALLOWED:.0f} %).")
+        lines.append(
+            f"Growth of {what} over the run: {100 * growth:+.2f} % (fitted line; fails above {100 * ALLOWED:.0f} %)."
+        )
     text = "\n".join(lines) + "\n"
     (options.out / f"leaks-{datetime.date.today()}.md").write_text(text, encoding="utf-8")
     print(text)

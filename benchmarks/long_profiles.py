@@ -1,9 +1,10 @@
 """Profiles of very long steps, made by hand: what models of thousands of layers would give, without running them.
 
-Three forms, after what programs look like. `blocks` is a stack of residual blocks in modules of their own (norm, linear, activation, linear, add);
-`mirror` adds an edge from each block of the first half to its mirror image in the second, as a U-Net has, so that half of all results are
-waited for at the middle; `loop` is the same program written as a loop over functions: no modules, one set of weights, one source line for each call.
-In each, a step trains: forward keeps what backward reads, backward frees it in the opposite order, an optimizer with foreach's temporaries ends it.
+Three forms, after what programs look like. `blocks` is a stack of residual blocks in modules of their own (norm,
+linear, activation, linear, add); `mirror` adds an edge from each block of the first half to its mirror image in the
+second, as a U-Net has, so that half of all results are waited for at the middle; `loop` is the same program written as
+a loop over functions: no modules, one set of weights, one source line for each call. In each, a step trains: forward
+keeps what backward reads, backward frees it in the opposite order, an optimizer with foreach's temporaries ends it.
 """
 
 from __future__ import annotations
@@ -56,14 +57,33 @@ class _Log:
     phases: list[PhaseSpan] = field(default_factory=list)
 
     def resident(self, nbytes: int, kind: Kind, name: str, node: int | None = None) -> int:
-        self.storages.append({"nbytes": nbytes, "kind": kind, "birth": 0, "name": name, "node": node, "shape": (nbytes // 4,), "dtype": "float32"})
+        self.storages.append(
+            {
+                "nbytes": nbytes,
+                "kind": kind,
+                "birth": 0,
+                "name": name,
+                "node": node,
+                "shape": (nbytes // 4,),
+                "dtype": "float32",
+            }
+        )
         return len(self.storages) - 1
 
     def run(self, name: str, node: int, phase: Phase, *sizes: tuple[int, Kind, str], flops: int = 0) -> list[int]:
         """An op that allocates these."""
         begin, first = self.tick, len(self.storages)
         for nbytes, kind, of in sizes:
-            row = {"nbytes": nbytes, "kind": kind, "birth": self.tick, "name": of, "node": node, "op": len(self.ops), "shape": _SHAPE, "dtype": "float32"}
+            row = {
+                "nbytes": nbytes,
+                "kind": kind,
+                "birth": self.tick,
+                "name": of,
+                "node": node,
+                "op": len(self.ops),
+                "shape": _SHAPE,
+                "dtype": "float32",
+            }
             self.storages.append(row)
             self.tick += 1
         self.ops.append(Op(name=name, node=node, phase=phase, begin=begin, end=self.tick, flops=flops))
@@ -82,13 +102,16 @@ class _Log:
 def long_report(events: int, form: Form = "blocks") -> Report:
     """A training step of about so many events.
 
-    Its sizes differ from block to block (of seven widths), so that the allocator has blocks of many sizes to look through.
+    Its sizes differ from block to block (of seven widths), so that the allocator has blocks of many sizes to look
+    through.
     """
     count = max(events // EVENTS_PER_BLOCK, 2)
     log, modules = _Log(), {"": "Long"}
     log.resident(_NBYTES, Kind.INPUT, "x", 0)
     weights = _weights(log, 1 if form == "loop" else count, modules, form)
-    nodes = [Node(name="x", op="placeholder", target="x", outputs=(TensorInfo(shape=_SHAPE, dtype="float32", storage=0),))]
+    nodes = [
+        Node(name="x", op="placeholder", target="x", outputs=(TensorInfo(shape=_SHAPE, dtype="float32", storage=0),))
+    ]
     kept: list[_Kept] = []
     calls = []
     for block in range(count):
@@ -107,13 +130,17 @@ def long_report(events: int, form: Form = "blocks") -> Report:
     return _written(log, nodes, modules, calls)
 
 
-def _call(log: _Log, kept: list[_Kept], node: int, block: int, number: int, before: int, twins: tuple[int, ...], form: Form) -> Node:
+def _call(
+    log: _Log, kept: list[_Kept], node: int, block: int, number: int, before: int, twins: tuple[int, ...], form: Form
+) -> Node:
     """Run one call of a block forward; what came before the block is `before`."""
     call, class_name, mib = _CALLS[number]
     is_module, wide = bool(class_name) and form != "loop", 1 + block % 7
     path = "" if form == "loop" else f"layers.{block}" + (f".{call}" if class_name else "")
     sizes = (_NBYTES // wide, 4096 * wide)
-    out, mask = log.run(f"aten.{call}.default", node, Phase.FORWARD, *((nbytes, Kind.SAVED, "") for nbytes in sizes), flops=mib << 24)
+    out, mask = log.run(
+        f"aten.{call}.default", node, Phase.FORWARD, *((nbytes, Kind.SAVED, "") for nbytes in sizes), flops=mib << 24
+    )
     log.free(*log.run("aten.copy.default", node, Phase.FORWARD, (1 << 20, Kind.TEMPORARY, "")))
     kept.append((node, out, mask, mib))
     line = 10 + number if form == "loop" else 20 + 10 * (block % 40) + number
@@ -182,8 +209,10 @@ def _optimize(log: _Log, node: int, gradients: list[int]) -> None:
 def _written(log: _Log, nodes: list[Node], modules: dict[str, str], calls: list[ModuleCall]) -> Report:
     storages = tuple(Storage.model_validate({"death": log.tick, **row}) for row in log.storages)
     profile = Profile(
-        fxmem_version="0", torch_version="2.11.0", model="Long", inputs=(InputTensor(name="x", shape=_SHAPE, dtype="float32"),), target=_CARD,
-        step=Step(mode="train", optimizer="AdamW", loss="sum of the output", precision=None), ticks=log.tick, phases=tuple(log.phases), nodes=tuple(nodes),
-        ops=tuple(log.ops), storages=storages, modules=modules, calls=tuple(calls), saved_bytes=sum(node.saved_bytes for node in nodes),
+        fxmem_version="0", torch_version="2.11.0", model="Long",
+        inputs=(InputTensor(name="x", shape=_SHAPE, dtype="float32"),), target=_CARD,
+        step=Step(mode="train", optimizer="AdamW", loss="sum of the output", precision=None), ticks=log.tick,
+        phases=tuple(log.phases), nodes=tuple(nodes), ops=tuple(log.ops), storages=storages, modules=modules,
+        calls=tuple(calls), saved_bytes=sum(node.saved_bytes for node in nodes),
     )  # fmt: skip
     return Report.model_construct(**dict(profile), peak=liveness.timeline(profile).peak)

@@ -1,4 +1,5 @@
-"""How the zoo calls models that read text with images or sound in it: the placeholders in the text are as many as the image has features."""
+"""How the zoo calls models that read text with images or sound in it: the placeholders in the text are as many as the
+image has features."""
 
 from __future__ import annotations
 
@@ -17,14 +18,22 @@ SIDE = 16
 """Patches in the height and width of an image that comes as a row of patches."""
 
 _TILES = 3
-"""Of LLaVA-NeXT: an image as large as the vision model takes lies in two tiles of the smallest grid, after the image itself."""
+"""Of LLaVA-NeXT: an image as large as the vision model takes lies in two tiles of the smallest grid, after the image
+itself."""
 
 
 def call(built: BuiltModel) -> dict[str, Any] | None:
     """Images, and a text with their places; None for a model that has another way to see."""
     module: Any = built.module
     config, takes = module.config, inspect.signature(module.forward).parameters
-    image = next((number for name in ("image_token_id", "image_token_index") if isinstance(number := getattr(config, name, None), int)), None)
+    image = next(
+        (
+            number
+            for name in ("image_token_id", "image_token_index")
+            if isinstance(number := getattr(config, name, None), int)
+        ),
+        None,
+    )
     if image is None or not {"input_ids", "pixel_values"} <= takes.keys():
         return None
     seen, places = _seen(module, takes)
@@ -53,7 +62,9 @@ def _seen(module: Any, takes: Any) -> tuple[dict[str, Any], int | None]:
         seen, merged = _as_patches(config)
         if "image_merge_sizes" in takes:
             seen["image_merge_sizes"] = torch.tensor([math.isqrt(merged)] * BATCH)
-        if type(module).__name__.startswith("HunYuanVL"):  # a separator ends each row, and one token each begins and ends the image
+        if type(module).__name__.startswith(
+            "HunYuanVL"
+        ):  # a separator ends each row, and one token each begins and ends the image
             side = SIDE // math.isqrt(merged)
             return seen, side * (side + 1) + 2
         return seen, SIDE * SIDE // merged
@@ -93,10 +104,15 @@ def _rows(features: Any) -> int:
 
 
 def _as_patches(config: Any) -> tuple[dict[str, Any], int]:
-    """An image as the Qwen-VL family sees it: its patches in one row, and how many of them stand in time, height and width; how many become one feature."""
+    """An image as the Qwen-VL family sees it: its patches in one row, and how many of them stand in time, height and
+    width; how many become one feature."""
     patch, frames, channels = (
         field(config, name, default=value)
-        for name, value in (("patch_size", 14), ("temporal_patch_size", 2 if type(config).__name__.startswith("Muse") else 1), ("in_channels", 3))
+        for name, value in (
+            ("patch_size", 14),
+            ("temporal_patch_size", 2 if type(config).__name__.startswith("Muse") else 1),
+            ("in_channels", 3),
+        )
     )
     merge = field(config, "spatial_merge_size", "merge_size", default=1)
     if type(config).__name__ == "Inkling2Config":  # counts, and has in a row, what becomes one feature

@@ -29,7 +29,13 @@ def ids(*shape: int) -> torch.Tensor:
 
 def field(config: Any, *names: str, default: Any = None) -> Any:
     """The first of some fields that a config, or a part of it, has."""
-    parts = [config, *(getattr(config, part, None) for part in ("vision_config", "audio_config", "encoder_config", "encoder", "backbone_config"))]
+    parts = [
+        config,
+        *(
+            getattr(config, part, None)
+            for part in ("vision_config", "audio_config", "encoder_config", "encoder", "backbone_config")
+        ),
+    ]
     for part, name in itertools.product(parts, names):
         value = getattr(part, name, None)
         if value is not None:

@@ -1,10 +1,10 @@
 """Everybody else's way of checkpointing a model of `plans.py`; FLOPs counted while a step really runs.
 
-Each contender is a list of `Candidate`s: settings it can be given, and a function that makes the model with them, ready to train. FLOPs are counted by
-`fxmem.simulation.flops` (every op) and by torch's own formulas alone (products, convolutions, attention).
-Under a dispatch mode, and so under `FlopCounterMode`, a model
-of torch.compile runs as if it were not compiled; for it FLOPs are those of the forward and backward graphs that the partitioner makes, less those of the
-joint graph they were cut from.
+Each contender is a list of `Candidate`s: settings it can be given, and a function that makes the model with them, ready
+to train. FLOPs are counted by `fxmem.simulation.flops` (every op) and by torch's own formulas alone (products,
+convolutions, attention). Under a dispatch mode, and so under `FlopCounterMode`, a model of torch.compile runs as if it
+were not compiled; for it FLOPs are those of the forward and backward graphs that the partitioner makes, less those of
+the joint graph they were cut from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ import torch
 from plan_models import Case
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 from torch.utils.flop_counter import flop_registry
 
 from fxmem.simulation.flops import op_flops
@@ -30,7 +35,8 @@ __all__ = ["Candidate", "Counted", "Ready", "candidates", "count"]
 BUDGETS = (1.0, 0.7, 0.5, 0.3)
 """What torch.compile is asked to keep of the activations it would save."""
 SAC_SHARES = (0.85, 0.7)
-"""Of the bytes beyond parameters that the SAC ILP believes the model's peak to have, what it is asked to stay within."""
+"""Of the bytes beyond parameters that the SAC ILP believes the model's peak to have, what it is asked to stay
+within."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +83,25 @@ def candidates(case: Case) -> Iterator[Candidate]:
     if hasattr(inner, "set_grad_checkpointing"):
         yield Candidate("timm", "set_grad_checkpointing(True)", functools.partial(_enabled, case, _by_timm))
     if hasattr(inner, "gradient_checkpointing_enable"):
-        yield Candidate("transformers", "gradient_checkpointing_enable()", functools.partial(_enabled, case, _by_transformers))
+        yield Candidate(
+            "transformers", "gradient_checkpointing_enable()", functools.partial(_enabled, case, _by_transformers)
+        )
     if case.efficient is not None:
         efficient = case.efficient
         yield Candidate("torchvision", "memory_efficient=True", lambda: Ready(efficient()))
     for budget in BUDGETS:
-        yield Candidate("torch.compile", f"activation_memory_budget {budget:g}", functools.partial(_compiled, case, budget))
+        yield Candidate(
+            "torch.compile", f"activation_memory_budget {budget:g}", functools.partial(_compiled, case, budget)
+        )
     for share in SAC_SHARES:
-        yield Candidate("SAC ILP", f"{share:.0%} of what it believes the activations take", functools.partial(_selective, case, share))
+        yield Candidate(
+            "SAC ILP",
+            f"{share:.0%} of what it believes the activations take",
+            functools.partial(_selective, case, share),
+        )
 
 
-# --- counting ---------------------------------------------------------------------------------------------------------------
+# --- counting ---------------------------------------------------------------------------------------------------------
 
 
 class _Counter(TorchDispatchMode):
@@ -132,7 +146,7 @@ def _count_graph(module: fx.GraphModule) -> _Counter:
     return counter
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------------
+# --- by hand ----------------------------------------------------------------------------------------------------------
 
 
 class _Segmented(nn.Module):
@@ -167,11 +181,14 @@ def _by_transformers(model: Any) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-# --- torch.compile ------------------------------------------------------------------------------------------------------------
+# --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
-    """Training-mode batch norm whose kernel does not read the running statistics: recomputed as it is, it would read what the first run has overwritten."""
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Training-mode batch norm whose kernel does not read the running statistics: recomputed as it is, it would read
+    what the first run has overwritten."""
     if not training:
         return NotImplemented
     out, now, rstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
@@ -180,7 +197,9 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, traini
     return out, now, rstd, mean * (1 - momentum) + now * momentum, variance * (1 - momentum) + spread * momentum
 
 
-def _batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, variance: Any, now: Any, rstd: Any, training: bool, eps: float, mask: Any) -> Any:
+def _batch_norm_backward(
+    grad: Any, x: Any, weight: Any, mean: Any, variance: Any, now: Any, rstd: Any, training: bool, eps: float, mask: Any
+) -> Any:
     if mean is None or not training:
         return NotImplemented
     return torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, now, rstd, training, eps, mask)
@@ -195,7 +214,8 @@ _DECOMPOSITIONS = {
 def _compiled(case: Case, budget: float) -> Ready:
     """torch.compile's min-cut partitioner, its graphs run op by op with the kernels that everybody else runs.
 
-    Inductor's own decompositions are left out: unfused, each of their small steps would have a buffer of its own, and the peak be larger.
+    Inductor's own decompositions are left out: unfused, each of their small steps would have a buffer of its own, and
+    the peak be larger.
     """
     import torch._functorch.config as settings
     from torch._dynamo.backends.common import aot_autograd
@@ -224,15 +244,24 @@ def _compiled(case: Case, budget: float) -> Ready:
     return Ready(model, extra, lambda: settings.patch(activation_memory_budget=budget))
 
 
-# --- the SAC ILP ----------------------------------------------------------------------------------------------------------------
+# --- the SAC ILP ------------------------------------------------------------------------------------------------------
 
 
 def _cost(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """The op's result and milliseconds by a roofline (312 TFLOP/s, 2 TB/s); the tool's own, the same formula, demands a GPU."""
+    """The op's result and milliseconds by a roofline (312 TFLOP/s, 2 TB/s); the tool's own, the same formula, demands a
+    GPU."""
     kwargs = kwargs or {}
     out = func(*args, **kwargs)
-    flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out) if func._overloadpacket in flop_registry else 0
-    moved = sum(t.numel() * t.element_size() for t in torch.utils._pytree.tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
+    flops = (
+        flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        if func._overloadpacket in flop_registry
+        else 0
+    )
+    moved = sum(
+        t.numel() * t.element_size()
+        for t in torch.utils._pytree.tree_leaves((args, kwargs, out))
+        if isinstance(t, torch.Tensor)
+    )
     return out, max(flops / 312e9, moved / 2e9)
 
 
@@ -257,7 +286,9 @@ def _module_stats(build: Callable[[], nn.Module], args: Callable[[], tuple[Any, 
             for step in range(2):
                 default_loss(model(*inputs)).backward()  # type: ignore[no-untyped-call]
                 if step:
-                    tracker.memory_tracking[model].snapshots.setdefault(_ModState.POST_BW, []).append(tracker.get_tracker_snapshot("current"))
+                    tracker.memory_tracking[model].snapshots.setdefault(_ModState.POST_BW, []).append(
+                        tracker.get_tracker_snapshot("current")
+                    )
                 optimizer.step()
                 optimizer.zero_grad()
                 if not step:
@@ -271,7 +302,9 @@ def _module_stats(build: Callable[[], nn.Module], args: Callable[[], tuple[Any, 
         with estimator(estimate_mode_type="operator-level-cost-model"):
             default_loss(model(*inputs))
         for order in (runtimes.mod_fw_pre_order, runtimes.mod_fw_post_order):
-            order[:] = dict.fromkeys(order)  # it expects every module to be called once; a ReLU that is called again adds nothing here
+            order[:] = dict.fromkeys(
+                order
+            )  # it expects every module to be called once; a ReLU that is called again adds nothing here
         graph = parse_module_info(aggregate_stats(model, tracker, runtimes, estimator, torch.device("cpu")))
     return graph, estimator.sac_mod_stats
 
@@ -294,7 +327,10 @@ def _selective(case: Case, share: float) -> Ready:
         stats.runtimes[:] = [max(runtime, 1e-9) for runtime in stats.runtimes]
         # The ops that it insists on keeping may take more than what it has decided to keep; then the least that it can.
         kept = (min(1 - discarded + step / 20, 1.0) for step in range(21))
-        saved = next(filter(None, (get_optimal_checkpointing_policy_per_module(stats, memory_budget=each) for each in kept)), None)
+        saved = next(
+            filter(None, (get_optimal_checkpointing_policy_per_module(stats, memory_budget=each) for each in kept)),
+            None,
+        )
         if saved is None:
             raise RuntimeError("its ILP of a module finds no solution")
         _checkpoint_selectively(model.get_submodule(name.partition(".")[2]), stats.func_names, saved)
@@ -324,4 +360,6 @@ def _checkpoint_selectively(module: nn.Module, names: Sequence[str], saved: Sequ
         return create_selective_checkpoint_contexts(policy, allow_cache_entry_mutation=True)
 
     forward = module.forward
-    module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)  # type: ignore[method-assign]
+    module.forward = lambda *args, **kwargs: checkpoint(
+        forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
+    )  # type: ignore[method-assign]

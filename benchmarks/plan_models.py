@@ -23,7 +23,8 @@ class Case:
     build: Callable[[], nn.Module]
     args: Callable[[], tuple[Any, ...]]
     stages: Callable[[Any], list[nn.Module]] | None = None
-    """The model as stages of which each needs the result of the one before and nothing else; None where it is no such chain."""
+    """The model as stages of which each needs the result of the one before and nothing else; None where it is no such
+    chain."""
     efficient: Callable[[], nn.Module] | None = None
     """The library's own variant of the model that checkpoints."""
 
@@ -40,7 +41,9 @@ class _Apply(nn.Module):
 
 
 def _resnet(m: Any) -> list[nn.Module]:
-    return _joined([m.conv1, m.bn1, m.relu, m.maxpool, *m.layer1, *m.layer2, *m.layer3, *m.layer4, m.avgpool, nn.Flatten(1), m.fc])
+    return _joined(
+        [m.conv1, m.bn1, m.relu, m.maxpool, *m.layer1, *m.layer2, *m.layer3, *m.layer4, m.avgpool, nn.Flatten(1), m.fc]
+    )
 
 
 def _vgg(m: Any) -> list[nn.Module]:
@@ -66,7 +69,8 @@ def _swin(m: Any) -> list[nn.Module]:
 
 
 def _joined(stages: Sequence[nn.Module]) -> list[nn.Module]:
-    """The stages, each ReLU that works in place put together with the stage before it: a segment must not overwrite what it is recomputed from."""
+    """The stages, each ReLU that works in place put together with the stage before it: a segment must not overwrite
+    what it is recomputed from."""
     found: list[nn.Module] = []
     for stage in stages:
         if found and isinstance(stage, nn.ReLU) and stage.inplace:
@@ -104,7 +108,13 @@ def _gpt2() -> nn.Module:
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes = {
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
     return _Labelled(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=1000, use_cache=False)))
 
 
@@ -126,7 +136,12 @@ CASES: Mapping[str, Case] = {
     "resnet50": Case("torchvision ResNet-50, 8 x 3 x 128 x 128", torchvision.models.resnet50, _image(8, 128), _resnet),
     "gpt2": Case("transformers GPT-2, 4 layers of width 256, 4 x 256 tokens, dropout on", _gpt2, _text(4, 256)),
     "llama": Case("transformers Llama, 4 layers of width 256, 4 x 256 tokens", _llama, _text(4, 256)),
-    "vit_b_16": Case("timm vit_base_patch16_224, 4 of its 12 blocks, 4 x 3 x 224 x 224", _timm("vit_base_patch16_224", depth=4), _image(4, 224), _vit),
+    "vit_b_16": Case(
+        "timm vit_base_patch16_224, 4 of its 12 blocks, 4 x 3 x 224 x 224",
+        _timm("vit_base_patch16_224", depth=4),
+        _image(4, 224),
+        _vit,
+    ),
     "resnet18": Case("torchvision ResNet-18, 8 x 3 x 192 x 192", torchvision.models.resnet18, _image(8, 192), _resnet),
     "densenet121": Case(
         "torchvision DenseNet-121, 8 x 3 x 96 x 96",
@@ -135,8 +150,18 @@ CASES: Mapping[str, Case] = {
         _densenet,
         functools.partial(torchvision.models.densenet121, memory_efficient=True),
     ),
-    "swin_t": Case("timm swin_tiny_patch4_window7_224, 2 x 3 x 224 x 224", _timm("swin_tiny_patch4_window7_224"), _image(2, 224), _swin),
-    "inception_v3": Case("torchvision Inception-v3 without its auxiliary head, 8 x 3 x 139 x 139", _inception_v3, _image(8, 139), _inception),
+    "swin_t": Case(
+        "timm swin_tiny_patch4_window7_224, 2 x 3 x 224 x 224",
+        _timm("swin_tiny_patch4_window7_224"),
+        _image(2, 224),
+        _swin,
+    ),
+    "inception_v3": Case(
+        "torchvision Inception-v3 without its auxiliary head, 8 x 3 x 139 x 139",
+        _inception_v3,
+        _image(8, 139),
+        _inception,
+    ),
     "vgg16": Case("torchvision VGG-16, 4 x 3 x 128 x 128", torchvision.models.vgg16, _image(4, 128), _vgg),
     "resnet101": Case("torchvision ResNet-101, 8 x 3 x 96 x 96", torchvision.models.resnet101, _image(8, 96), _resnet),
     "resnet152": Case("torchvision ResNet-152, 8 x 3 x 96 x 96", torchvision.models.resnet152, _image(8, 96), _resnet),

@@ -1,4 +1,5 @@
-"""The rows of `plans.py`: what was measured, what others have published, who wins at the same peak, and the report for people. Needs no torch."""
+"""The rows of `plans.py`: what was measured, what others have published, who wins at the same peak, and the report for
+people. Needs no torch."""
 
 from __future__ import annotations
 
@@ -58,20 +59,38 @@ class Published:
 
 
 PUBLISHED = (
-    Published("ResNet-50", 64, 1973 / 5323, "+31 % time", "Feng & Huang, CVPR 2021: 5323 to 1973 MB", "torchvision:resnet50"),
-    Published("ResNet-152", 16, 526 / 2767, "+37 % time", "Feng & Huang, CVPR 2021: 2767 to 526 MB", "torchvision:resnet152"),
-    Published("ResNet-50", 184, 4.99 / 15.06, "+12 % time", "Shah et al. (MONeT), ICLR 2021: 15.06 to 4.99 GB, other operators too", "torchvision:resnet50"),
+    Published(
+        "ResNet-50", 64, 1973 / 5323, "+31 % time", "Feng & Huang, CVPR 2021: 5323 to 1973 MB", "torchvision:resnet50"
+    ),
+    Published(
+        "ResNet-152", 16, 526 / 2767, "+37 % time", "Feng & Huang, CVPR 2021: 2767 to 526 MB", "torchvision:resnet152"
+    ),
+    Published(
+        "ResNet-50",
+        184,
+        4.99 / 15.06,
+        "+12 % time",
+        "Shah et al. (MONeT), ICLR 2021: 15.06 to 4.99 GB, other operators too",
+        "torchvision:resnet50",
+    ),
     Published("1,000-layer ResNet", 0, 7 / 48, "+30 % time", "Chen et al. 2016, arXiv:1604.06174: 48 to 7 GB"),
-    Published("several networks", 0, 0.0, "+10 to 20 % time", "Zhao et al. (Rockmate), ICML 2023: 2 to 5 times less activation memory"),
+    Published(
+        "several networks",
+        0,
+        0.0,
+        "+10 to 20 % time",
+        "Zhao et al. (Rockmate), ICML 2023: 2 to 5 times less activation memory",
+    ),
     Published("several networks", 0, 0.0, "+10 to 15 % time", "HiRemate, ICML 2025: 50 to 70 % less"),
 )
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------------
+# --- judging ----------------------------------------------------------------------------------------------------------
 
 
 def challenged(rows: Iterable[Row], unplanned: int) -> list[Row]:
-    """Of each contender, the settings that free something and that none of its others beats in both; the largest peak first."""
+    """Of each contender, the settings that free something and that none of its others beats in both; the largest peak
+    first."""
     found = []
     families: dict[str, list[Row]] = {}
     for row in rows:
@@ -92,7 +111,8 @@ def answer_to(rival: Row) -> str:
 
 
 def _more(ours: int, theirs: int) -> bool:
-    """Whether ours is more by over a thousandth. Less counts as the same: a checkpointed region keeps a copy of the CPU's random state, 5,056 bytes."""
+    """Whether ours is more by over a thousandth. Less counts as the same: a checkpointed region keeps a copy of the
+    CPU's random state, 5,056 bytes."""
     return (ours - theirs) * 1000 > max(theirs, 0)
 
 
@@ -122,7 +142,7 @@ def _duels(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     return [(rival, ours) for rival, ours in pairs if ours is not None]
 
 
-# --- the report ---------------------------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -134,15 +154,22 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines = [
         f"# Checkpoint plans, {found['date']}",
         "",
-        f"`make plans`; {versions}, Python {found['python']}, {found['machine']}. Training steps without an optimizer, run for real on the CPU; inputs small "
-        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the scratch of convolution and "
-        "attention kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the forward's, counted in a "
-        "separate run with fxmem's formulas (every op); in brackets products, convolutions and attention alone, by torch's. A peak or a cost "
+        f"`make plans`; {versions}, Python {found['python']}, {found['machine']}. Training steps without an "
+        f"optimizer, run for real on the CPU; inputs small "
+        "enough for that. Peak: bytes alive by the profiler's memory events, parameters and gradients included, the "
+        "scratch of convolution and "
+        "attention kernels set aside, as a share of the step's without checkpoints. Extra: FLOPs run again over the "
+        "forward's, counted in a "
+        "separate run with fxmem's formulas (every op); in brackets products, convolutions and attention alone, by "
+        "torch's. A peak or a cost "
         "within a thousandth counts as the same.",
         "",
-        "Each contender has several settings; those that no other of its settings beats in both are answered: fxmem is asked for a plan within that "
-        "measured peak. `torch.compile`: the min-cut partitioner of AOTAutograd; its graphs run op by op with everybody's kernels, no fusion; its budget "
-        "bounds what is saved, not the peak. SAC ILP: `torch.distributed._tools.sac_ilp`. sqrt(N) and the greedy search: fxmem's own, over cuts anywhere.",
+        "Each contender has several settings; those that no other of its settings beats in both are answered: fxmem "
+        "is asked for a plan within that "
+        "measured peak. `torch.compile`: the min-cut partitioner of AOTAutograd; its graphs run op by op with "
+        "everybody's kernels, no fusion; its budget "
+        "bounds what is saved, not the peak. SAC ILP: `torch.distributed._tools.sac_ilp`. sqrt(N) and the greedy "
+        "search: fxmem's own, over cuts anywhere.",
         "",
         *_standing(rows, names),
         "",
@@ -162,10 +189,21 @@ def _standing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         lines += ["", "| contender | comparisons | fxmem cheaper | same | fxmem loses |", "|---|---:|---:|---:|---:|"]
         for contender in dict.fromkeys(rival.contender for rival, _, _ in duels):
             said = [word for rival, _, word in duels if rival.contender == contender]
-            counts = [len(said), said.count("won"), said.count("same"), len(said) - said.count("won") - said.count("same")]
+            counts = [
+                len(said),
+                said.count("won"),
+                said.count("same"),
+                len(said) - said.count("won") - said.count("same"),
+            ]
             lines.append(f"| {' | '.join([contender, *map(str, counts)])} |")
     if lost:
-        lines += ["", "Where it loses:", "", "| model | to | peak, MiB | its extra | ours | |", "|---|---|---:|---:|---:|---|"]
+        lines += [
+            "",
+            "Where it loses:",
+            "",
+            "| model | to | peak, MiB | its extra | ours | |",
+            "|---|---|---:|---:|---:|---|",
+        ]
         forward = {row.model: row.extra_flops for row in rows if row.contender == "none"}
         for rival, ours, said_of_it in lost:
             cells = [rival.model, f"{rival.contender}, {rival.setting}", f"{(rival.peak_bytes or 0) / MIB:,.1f}"]
@@ -186,9 +224,15 @@ def _table(rows: Sequence[Row]) -> list[str]:
     def cells(row: Row) -> list[str]:
         if row.failed:
             return ["out of reach" if row.failed.startswith("ExceededError") else "cannot be done", ""]
-        return [f"{(row.peak_bytes or 0) / (whole or 1):.1%}", f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})"]
+        return [
+            f"{(row.peak_bytes or 0) / (whole or 1):.1%}",
+            f"{_share(row.extra_flops, forward)} ({_share(row.extra_products, products)})",
+        ]
 
-    lines = [f"Without checkpoints {(whole or 0) / MIB:,.1f} MiB; the forward is {(forward or 0) / 1e9:,.2f} GFLOP.", ""]
+    lines = [
+        f"Without checkpoints {(whole or 0) / MIB:,.1f} MiB; the forward is {(forward or 0) / 1e9:,.2f} GFLOP.",
+        "",
+    ]
     lines += ["| contender | setting | peak | extra | ours: peak | extra | |", "|---|---|---:|---:|---:|---:|---|"]
     rivals = [row for row in rows if row.contender not in ("none", OURS)]
     for row in rivals:
@@ -197,7 +241,10 @@ def _table(rows: Sequence[Row]) -> list[str]:
             beside = ["", ""] if answer is None else cells(answer)
             lines.append(f"| {' | '.join([row.contender, row.setting, *cells(row), *beside, verdict(row, answer)])} |")
     if failed := [row for row in rivals if row.failed]:
-        lines += ["", "No result: " + "; ".join(f"{row.contender}, {row.setting} ({row.failed})" for row in failed) + "."]
+        lines += [
+            "",
+            "No result: " + "; ".join(f"{row.contender}, {row.setting} ({row.failed})" for row in failed) + ".",
+        ]
     own = [row for row in rows if row.contender == OURS and not row.setting.startswith("within")]
     if own:
         lines += ["", "| fxmem, asked for | promised | peak | extra | plan |", "|---|---:|---:|---:|---|"]
@@ -212,8 +259,10 @@ def _published(ours: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Published figures",
         "",
-        "As published, on other machines and with other things counted; **not measured here**. Beside them, **predicted**: the cheapest plan of fxmem that "
-        "keeps the same share of its own unplanned peak, at that batch and 224 pixels: an analysis for the CPU, without an optimizer; extra FLOPs, not time.",
+        "As published, on other machines and with other things counted; **not measured here**. Beside them, "
+        "**predicted**: the cheapest plan of fxmem that "
+        "keeps the same share of its own unplanned peak, at that batch and 224 pixels: an analysis for the CPU, "
+        "without an optimizer; extra FLOPs, not time.",
         "",
         "| model | batch | memory left | overhead | source | fxmem: memory left | extra FLOPs |",
         "|---|---:|---:|---:|---|---:|---:|",
@@ -223,7 +272,18 @@ def _published(ours: Mapping[str, Any]) -> list[str]:
         if answer.get("failed"):
             beside = ["out of reach", ""]
         else:
-            beside = [f"{answer['peak_bytes'] / answer['unplanned_bytes']:.1%}", f"{answer['extra_fraction']:+.1%}"] if answer else ["", ""]
-        cells = [row.model, str(row.batch or ""), f"{row.share:.1%}" if row.share else "", row.overhead, row.source, *beside]
+            beside = (
+                [f"{answer['peak_bytes'] / answer['unplanned_bytes']:.1%}", f"{answer['extra_fraction']:+.1%}"]
+                if answer
+                else ["", ""]
+            )
+        cells = [
+            row.model,
+            str(row.batch or ""),
+            f"{row.share:.1%}" if row.share else "",
+            row.overhead,
+            row.source,
+            *beside,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -1,7 +1,9 @@
-"""Checkpoint plans for some of the measured steps, made where there is no card: `python benchmarks/planned.py` writes them to benchmarks/plans.
+"""Checkpoint plans for some of the measured steps, made where there is no card: `python benchmarks/planned.py` writes
+them to benchmarks/plans.
 
-They are kept, because a plan is what a user brings to the card: `gpu.py` applies each to its model, measures the step with it as any other, and times it beside
-the step without. Made for an H200; each keeps its share of the unplanned peak there.
+They are kept, because a plan is what a user brings to the card: `gpu.py` applies each to its model, measures the step
+with it as any other, and times it beside the step without. Made for an H200; each keeps its share of the unplanned peak
+there.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def plan_of(name: str) -> Plan:
     return fxmem.load_plan(FOLDER / f"{name}.json")
 
 
-def of_any_size(model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], application: Application) -> Plan:
+def of_any_size(
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], application: Application
+) -> Plan:
     """A plan for the training step of a model on the CPU that makes a lot again, whatever its size."""
     analysis = analyze_call(model, args, kwargs, name="tiny", target="cpu", optimizer=None)
     if application is Application.OPERATORS:
@@ -73,7 +77,9 @@ def made(planned: Planned) -> Plan:
     case = every_case()[planned.case]
     with kernel_settings(case):
         built = build(case, "meta")
-        analysis = analyze_call(built.module, built.args, built.kwargs, name=planned.case, target=CARD, optimizer=case.optimizer_spec)
+        analysis = analyze_call(
+            built.module, built.args, built.kwargs, name=planned.case, target=CARD, optimizer=case.optimizer_spec
+        )
         return fxmem.plan(analysis, budget=planned.budget, application=planned.application)
 
 
@@ -83,7 +89,9 @@ def _portable(plan: Plan) -> Plan:
 
 
 def _placeless(region: Region) -> Region:
-    return region.model_copy(update={"source": None, "edit": None, "regions": tuple(_placeless(inner) for inner in region.regions)})
+    return region.model_copy(
+        update={"source": None, "edit": None, "regions": tuple(_placeless(inner) for inner in region.regions)}
+    )
 
 
 def main(names: Sequence[str]) -> int:
@@ -95,7 +103,11 @@ def main(names: Sequence[str]) -> int:
         plan = _portable(made(planned))
         plan.to_json(FOLDER / f"{planned.name}.json")
         share = (plan.after.allocated_bytes or 0) / (plan.before.allocated_bytes or 1)
-        print(f"{planned.name}: {plan.chosen}, {plan.extent}; {share:.1%} of the peak, +{plan.extra_fraction or 0:.2%} of the forward's FLOPs")
+        print(
+            f"{planned.name}: {plan.chosen}, {plan.extent}; {share:.1%} of the peak, "
+            f"+{plan.extra_fraction or 0:.2%} "
+            f"of the forward's FLOPs"
+        )
     return 0
 
 

@@ -1,8 +1,8 @@
 """How good and how fast the planners are: `python benchmarks/planning_speed.py`.
 
-Quality: ResNet-50, batch 32 at 224 pixels, on the CPU without an optimizer; for each strategy and budget the peak of the analysis of the applied plan, and
-the forward FLOPs that run again. Speed: CPU time of the planner alone (tables and one plan), beside that of the analysis, for deeper and deeper
-models. Written to benchmarks/results/planning-DATE.md.
+Quality: ResNet-50, batch 32 at 224 pixels, on the CPU without an optimizer; for each strategy and budget the peak of
+the analysis of the applied plan, and the forward FLOPs that run again. Speed: CPU time of the planner alone (tables and
+one plan), beside that of the analysis, for deeper and deeper models. Written to benchmarks/results/planning-DATE.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def resnet(depth: int, batch: int) -> Analysis:
 
 def llama(layers: int) -> Analysis:
     """A small Llama of so many layers."""
-    small = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2000}
+    small = {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": 2000,
+    }
     built = build_model("hf:LlamaForCausalLM", {"num_hidden_layers": layers, **small})
     args, kwargs = make_inputs([parse_input("input_ids:8x512"), parse_input("labels:8x512")])
     return analyze_call(built.module, args, kwargs, name="llama", target="cpu", optimizer=None)
@@ -84,7 +90,10 @@ def speed() -> Iterator[str]:
             with contextlib.suppress(ExceededError):  # which takes longer than a plan
                 planner.plan("auto", analysis.peak.requested_bytes // 2)
             taken.append(time.process_time() - begin)
-        yield f"| {name} | {len(analysis.profile.nodes)} | {taken[0]:.2f} s | {taken[1]:.2f} s | {taken[2]:.2f} s | {taken[3]:.2f} s |"
+        yield (
+            f"| {name} | {len(analysis.profile.nodes)} | {taken[0]:.2f} s | {taken[1]:.2f} s | {taken[2]:.2f} s | "
+            f"{taken[3]:.2f} s |"
+        )
 
 
 def _planner(analysis: Analysis, application: Application) -> Planner | OperatorPlanner:

@@ -1,17 +1,19 @@
-"""Checkpoint plans side by side: fxmem's beside PyTorch's, timm's, transformers' and torch.compile's, and beside published figures.
+"""Checkpoint plans side by side: fxmem's beside PyTorch's, timm's, transformers' and torch.compile's, and beside
+published figures.
 
     pip install pulp pwlf                        for the SAC ILP; without them its rows say so
     python benchmarks/plans.py                   every model (`make plans`; about an hour of one core)
     python benchmarks/plans.py --only resnet18 gpt2
     python benchmarks/plans.py --published       only the analyses at the papers' batch sizes
 
-For each model and each contender: the peak of a real training step on the CPU without an optimizer (the profiler's memory events, the scratch of
-convolution and attention kernels set aside), and the FLOPs that run again, as a share of the forward's, counted in a separate run. Then
-fxmem is asked for a plan within each rival's measured peak, and its plan is measured and counted the same way. Of one contender's settings only those that
-no other of its settings beats in both are answered.
+For each model and each contender: the peak of a real training step on the CPU without an optimizer (the profiler's
+memory events, the scratch of convolution and attention kernels set aside), and the FLOPs that run again, as a share of
+the forward's, counted in a separate run. Then fxmem is asked for a plan within each rival's measured peak, and its plan
+is measured and counted the same way. Of one contender's settings only those that no other of its settings beats in both
+are answered.
 
-Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it is asked for anew, `--ours` of them
-what fxmem plans, after a change to its planners: the others' rows stay. Writes
+Each model has a process of its own. A run that was interrupted goes on where it stopped; `--again` does the models it
+is asked for anew, `--ours` of them what fxmem plans, after a change to its planners: the others' rows stay. Writes
 `benchmarks/results/plans-DATE.json` and `.md`.
 """
 
@@ -54,10 +56,11 @@ OWN: tuple[tuple[Strategy, str | None, float], ...] = (
     ("nested", "graph", 0.5),
     ("modules", "modules", 0.7),
 )
-"""What fxmem is asked for, beside rivals' peaks: strategy, application, and what is to be left of the bytes that are neither parameters nor their gradients."""
+"""What fxmem is asked for, beside rivals' peaks: strategy, application, and what is to be left of the bytes that are
+neither parameters nor their gradients."""
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------------------
+# --- in a process of its own ------------------------------------------------------------------------------------------
 
 
 class _Examination:
@@ -80,7 +83,9 @@ class _Examination:
 
     def peak(self, model: torch.nn.Module) -> int:
         torch.manual_seed(0)
-        measured = measure_cpu(model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2)
+        measured = measure_cpu(
+            model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2
+        )
         return measured.peak_without_kernel_scratch_bytes
 
     def rows(self) -> Iterator[Row]:
@@ -90,18 +95,33 @@ class _Examination:
         yield none
         rivals = []
         for candidate in candidates(self.case):
-            rivals.append(self.attempted(Row(self.name, candidate.contender, candidate.setting), lambda row, make=candidate.make: self.run(row, make())))
+            rivals.append(
+                self.attempted(
+                    Row(self.name, candidate.contender, candidate.setting),
+                    lambda row, make=candidate.make: self.run(row, make()),
+                )
+            )
             yield rivals[-1]
         for strategy, title in (("sqrt", "sqrt(N)"), ("chen", "greedy search")):
-            rivals.append(self.attempted(Row(self.name, f"{title}, Chen et al.", ""), lambda row, strategy=strategy: self.planned(row, strategy, None, None)))
+            rivals.append(
+                self.attempted(
+                    Row(self.name, f"{title}, Chen et al.", ""),
+                    lambda row, strategy=strategy: self.planned(row, strategy, None, None),
+                )
+            )
             yield rivals[-1]
         for rival in challenged(rivals, none.peak_bytes or 0):
-            yield self.attempted(Row(self.name, OURS, answer_to(rival)), lambda row, nbytes=rival.peak_bytes: self.planned(row, "auto", None, nbytes))
+            yield self.attempted(
+                Row(self.name, OURS, answer_to(rival)),
+                lambda row, nbytes=rival.peak_bytes: self.planned(row, "auto", None, nbytes),
+            )
         for strategy, application, share in OWN:
             budget = round(self.fixed_bytes + share * ((none.peak_bytes or 0) - self.fixed_bytes))
             setting = f"{share:.0%} of what is no parameter or gradient, {strategy}"
             row = Row(self.name, OURS, setting)
-            yield self.attempted(row, lambda row, a=application, s=strategy, nbytes=budget: self.planned(row, s, a, nbytes))
+            yield self.attempted(
+                row, lambda row, a=application, s=strategy, nbytes=budget: self.planned(row, s, a, nbytes)
+            )
 
     def attempted(self, row: Row, make: Callable[..., Row]) -> Row:
         """The row filled in, or with what went wrong; the one that is there, if one is."""
@@ -130,12 +150,18 @@ class _Examination:
     def planned(self, row: Row, strategy: Strategy, application: str | None, budget: int | None) -> Row:
         """fxmem's plan, applied and run."""
         plan = fxmem.plan(self.analysis, strategy, budget, application=application)
-        row = dataclasses.replace(row, budget_bytes=plan.budget_bytes, promised_bytes=plan.after.requested_bytes, plan=described(plan))
+        row = dataclasses.replace(
+            row, budget_bytes=plan.budget_bytes, promised_bytes=plan.after.requested_bytes, plan=described(plan)
+        )
         key = repr((plan.application, plan.regions))
         if key not in self.measured:
-            self.measured[key] = self.run(row, Ready(fxmem.checkpoint(self.built(), plan) if plan.regions else self.built()))
+            self.measured[key] = self.run(
+                row, Ready(fxmem.checkpoint(self.built(), plan) if plan.regions else self.built())
+            )
         known = self.measured[key]
-        return dataclasses.replace(row, peak_bytes=known.peak_bytes, extra_flops=known.extra_flops, extra_products=known.extra_products)
+        return dataclasses.replace(
+            row, peak_bytes=known.peak_bytes, extra_flops=known.extra_flops, extra_products=known.extra_products
+        )
 
 
 def described(plan: Plan) -> str:
@@ -146,18 +172,26 @@ def described(plan: Plan) -> str:
 
 
 def at_their_size(published: Published) -> dict[str, Any]:
-    """What fxmem's analysis says of the cheapest plan with the same share of the memory, at the published batch and 224 pixels; nothing is run."""
+    """What fxmem's analysis says of the cheapest plan with the same share of the memory, at the published batch and 224
+    pixels; nothing is run."""
     built = build_model(published.spec)
-    analysis = fxmem.analyze(built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target="cpu", optimizer=None)
+    analysis = fxmem.analyze(
+        built.module, torch.empty(published.batch, 3, 224, 224, device="meta"), target="cpu", optimizer=None
+    )
     whole = analysis.peak.requested_bytes
     try:
         plan = fxmem.plan(analysis, budget=int(whole * published.share))
     except ExceededError as error:
         return {"unplanned_bytes": whole, "failed": str(error)[:300]}
-    return {"unplanned_bytes": whole, "peak_bytes": plan.after.requested_bytes, "extra_fraction": plan.extra_fraction, "plan": described(plan)}
+    return {
+        "unplanned_bytes": whole,
+        "peak_bytes": plan.after.requested_bytes,
+        "extra_fraction": plan.extra_fraction,
+        "plan": described(plan),
+    }
 
 
-# --- running ----------------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,7 +260,14 @@ def _run(name: str, found: dict[str, Any], path: Path, stays: Iterable[dict[str,
             kept = [old for old in done if Row(**old).key not in rows]
             found["rows"] = [*others, *rows.values(), *kept]
             _write(path, found)
-            print(f"{name}: {row.contender}, {row.setting}: {row.failed or row.peak_bytes} {row.extra_flops} {row.seconds:g} s", file=sys.stderr, flush=True)
+            print(
+                (
+                    f"{name}: {row.contender}, {row.setting}: {row.failed or row.peak_bytes} {row.extra_flops} "
+                    f"{row.seconds:g} s"
+                ),
+                file=sys.stderr,
+                flush=True,
+            )
     if child.returncode:
         print(f"{name}: its process ended with exit code {child.returncode}", file=sys.stderr, flush=True)
     else:

@@ -1,7 +1,7 @@
 """Single operators as models of their own, so that their logs show every buffer a kernel takes and nothing else.
 
-Operands are the model's parameters: a step without an optimizer gives each a gradient and begins anew without it. The loss hands
-the operator a gradient of ones, whatever its output.
+Operands are the model's parameters: a step without an optimizer gives each a gradient and begins anew without it. The
+loss hands the operator a gradient of ones, whatever its output.
 """
 
 from __future__ import annotations
@@ -83,12 +83,17 @@ def _convolutions(case: Case, dtype: torch.dtype, device: str, batch: int) -> An
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
 
     def make(channels: int, out: int, kernel: int, stride: int, size: int) -> Operator:
-        module = nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False, device=device, dtype=dtype).to(memory_format=layout)
+        module = nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False, device=device, dtype=dtype).to(
+            memory_format=layout
+        )
         x = torch.randn(batch, channels, size, size, device=device, dtype=dtype).to(memory_format=layout)
         return Operator(module, [x])
 
     for channels, out, kernel, stride, size in case.kw["layers"]:
-        yield f"{channels}>{out} {kernel}x{kernel}/{stride} @{size}", functools.partial(make, channels, out, kernel, stride, size)
+        yield (
+            f"{channels}>{out} {kernel}x{kernel}/{stride} @{size}",
+            functools.partial(make, channels, out, kernel, stride, size),
+        )
 
 
 class _Misc:
@@ -112,7 +117,10 @@ class _Misc:
         return make
 
     def _function(
-        self, call: Callable[..., Any], *shapes: Sequence[int], held: Callable[[], Mapping[str, torch.Tensor]] | None = None
+        self,
+        call: Callable[..., Any],
+        *shapes: Sequence[int],
+        held: Callable[[], Mapping[str, torch.Tensor]] | None = None,
     ) -> Callable[[], Operator]:
         return lambda: Operator(call, [self._normal(*shape) for shape in shapes], held=held() if held else None)
 
@@ -140,8 +148,14 @@ class _Misc:
 
         return {
             "embedding": self._function(lambda w, index: F.embedding(index, w), (32000, 1024), held=below(32000, b, s)),
-            "cross_entropy": self._function(lambda x, index: F.cross_entropy(x, index).reshape(1), (b * s, 32000), held=below(32000, b * s)),
-            "index_put-gather": self._function(lambda x, index: torch.gather(x, 1, index[..., None].expand(-1, -1, 64)), (b, s, 64), held=below(s, b, s)),
+            "cross_entropy": self._function(
+                lambda x, index: F.cross_entropy(x, index).reshape(1), (b * s, 32000), held=below(32000, b * s)
+            ),
+            "index_put-gather": self._function(
+                lambda x, index: torch.gather(x, 1, index[..., None].expand(-1, -1, 64)),
+                (b, s, 64),
+                held=below(s, b, s),
+            ),
             "cumsum": self._function(lambda x: x.cumsum(1), (b, s, 1024)),
             "sort": self._function(lambda x: x.sort(-1)[0], (b, s, 256)),
             "topk": self._function(lambda x: x.topk(8, -1)[0], (b, s, 256)),
@@ -171,11 +185,20 @@ class _Misc:
             "sdpa": self._function(attention, *qkv),
             "sdpa-causal": self._function(lambda q, k, v: attention(q, k, v, is_causal=True), *qkv),
             "sdpa-dropout": self._function(lambda q, k, v: attention(q, k, v, dropout_p=0.1), *qkv),
-            "sdpa-mask": self._function(lambda q, k, v, mask: attention(q, k, v, attn_mask=mask), *qkv, held=lambda: {"mask": torch.zeros(b, 1, s, s, **on)}),
+            "sdpa-mask": self._function(
+                lambda q, k, v, mask: attention(q, k, v, attn_mask=mask),
+                *qkv,
+                held=lambda: {"mask": torch.zeros(b, 1, s, s, **on)},
+            ),
             "sdpa-gqa": self._function(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), *grouped),
             "mha-module": self._self_attention,
         }
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH):
+        for backend in (
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.MATH,
+        ):
             found[f"sdpa-{backend.name}"] = self._function(functools.partial(_attention_by, backend), *qkv)
         return found
 

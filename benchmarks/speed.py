@@ -3,18 +3,21 @@
     python benchmarks/speed.py              (`make bench`; some minutes)
     python benchmarks/speed.py --rounds 1   quicker and rougher
 
-What is compared, for one training step with Adam, everything imported and warmed up (FakeTensorMode and fxmem both remember
-calls they have seen, so that these are repeated steps):
+What is compared, for one training step with Adam, everything imported and warmed up (FakeTensorMode and fxmem both
+remember calls they have seen, so that these are repeated steps):
 
-- analyze: `fxmem.analyze` for an H100, its peak read: copying the model to fake tensors, one recorded step, the profile, the timeline;
-- bare: forward, backward and `optimizer.step()` of the same model on fake CPU tensors, by PyTorch's C++ engine, nothing recorded;
+- analyze: `fxmem.analyze` for an H100, its peak read: copying the model to fake tensors, one recorded step, the
+  profile, the timeline;
+- bare: forward, backward and `optimizer.step()` of the same model on fake CPU tensors, by PyTorch's C++ engine, nothing
+  recorded;
 - MemTracker: the same step inside `torch.distributed._tools.mem_tracker.MemTracker`.
 
-The last two are on the CPU because the C++ engine refuses fake CUDA tensors on a machine without a GPU. They take turns in
-one process, each after a garbage collection. Seconds are the process's CPU time, all of it on one thread, which other work on the machine moves least; what
-counts is the ratio of medians, the seconds are one machine's. Peak memory is a process's own (`ru_maxrss`), one process for
-each figure, less what a process has after the imports. Growth: the analysis of Llama stacks of growing depth, and the
-exponent p of seconds ~ layers^p, fitted by least squares on logarithms.
+The last two are on the CPU because the C++ engine refuses fake CUDA tensors on a machine without a GPU. They take turns
+in one process, each after a garbage collection. Seconds are the process's CPU time, all of it on one thread, which
+other work on the machine moves least; what counts is the ratio of medians, the seconds are one machine's. Peak memory
+is a process's own (`ru_maxrss`), one process for each figure, less what a process has after the imports. Growth: the
+analysis of Llama stacks of growing depth, and the exponent p of seconds ~ layers^p, fitted by least squares on
+logarithms.
 
 Writes `benchmarks/results/speed-DATE.json` and `.md`.
 """
@@ -51,7 +54,7 @@ MODELS = {
 METHODS = {"analyze": "`fxmem.analyze`", "bare": "bare FakeTensor step", "memtracker": "MemTracker"}
 
 
-# --- in a process of its own ------------------------------------------------------------------------------------------------
+# --- in a process of its own ------------------------------------------------------------------------------------------
 
 
 def _build(name: str) -> tuple[Any, dict[str, Any]]:
@@ -117,7 +120,11 @@ def _make_memtracker(module: Any, kwargs: dict[str, Any]) -> Callable[[], object
     return track
 
 
-_MAKERS: Mapping[str, Callable[[Any, dict[str, Any]], Callable[[], object]]] = {"analyze": _make_analyze, "bare": _make_bare, "memtracker": _make_memtracker}
+_MAKERS: Mapping[str, Callable[[Any, dict[str, Any]], Callable[[], object]]] = {
+    "analyze": _make_analyze,
+    "bare": _make_bare,
+    "memtracker": _make_memtracker,
+}
 
 
 def _import_all() -> None:
@@ -162,7 +169,7 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------------
+# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 def _child(model: str, methods: Sequence[str], rounds: int) -> dict[str, Any]:
@@ -185,7 +192,14 @@ def run_all(rounds: int) -> dict[str, Any]:
     for model in MODELS:
         seconds = _child(model, list(METHODS), rounds)["seconds"]
         for method in METHODS:
-            comparison.append({"model": model, "method": method, "seconds": seconds[method], "rss_above_imports_bytes": _own_bytes(model, method)})
+            comparison.append(
+                {
+                    "model": model,
+                    "method": method,
+                    "seconds": seconds[method],
+                    "rss_above_imports_bytes": _own_bytes(model, method),
+                }
+            )
     growth = []
     for layers in GROWTH_LAYERS:
         model = f"llama{layers}"
@@ -218,9 +232,11 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines = [
         f"# Speed, {found['date']}",
         "",
-        f"`make bench`; {versions}, Python {found['python']}; {found['machine']}. Medians of {found['rounds']} rounds in turns. "
+        f"`make bench`; {versions}, Python {found['python']}; {found['machine']}. Medians of {found['rounds']} "
+        f"rounds in turns. "
         "Seconds of CPU time on one thread; what counts is the ratios. "
-        "Memory is the process's peak less what it has after the imports. The methods are described in `benchmarks/speed.py`.",
+        "Memory is the process's peak less what it has after the imports. The methods are described in "
+        "`benchmarks/speed.py`.",
         "",
         "| model | method | CPU seconds | of the bare step | memory MiB |",
         "|---|---|---:|---:|---:|",
@@ -228,13 +244,22 @@ def markdown(found: Mapping[str, Any]) -> str:
     bare = {row["model"]: statistics.median(row["seconds"]) for row in found["comparison"] if row["method"] == "bare"}
     for row in found["comparison"]:
         seconds = statistics.median(row["seconds"])
-        cells = [MODELS[row["model"]], METHODS[row["method"]], f"{seconds:.2f}", f"{seconds / bare[row['model']]:.2f}", _mib(row["rss_above_imports_bytes"])]
+        cells = [
+            MODELS[row["model"]],
+            METHODS[row["method"]],
+            f"{seconds:.2f}",
+            f"{seconds / bare[row['model']]:.2f}",
+            _mib(row["rss_above_imports_bytes"]),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     exponents = found["growth_exponents"]
-    slope = statistics.linear_regression([row["layers"] for row in found["growth"]], [row["rss_above_imports_bytes"] for row in found["growth"]]).slope
+    slope = statistics.linear_regression(
+        [row["layers"] for row in found["growth"]], [row["rss_above_imports_bytes"] for row in found["growth"]]
+    ).slope
     lines += [
         "",
-        f"`fxmem.analyze` of Llama stacks (`{TARGET}`, 1 x 2048 tokens) by depth: seconds grow as layers^{exponents['seconds']:.2f}, "
+        f"`fxmem.analyze` of Llama stacks (`{TARGET}`, 1 x 2048 tokens) by depth: seconds grow as "
+        f"layers^{exponents['seconds']:.2f}, "
         f"memory as layers^{exponents['rss_above_imports_bytes']:.2f} "
         f"(what the analysis needs whatever the depth, and {_mib(slope)} MiB for each layer).",
         "",
@@ -243,7 +268,10 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     for row in found["growth"]:
         seconds = statistics.median(row["seconds"])
-        lines.append(f"| {row['layers']} | {seconds:.2f} | {seconds / row['layers']:.3f} | {_mib(row['rss_above_imports_bytes'])} |")
+        lines.append(
+            f"| {row['layers']} | {seconds:.2f} | {seconds / row['layers']:.3f} | "
+            f"{_mib(row['rss_above_imports_bytes'])} |"
+        )
     return "\n".join([*lines, ""])
 
 

@@ -1,7 +1,8 @@
 """What the tape of single operators costs in time, on one core of the CPU: `python benchmarks/tape.py`.
 
-Prints two ratios, each of medians of runs that take turns: a real step of a small GPT-2 with a plan over the step without, beside the FLOPs that run
-again; and the forward of a chain of `tanh` of four numbers, which is nothing but calls, under the tape over without.
+Prints two ratios, each of medians of runs that take turns: a real step of a small GPT-2 with a plan over the step
+without, beside the FLOPs that run again; and the forward of a chain of `tanh` of four numbers, which is nothing but
+calls, under the tape over without.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def main() -> None:
             model.zero_grad()
 
         found = ratio(lambda planned=planned: step(planned), lambda: step(model))
-        print(f"GPT-2, 4 layers of width 256, 4 x 256 tokens, budget {budget:.0%}: +{plan.extra_fraction or 0:.2%} FLOPs, {found:.2f} times as long")
+        print(
+            f"GPT-2, 4 layers of width 256, 4 x 256 tokens, budget {budget:.0%}: +{plan.extra_fraction or 0:.2%} "
+            f"FLOPs, {found:.2f} times as long"
+        )
     chain, x = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(400))), torch.zeros(4, requires_grad=True)
 
     def taped() -> None:

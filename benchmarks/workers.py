@@ -31,7 +31,9 @@ class _Worker(Generic[Job, Result]):
     """A process that answers each job sent to it with one result."""
 
     def __init__(self, prepare: Callable[[], None], work: Callable[[Job], Result], limit_s: float) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork of a process that has threads, as torch starts them, may hang
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork of a process that has threads, as torch starts them, may hang
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there, prepare, work), daemon=True)
         self.process.start()
@@ -64,7 +66,13 @@ def _serve(pipe: Connection, prepare: Callable[[], None], work: Callable[[Any], 
 
 
 def run_jobs(
-    jobs: Iterable[Job], work: Callable[[Job], Result], *, prepare: Callable[[], None], workers: int, limit_s: float, jobs_per_worker: int
+    jobs: Iterable[Job],
+    work: Callable[[Job], Result],
+    *,
+    prepare: Callable[[], None],
+    workers: int,
+    limit_s: float,
+    jobs_per_worker: int,
 ) -> Iterator[tuple[Job, Result | Lost]]:
     """Each job with its result, as they come in.
 

@@ -1,15 +1,16 @@
-"""Analyse every architecture of torchvision and timm and every transformers class of fifteen tasks; write what came of it.
+"""Analyse every architecture of torchvision and timm and every transformers class of fifteen tasks; write what came of
+it.
 
     python benchmarks/zoo.py                        all, for training with AdamW and for inference (`make zoo`)
     python benchmarks/zoo.py --quick                the fixed sample of continuous integration
     python benchmarks/zoo.py --only resnet18 'timm:*vit*'
 
-Nothing is allocated and no GPU is used: models are built on meta, the prediction is for an H100. The result is a JSON file
-and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted goes on
-where it stopped; `--again` does what it is asked for anew.
+Nothing is allocated and no GPU is used: models are built on meta, the prediction is for an H100. The result is a JSON
+file and a Markdown table of the same name and the day's date under `benchmarks/results/`. A run that was interrupted
+goes on where it stopped; `--again` does what it is asked for anew.
 
-Counted as failed: fxmem raised, or its result cannot be true (`fxmem.memory.liveness.check`; parameters that are not the model's or
-are more than the peak; kinds that do not sum to it), or its report cannot be printed, or read back.
+Counted as failed: fxmem raised, or its result cannot be true (`fxmem.memory.liveness.check`; parameters that are not
+the model's or are more than the peak; kinds that do not sum to it), or its report cannot be printed, or read back.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Row:
         return self.architecture, self.mode
 
 
-# --- in a worker ------------------------------------------------------------------------------------------------------------
+# --- in a worker ------------------------------------------------------------------------------------------------------
 
 
 def prepare() -> None:
@@ -155,7 +156,9 @@ def _analyse(row: Row, built: Any, call: Any) -> Row:
     args, kwargs = call
     try:
         began = time.process_time()
-        analysis = analyze_call(built.module, args, kwargs, name=row.architecture, mode=row.mode, optimizer="adamw", target=TARGET)
+        analysis = analyze_call(
+            built.module, args, kwargs, name=row.architecture, mode=row.mode, optimizer="adamw", target=TARGET
+        )
         profile, peak = analysis.profile, analysis.peak
         seconds = time.process_time() - began
         parameters_bytes = sum(p.numel() * p.element_size() for p in built.module.parameters())
@@ -192,7 +195,9 @@ def _check(analysis: Any, parameters_bytes: int) -> None:
     if peak.requested_bytes < parameters_bytes:
         raise AssertionError(f"a peak of {peak.requested_bytes} bytes is less than the parameters' {parameters_bytes}")
     if sum(peak.by_kind.values()) != peak.requested_bytes:
-        raise AssertionError(f"the kinds at the peak sum to {sum(peak.by_kind.values())} bytes, the peak is {peak.requested_bytes}")
+        raise AssertionError(
+            f"the kinds at the peak sum to {sum(peak.by_kind.values())} bytes, the peak is {peak.requested_bytes}"
+        )
     if Report.model_validate_json(analysis.to_json()) != analysis.report():
         raise AssertionError("the report read back from JSON is another")
     too_wide = [line for line in analysis.table(width=100).splitlines() if len(line) > 100]
@@ -228,12 +233,15 @@ def _portable(text: str) -> str:
     return re.sub(rf"\S*/site-packages/|{re.escape(str(Path(__file__).parents[1]))}/", "", text)
 
 
-# --- the table --------------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def markdown(found: Mapping[str, Any]) -> str:
     """The result for people: counts, failures with their reasons, and a line for each architecture."""
-    rows = [Row(**{**row, "inputs": tuple(row["inputs"]), "unknown_flops": tuple(row["unknown_flops"])}) for row in found["rows"]]
+    rows = [
+        Row(**{**row, "inputs": tuple(row["inputs"]), "unknown_flops": tuple(row["unknown_flops"])})
+        for row in found["rows"]
+    ]
     by_key = {row.key: row for row in rows}
     specs = list(dict.fromkeys(row.architecture for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -241,7 +249,8 @@ def markdown(found: Mapping[str, Any]) -> str:
         [
             f"# The zoo, {found['date']}",
             "",
-            f"`make zoo`: {len(specs)} architectures built on meta and analysed for `{found['target']}`, training with AdamW and inference; "
+            f"`make zoo`: {len(specs)} architectures built on meta and analysed for `{found['target']}`, training "
+            f"with AdamW and inference; "
             f"{versions}, Python {found['python']}.",
             "",
             *_counts(rows),
@@ -252,7 +261,10 @@ def markdown(found: Mapping[str, Any]) -> str:
             "Peak: requested bytes. Saved: kept for backward when forward ends. Nodes: of the training graph. "
             "Seconds: CPU time of the training step's analysis.",
             "",
-            "| architecture | train | infer | peak MiB, train | peak MiB, infer | saved MiB | nodes | seconds | without FLOPs | reason |",
+            (
+                "| architecture | train | infer | peak MiB, train | peak MiB, infer | saved MiB | nodes | seconds | "
+                "without FLOPs | reason |"
+            ),
             "|---|---|---|---:|---:|---:|---:|---:|---|---|",
             *(_line(spec, by_key.get((spec, "train")), by_key.get((spec, "infer"))) for spec in specs),
             "",
@@ -264,7 +276,10 @@ def _counts(rows: Sequence[Row]) -> list[str]:
     lines = [
         "Of those that run in eager:",
         "",
-        "| collection | train | infer | without a part that depends on data or needs more inputs | do not run in eager |",
+        (
+            "| collection | train | infer | without a part that depends on data or needs more inputs | do not run in "
+            "eager |"
+        ),
         "|---|---:|---:|---:|---:|",
     ]
     collections = list(dict.fromkeys(row.architecture.partition(":")[0] for row in rows))
@@ -300,7 +315,9 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 def _line(spec: str, train: Row | None, infer: Row | None) -> str:
     def state(row: Row | None) -> str:
-        return "" if row is None else f"ok{row.left_out and f', without {row.left_out}'}" if row.why is None else "failed"
+        return (
+            "" if row is None else f"ok{row.left_out and f', without {row.left_out}'}" if row.why is None else "failed"
+        )
 
     def number(value: float | None, unit: float = 1, digits: int = 0) -> str:
         return "" if value is None else f"{value / unit:,.{digits}f}"
@@ -317,13 +334,17 @@ def _line(spec: str, train: Row | None, infer: Row | None) -> str:
         number(train and train.saved_bytes, MIB, 1),
         number(some.nodes),
         number(some.seconds, 1, 2),
-        ", ".join(dict.fromkeys(op.removeprefix("aten.") for row in (train, infer) if row is not None for op in row.unknown_flops)),
+        ", ".join(
+            dict.fromkeys(
+                op.removeprefix("aten.") for row in (train, infer) if row is not None for op in row.unknown_flops
+            )
+        ),
         ", ".join(str(why) for why in whys),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-# --- running ----------------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -336,20 +357,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     zoo = every_architecture(named if named <= set(COLLECTIONS) else COLLECTIONS)
     chosen = [spec for spec in zoo if _is_chosen(spec, patterns)]
     if not chosen:
-        print(f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called {' or '.join(patterns)}", file=sys.stderr)
+        print(
+            (
+                f"expected names from the zoo like resnet18, 'timm:*vit*' or hf:LlamaForCausalLM; nothing is called "
+                f"{' or '.join(patterns)}"
+            ),
+            file=sys.stderr,
+        )
         return 2
     found = _open(asked.out)
     path = asked.out / f"zoo-{found['date']}"
     rows = {(row["architecture"], row["mode"]): row for row in found["rows"]}
-    wanted = {spec: tuple(mode for mode in MODES if asked.again or (spec, mode) not in rows or (asked.retry and rows[spec, mode]["why"])) for spec in chosen}
+    wanted = {
+        spec: tuple(
+            mode
+            for mode in MODES
+            if asked.again or (spec, mode) not in rows or (asked.retry and rows[spec, mode]["why"])
+        )
+        for spec in chosen
+    }
     jobs = [Job(spec, modes) for spec, modes in wanted.items() if modes]
     written = time.monotonic()
     for number, (job, result) in enumerate(
-        run_jobs(jobs, examine, prepare=prepare, workers=asked.jobs, limit_s=asked.limit, jobs_per_worker=asked.jobs_per_worker), 1
+        run_jobs(
+            jobs,
+            examine,
+            prepare=prepare,
+            workers=asked.jobs,
+            limit_s=asked.limit,
+            jobs_per_worker=asked.jobs_per_worker,
+        ),
+        1,
     ):
         new = [Row(job.spec, mode, *_lost(result)) for mode in job.modes] if isinstance(result, Lost) else result
         rows.update({row.key: dataclasses.asdict(row) for row in new})
-        found["rows"] = [rows[key] for key in sorted(rows, key=lambda key: (COLLECTIONS.index(key[0].partition(":")[0]), key))]
+        found["rows"] = [
+            rows[key] for key in sorted(rows, key=lambda key: (COLLECTIONS.index(key[0].partition(":")[0]), key))
+        ]
         if time.monotonic() - written > SECONDS_BETWEEN_WRITES:
             _write(path, found)
             written = time.monotonic()
@@ -357,19 +401,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{number}/{len(jobs)} {job.spec} {row.mode}: {_summary(row)}", file=sys.stderr, flush=True)
     _write(path, found)
     bugs = sum(row["why"] == Why.FXMEM for row in found["rows"])
-    print(f"{path}.md: {len(found['rows'])} analyses, {sum(row['why'] is not None for row in found['rows'])} failed, {bugs} of them bugs of fxmem")
+    print(
+        f"{path}.md: {len(found['rows'])} analyses, {sum(row['why'] is not None for row in found['rows'])} failed, "
+        f"{bugs} of them bugs of fxmem"
+    )
     return 1 if bugs else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Analyse every architecture of the model collections.")
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=("*",), help="architectures by name or pattern: resnet18, 'timm:*vit*'")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        default=("*",),
+        help="architectures by name or pattern: resnet18, 'timm:*vit*'",
+    )
     parser.add_argument("--quick", action="store_true", help="a fixed sample")
     parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
     parser.add_argument("--retry", action="store_true", help="also what failed")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
-    parser.add_argument("--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)")
-    parser.add_argument("--jobs-per-worker", type=int, default=60, metavar="N", help="analyses after which a worker is replaced (default 60)")
+    parser.add_argument(
+        "--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)"
+    )
+    parser.add_argument(
+        "--jobs-per-worker",
+        type=int,
+        default=60,
+        metavar="N",
+        help="analyses after which a worker is replaced (default 60)",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the table goes")
     return parser.parse_args(arguments)
 
@@ -392,7 +453,9 @@ def _open(out: Path) -> dict[str, Any]:
     path = out / f"zoo-{today}.json"
     if path.is_file():
         old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if {key: old.get(key) for key in new if key != "rows"} == {key: value for key, value in new.items() if key != "rows"}:
+        if {key: old.get(key) for key in new if key != "rows"} == {
+            key: value for key, value in new.items() if key != "rows"
+        }:
             return old
     return new
 

@@ -17,7 +17,10 @@ images = torch.empty(32, 3, 224, 224, device="meta")
 analysis = fxmem.analyze(model, images, optimizer="sgd-momentum", target="cpu")
 plan = fxmem.plan(analysis, budget=0.6)
 print(f"without plan {plan.before.requested_bytes:>14,} bytes")
-print(f"promised     {plan.after.requested_bytes:>14,} bytes, {len(plan.regions)} regions, {plan.extra_fraction:.0%} of the forward's FLOPs run again")
+print(
+    f"promised     {plan.after.requested_bytes:>14,} bytes, {len(plan.regions)} regions, {plan.extra_fraction:.0%} "
+    f"of the forward's FLOPs run again"
+)
 
 plain = copy.deepcopy(model)
 fxmem.checkpoint(model, plan)

@@ -1,7 +1,8 @@
 """What a setting is worth, and where: the same step in float32 and under bfloat16 autocast, and with a layer more.
 
-Modules are matched by name, the numbered ones of a `Sequential` by what they are made of: a layer inserted in the middle is one addition, and
-those after it, whose numbers moved, are recognised. `fxmem compare MODEL --with precision=bf16` and `fxmem compare A.json B.json` do the same.
+Modules are matched by name, the numbered ones of a `Sequential` by what they are made of: a layer inserted in the
+middle is one addition, and those after it, whose numbers moved, are recognised. `fxmem compare MODEL --with
+precision=bf16` and `fxmem compare A.json B.json` do the same.
 """
 
 import torch

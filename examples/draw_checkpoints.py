@@ -1,7 +1,9 @@
-"""A vision transformer's training step at 80 % of its memory: the modules to checkpoint, framed in the graph with what each frees and costs.
+"""A vision transformer's training step at 80 % of its memory: the modules to checkpoint, framed in the graph with what
+each frees and costs.
 
 Writes `checkpoints.svg` into the current directory, or to the path given as the first argument. From the command line:
-`fxmem plan torchvision:vit_b_16 --input 64x3x224x224 --target a100 --strategy modules --budget 80% --svg checkpoints.svg`.
+`fxmem plan torchvision:vit_b_16 --input 64x3x224x224 --target a100 --strategy modules --budget 80% --svg
+checkpoints.svg`.
 """
 
 import sys

@@ -1,9 +1,12 @@
-"""ResNet-50's training step as files for other tools: PyTorch's memory viewer, Perfetto, speedscope, a spreadsheet, a pull request.
+"""ResNet-50's training step as files for other tools: PyTorch's memory viewer, Perfetto, speedscope, a spreadsheet, a
+pull request.
 
-Writes five files into the current directory, or into the folder given as the first argument. `resnet50.PREDICTED.pickle` opens at
-pytorch.org/memory_viz, where a snapshot of a real run can be laid beside it. On the command line, one file at a time:
+Writes five files into the current directory, or into the folder given as the first argument.
+`resnet50.PREDICTED.pickle` opens at pytorch.org/memory_viz, where a snapshot of a real run can be laid beside it. On
+the command line, one file at a time:
 
-    fxmem export torchvision:resnet50 --input 32x3x224x224 --optimizer sgd-momentum --target rtx4090 --to memory-viz -o resnet50.PREDICTED.pickle
+    fxmem export torchvision:resnet50 --input 32x3x224x224 --optimizer sgd-momentum --target rtx4090 --to memory-viz -o
+    resnet50.PREDICTED.pickle
 """
 
 import sys

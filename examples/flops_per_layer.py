@@ -43,7 +43,9 @@ print(f"{'layer':<6}{'type':<12}{'shape':<14}{'forward':>14}{'backward':>14}   F
 for node in analysis.profile.nodes:
     if node.op == "call_module":
         shape = "x".join(map(str, node.outputs[0].shape))
-        print(f"{node.module:<6}{node.module_type:<12}{shape:<14}{written(node.forward_flops):>14}{written(node.backward_flops):>14}")
+        print(
+            f"{node.module:<6}{node.module_type:<12}{shape:<14}{written(node.forward_flops):>14}{written(node.backward_flops):>14}"
+        )
 
 layers = [node for node in analysis.profile.nodes if node.module_type in ("Conv2d", "Linear")]
 forward, backward = sum(node.forward_flops for node in layers), sum(node.backward_flops for node in layers)

@@ -2,8 +2,8 @@
 
     python examples/largest_batch.py
 
-No size comes from a formula: each is analysed, and so is the next one, which does not fit. The line through the sizes near the
-largest says what a sample takes and what is there without any.
+No size comes from a formula: each is analysed, and so is the next one, which does not fit. The line through the sizes
+near the largest says what a sample takes and what is there without any.
 """
 
 import torch
@@ -27,19 +27,29 @@ class Block(nn.Module):
 
 def resnet():
     """Three blocks of 64 channels, and a classifier of ten classes."""
-    return nn.Sequential(nn.Conv2d(3, 64, 7, stride=2), *(Block(64) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2),
+        *(Block(64) for _ in range(3)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 def transformer():
     """Two layers of width 256 over a vocabulary of 8000."""
     layer = nn.TransformerEncoderLayer(256, 4, batch_first=True)
-    return nn.Sequential(nn.Embedding(8000, 256), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(256, 8000))
+    return nn.Sequential(
+        nn.Embedding(8000, 256), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(256, 8000)
+    )
 
 
 if __name__ == "__main__":
     images = torch.empty(16, 3, 224, 224, device="meta")
     curve = fxmem.max_batch(resnet, images, target="rtx4090", optimizer="sgd-momentum")
-    print(f"rtx4090: batch {curve.largest} fits, {curve.next_above.size} does not; found by {len(curve.points)} analyses")
+    print(
+        f"rtx4090: batch {curve.largest} fits, {curve.next_above.size} does not; found by {len(curve.points)} analyses"
+    )
     print(f"  {curve.per_sample_bytes:,} bytes a sample, {curve.constant_bytes:,} without any")
 
     tokens = torch.empty(4, 128, dtype=torch.int64, device="meta")

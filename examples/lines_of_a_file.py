@@ -1,8 +1,9 @@
 """Which line of your own code takes the memory: every line of this file's `forward`s, with no GPU.
 
-What a library does inside counts for the line here that called it; a line in a loop has the sum over its turns. `kept` is what is still alive
-after the line, `saved` what it keeps for backward. `fxmem lines examples/lines_of_a_file.py:build --input 16x128x256` prints the whole
-source with these figures beside it, and `--html FILE.html` writes it as a page.
+What a library does inside counts for the line here that called it; a line in a loop has the sum over its turns. `kept`
+is what is still alive after the line, `saved` what it keeps for backward. `fxmem lines
+examples/lines_of_a_file.py:build --input 16x128x256` prints the whole source with these figures beside it, and `--html
+FILE.html` writes it as a page.
 """
 
 import torch
@@ -49,7 +50,10 @@ if __name__ == "__main__":
     report = fxmem.by_line(fxmem.analyze(build, torch.empty(16, 128, 256, device="meta"), target="cpu"))
     print(f"{'line':>4} {'calls':>5} {'allocated':>12} {'kept':>12} {'saved':>12}  code")
     for line in report.lines:
-        print(f"{line.line:>4} {line.calls:>5} {line.allocated_bytes:>12,} {line.kept_bytes:>12,} {line.saved_bytes:>12,}  {line.code}")
+        print(
+            f"{line.line:>4} {line.calls:>5} {line.allocated_bytes:>12,} {line.kept_bytes:>12,} "
+            f"{line.saved_bytes:>12,}  {line.code}"
+        )
     most = max(report.lines, key=lambda line: line.saved_bytes)
     for group in most.came:
         print(f"line {most.line} leaves {group.count} x {group.shape} {group.dtype}: {group.nbytes:,} bytes")

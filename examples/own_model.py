@@ -1,11 +1,11 @@
 """A model in a file of your own: a function that builds it, and one that makes a batch.
 
-    fxmem analyze examples/own_model.py:build --set width=64 --input examples/own_model.py:make_batch
-    fxmem analyze examples/own_model.py:build --input features:256x100 --input weights:256 --loss examples/own_model.py:loss
+    fxmem analyze examples/own_model.py:build --set width=64 --input examples/own_model.py:make_batch fxmem analyze
+    examples/own_model.py:build --input features:256x100 --input weights:256 --loss examples/own_model.py:loss
 
 Both functions are called under `torch.device("meta")`, so neither allocates anything. `--set` gives `build` its keyword
-arguments; what `make_batch` returns is passed to `forward`: a dict by name, a tuple in order. Run as a script, this file
-asks the same through Python.
+arguments; what `make_batch` returns is passed to `forward`: a dict by name, a tuple in order. Run as a script, this
+file asks the same through Python.
 """
 
 import torch
@@ -52,4 +52,7 @@ if __name__ == "__main__":
     for width in (64, 256, 1024):
         analysis = fxmem.analyze(lambda width=width: build(width), batch, loss=loss, target="cpu")
         params = sum(node.params_bytes for node in analysis.profile.nodes)
-        print(f"width {width:>4}: {params:>12,} bytes of parameters, {analysis.profile.saved_bytes:>10,} saved, peak {analysis.peak.requested_bytes:>12,}")
+        print(
+            f"width {width:>4}: {params:>12,} bytes of parameters, {analysis.profile.saved_bytes:>10,} saved, peak "
+            f"{analysis.peak.requested_bytes:>12,}"
+        )

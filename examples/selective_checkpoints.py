@@ -1,10 +1,12 @@
-"""Blocks of a transformer that keep the results of their products: most of what a checkpoint frees, almost nothing run again.
+"""Blocks of a transformer that keep the results of their products: most of what a checkpoint frees, almost nothing run
+again.
 
 A block saves 16 tensors of its input's size for backward: the inputs of both norms (1 + 1) and of both products behind
 them (1 + 1), queries, keys and values (3), what attention gives (1), what `up` gives and what GELU makes of it (4 + 4).
-A checkpoint of the whole block keeps its input alone and runs everything again but its last product. One that keeps what
-`qkv`, attention, `project` and `up` gave holds 9 and the block's input, and runs norms, GELU and an addition again. Within the same peak fxmem runs
-less again: it decides for each result of an operator by itself, and no result that backward does not ask for is made.
+A checkpoint of the whole block keeps its input alone and runs everything again but its last product. One that keeps
+what `qkv`, attention, `project` and `up` gave holds 9 and the block's input, and runs norms, GELU and an addition
+again. Within the same peak fxmem runs less again: it decides for each result of an operator by itself, and no result
+that backward does not ask for is made.
 """
 
 import copy
@@ -51,7 +53,10 @@ selective = {"context_fn": fxmem.keep(0, 1, 2, 3)}
 for name, options in (("plain", None), ("whole", {}), ("selective", selective)):
     model = plain if options is None else nn.Sequential(*(Checkpointed(block, options) for block in plain))
     analysis = fxmem.analyze(model, x, target="cpu", optimizer=None)
-    print(f"{name:<10}{analysis.peak.requested_bytes:>14,} bytes {sum(op.flops or 0 for op in analysis.profile.ops):>18,} FLOPs")
+    print(
+        f"{name:<10}{analysis.peak.requested_bytes:>14,} bytes "
+        f"{sum(op.flops or 0 for op in analysis.profile.ops):>18,} FLOPs"
+    )
 
 step = fxmem.analyze(plain, x, target="cpu", optimizer=None)
 plan = fxmem.plan(step, budget=analysis.peak.requested_bytes)
@@ -61,4 +66,7 @@ planned = fxmem.checkpoint(copy.deepcopy(plain), plan)
 batch = torch.randn(2, 64, WIDTH)
 for model in (plain, planned):
     model(batch).square().sum().backward()
-print(f"gradients equal: {all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), planned.parameters(), strict=True))}")
+print(
+    f"gradients equal: "
+    f"{all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), planned.parameters(), strict=True))}"
+)

@@ -1,8 +1,8 @@
 """A small GPT in float32 and under bf16 autocast: what the lower precision halves, and what it adds.
 
-Autocast keeps the weights in float32 and casts a copy of each for its multiplications; the copies live until the forward
-ends, and what backward needs of them longer still. Attention runs in a fused kernel, which keeps one number per row of
-the attention matrix instead of the matrix; which kernel that is, the card, the dtype and the shapes decide.
+Autocast keeps the weights in float32 and casts a copy of each for its multiplications; the copies live until the
+forward ends, and what backward needs of them longer still. Attention runs in a fused kernel, which keeps one number per
+row of the attention matrix instead of the matrix; which kernel that is, the card, the dtype and the shapes decide.
 """
 
 import torch
@@ -50,10 +50,15 @@ ids = torch.empty(BATCH, TOKENS, dtype=torch.int64, device="meta")
 analyses = [fxmem.analyze(GPT, ids, precision=precision, target="h100") for precision in (None, "bf16")]
 
 
-rows = {f"at the peak: {kind}": [a.peak.by_kind.get(kind, 0) for a in analyses] for kind in ("parameter", "saved", "temporary", "workspace")}
+rows = {
+    f"at the peak: {kind}": [a.peak.by_kind.get(kind, 0) for a in analyses]
+    for kind in ("parameter", "saved", "temporary", "workspace")
+}
 rows["peak"] = [a.peak.requested_bytes for a in analyses]
 for name in ("scaled_dot_product_attention", "blocks_0_up", "gelu"):
-    rows[f"saved by {name.removeprefix('scaled_dot_product_')}"] = [next(node for node in a.profile.nodes if node.name == name).saved_bytes for a in analyses]
+    rows[f"saved by {name.removeprefix('scaled_dot_product_')}"] = [
+        next(node for node in a.profile.nodes if node.name == name).saved_bytes for a in analyses
+    ]
 
 print(f"{'bytes':<24}{'float32':>16}{'bf16 autocast':>16}")
 for label, figures in rows.items():

@@ -1,7 +1,7 @@
 """A ResNet of ten blocks written here: the table by module, and what one more block costs.
 
-Equal blocks are folded into one line of the table (`1-4 x4`), and its figures are those of each. The addition at the end of a
-block saves nothing for backward, so a block's cost is that of its convolutions, normalisations and ReLUs.
+Equal blocks are folded into one line of the table (`1-4 x4`), and its figures are those of each. The addition at the
+end of a block saves nothing for backward, so a block's cost is that of its convolutions, normalisations and ReLUs.
 """
 
 import torch
@@ -35,7 +35,9 @@ class ResNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        self.blocks = nn.Sequential(*(Block(64, 64) for _ in range(5)), Block(64, 128), *(Block(128, 128) for _ in range(4)))
+        self.blocks = nn.Sequential(
+            *(Block(64, 64) for _ in range(5)), Block(64, 128), *(Block(128, 128) for _ in range(4))
+        )
         self.head = nn.Linear(128, 10)
 
     def forward(self, x):

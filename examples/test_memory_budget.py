@@ -1,10 +1,10 @@
 """Tests that fail when a model takes more memory than it may, or more than it took; they need no GPU.
 
-    pytest examples/test_memory_budget.py --fxmem-update    # once: writes fxmem-baseline.json beside this file; commit it
-    pytest examples/test_memory_budget.py                   # from then on, in every pull request
+    pytest examples/test_memory_budget.py --fxmem-update  # once: writes fxmem-baseline.json beside this file; commit it
+    pytest examples/test_memory_budget.py                 # from then on, in every pull request
 
-The fixture `fxmem_peak` comes with fxmem. A peak that is more than 1 % above the one in the file fails its test, with the nodes and
-kinds of tensors that grew; `--fxmem-tolerance 64MiB` allows another amount.
+The fixture `fxmem_peak` comes with fxmem. A peak that is more than 1 % above the one in the file fails its test, with
+the nodes and kinds of tensors that grew; `--fxmem-tolerance 64MiB` allows another amount.
 """
 
 import pytest

@@ -30,7 +30,14 @@ for build in (torchvision.models.vgg16, torchvision.models.vgg19):
     for part in params:
         share_of_params = params[part] / sum(params.values())
         share_of_saved = saved[part] / sum(saved.values())
-        print(f"  {part:<18}{params[part] / MIB:>10.1f} MiB {share_of_params:>4.0%}{saved[part] / MIB:>14.1f} MiB {share_of_saved:>4.0%}")
+        print(
+            f"  {part:<18}{params[part] / MIB:>10.1f} MiB {share_of_params:>4.0%}{saved[part] / MIB:>14.1f} MiB "
+            f"{share_of_saved:>4.0%}"
+        )
     print(f"  {'all':<18}{sum(params.values()):>10,} bytes{sum(saved.values()):>16,} bytes")
     peak, card = analysis.peak, analysis.profile.target
-    print(f"  peak {peak.requested_bytes / MIB:.0f} MiB of {card.memory_bytes / MIB:.0f} MiB on the {card.full_name}, in {peak.phase} of {peak.node}\n")
+    print(
+        f"  peak {peak.requested_bytes / MIB:.0f} MiB of {card.memory_bytes / MIB:.0f} MiB on the "
+        f"{card.full_name}, "
+        f"in {peak.phase} of {peak.node}\n"
+    )

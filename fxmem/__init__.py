@@ -1,6 +1,7 @@
 """fxmem predicts the memory of a PyTorch training step from the model alone, with no GPU.
 
-Importing the package imports neither torch nor anything else: a public name brings its module along when it is first used.
+Importing the package imports neither torch nor anything else: a public name brings its module along when it is first
+used.
 """
 
 from __future__ import annotations

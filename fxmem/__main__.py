@@ -1,8 +1,8 @@
 """The command line. Nothing here imports torch until a command needs it.
 
-Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 a budget or tolerance was exceeded;
-as in a shell, 130 interrupted, 143 told to end and 141 whoever read stdout has gone. Results go to stdout and are written last, all at once;
-progress, warnings, errors (one line each) and what the model itself prints go to stderr.
+Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 a budget or tolerance was
+exceeded; as in a shell, 130 interrupted, 143 told to end and 141 whoever read stdout has gone. Results go to stdout and
+are written last, all at once; progress, warnings, errors (one line each) and what the model itself prints go to stderr.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
-    """Say what went wrong, in one line after the traceback if that was asked for. Called while an exception is handled."""
+    """Say what went wrong, in one line after the traceback if that was asked for. Called while an exception is
+    handled."""
     if debug:
         traceback.print_exc()
     print(f"fxmem: {printable(' '.join(message.split()))}", file=sys.stderr)
@@ -103,7 +104,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="fxmem", description="Predicts the memory of a PyTorch training step from the model alone, with no GPU.")
+    parser = Parser(
+        prog="fxmem", description="Predicts the memory of a PyTorch training step from the model alone, with no GPU."
+    )
     parser.add_argument("--version", action="version", version=f"fxmem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for verb in VERBS:
@@ -115,11 +118,12 @@ def _parser() -> Parser:
     return parser
 
 
-# --- stdout -----------------------------------------------------------------------------------------------------------------
+# --- stdout -----------------------------------------------------------------------------------------------------------
 
 
 def _write_result(text: str) -> None:
-    """Write to stdout and flush, so that what goes wrong there goes wrong here. Characters it cannot encode are spelled out."""
+    """Write to stdout and flush, so that what goes wrong there goes wrong here. Characters it cannot encode are spelled
+    out."""
     if sys.stdout is None:
         raise FxmemError("expected a stdout to write the result to, but it is closed")
     encoding = sys.stdout.encoding or "utf-8"

@@ -6,7 +6,9 @@ import os
 
 from hypothesis import settings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers run side by side; one thread each leaves no core fought over
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # several workers run side by side; one thread each leaves no core fought over
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the network
 
 # The same examples on every run, and none judged by the clock.

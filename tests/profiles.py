@@ -56,7 +56,14 @@ def make_profile(
         "target": CPU,
         "saved_bytes": sum(node.saved_bytes for node in nodes),
     }
-    return Profile(ticks=ticks, phases=tuple(phases), nodes=tuple(nodes), ops=tuple(ops), storages=tuple(storages), **{**defaults, **fields})
+    return Profile(
+        ticks=ticks,
+        phases=tuple(phases),
+        nodes=tuple(nodes),
+        ops=tuple(ops),
+        storages=tuple(storages),
+        **{**defaults, **fields},
+    )
 
 
 class Log:
@@ -73,9 +80,20 @@ class Log:
         self._ops: list[Op] = []
         self._phases: list[PhaseSpan] = []
 
-    def resident(self, nbytes: int, kind: Kind, *, name: str = "", node: int | None = None, shape: tuple[int, ...] = (), dtype: str = "float32") -> int:
+    def resident(
+        self,
+        nbytes: int,
+        kind: Kind,
+        *,
+        name: str = "",
+        node: int | None = None,
+        shape: tuple[int, ...] = (),
+        dtype: str = "float32",
+    ) -> int:
         """A storage that is there before the step; its index."""
-        return self._add(Storage(nbytes=nbytes, kind=kind, birth=0, death=0, node=node, name=name, shape=shape, dtype=dtype))
+        return self._add(
+            Storage(nbytes=nbytes, kind=kind, birth=0, death=0, node=node, name=name, shape=shape, dtype=dtype)
+        )
 
     def node(self, name: str, **fields: Any) -> int:
         """A node; its index. `op` defaults to `call_module` and `target` to the name."""
@@ -87,7 +105,9 @@ class Log:
         """Everything inside happens in this phase."""
         begin, first_op = self._tick, len(self._ops)
         yield
-        self._phases.append(PhaseSpan(phase=phase, begin=begin, end=self._tick, first_op=first_op, last_op=len(self._ops)))
+        self._phases.append(
+            PhaseSpan(phase=phase, begin=begin, end=self._tick, first_op=first_op, last_op=len(self._ops))
+        )
 
     @contextmanager
     def op(self, name: str, node: int, phase: Phase, *, flops: int | None = 0) -> Iterator[None]:
@@ -97,11 +117,25 @@ class Log:
         yield
         self._ops[index] = self._ops[index].model_copy(update={"end": self._tick})
 
-    def allocate(self, nbytes: int, kind: Kind, *, shape: tuple[int, ...] = (), dtype: str = "float32", name: str = "") -> int:
+    def allocate(
+        self, nbytes: int, kind: Kind, *, shape: tuple[int, ...] = (), dtype: str = "float32", name: str = ""
+    ) -> int:
         """A storage of the op that is running; its index."""
         op = len(self._ops) - 1
         birth = self._advance()
-        return self._add(Storage(nbytes=nbytes, kind=kind, birth=birth, death=0, op=op, node=self._ops[op].node, shape=shape, dtype=dtype, name=name))
+        return self._add(
+            Storage(
+                nbytes=nbytes,
+                kind=kind,
+                birth=birth,
+                death=0,
+                op=op,
+                node=self._ops[op].node,
+                shape=shape,
+                dtype=dtype,
+                name=name,
+            )
+        )
 
     def free(self, *storages: int) -> None:
         """These go, one event each."""
@@ -111,9 +145,14 @@ class Log:
     def profile(self) -> Profile:
         """What was written, `live_bytes` and `scratch_bytes` filled in; storages never freed live until the end."""
         storages = [s if s.death else s.model_copy(update={"death": self._tick}) for s in self._storages]
-        profile = make_profile(ticks=self._tick, storages=storages, nodes=self._nodes, ops=self._ops, phases=self._phases, **self._fields)
+        profile = make_profile(
+            ticks=self._tick, storages=storages, nodes=self._nodes, ops=self._ops, phases=self._phases, **self._fields
+        )
         annotations = zip(profile.nodes, node_live_bytes(profile), node_scratch_bytes(profile), strict=True)
-        nodes = tuple(node.model_copy(update={"live_bytes": live, "scratch_bytes": scratch}) for node, live, scratch in annotations)
+        nodes = tuple(
+            node.model_copy(update={"live_bytes": live, "scratch_bytes": scratch})
+            for node, live, scratch in annotations
+        )
         return profile.model_copy(update={"nodes": nodes})
 
     def _advance(self) -> int:
@@ -143,7 +182,10 @@ def small_profile(**fields: Any) -> Profile:
             "assumptions": (
                 Assumption(
                     topic="step",
-                    text="steady state: the optimizer's state exists, gradients are set to None after each step, and the output lives until the step returns",
+                    text=(
+                        "steady state: the optimizer's state exists, gradients are set to None after each step, and "
+                        "the output lives until the step returns"
+                    ),
                 ),
                 Assumption(topic="workspace", text="cuDNN chooses the plan its heuristic ranks first"),
             ),
@@ -157,19 +199,24 @@ def small_profile(**fields: Any) -> Profile:
     log.node("x", op="placeholder", outputs=(image,))
     conv = log.node(
         "block_conv", target="block.conv", module="block.conv", module_type="Conv2d", source=line, inputs=(0,),
-        outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=3),),
-        params_bytes=2 * mib, output_bytes=32 * mib, saved_bytes=32 * mib, saved=(3,), forward_flops=3_000_000_000, backward_flops=6_000_000_000,
+        outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=3),), params_bytes=2 * mib,
+        output_bytes=32 * mib, saved_bytes=32 * mib, saved=(3,), forward_flops=3_000_000_000,
+        backward_flops=6_000_000_000,
     )  # fmt: skip
     relu = log.node(
-        "block_act", target="block.act", module="block.act", module_type="Swish", source=line.model_copy(update={"line": 18, "code": "x = self.act(x)"}),
-        inputs=(conv,), outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=5),), output_bytes=32 * mib, saved_bytes=32 * mib, saved=(5,),
-        forward_flops=None, backward_flops=None,
+        "block_act", target="block.act", module="block.act", module_type="Swish",
+        source=line.model_copy(update={"line": 18, "code": "x = self.act(x)"}), inputs=(conv,),
+        outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=5),), output_bytes=32 * mib,
+        saved_bytes=32 * mib, saved=(5,), forward_flops=None, backward_flops=None,
     )  # fmt: skip
     add = log.node(
-        "add", op="call_function", target="operator.add", module="", module_type="Small", source=head_line, inputs=(relu, 0),
-        outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=6),), output_bytes=32 * mib, forward_flops=0, backward_flops=0,
+        "add", op="call_function", target="operator.add", module="", module_type="Small", source=head_line,
+        inputs=(relu, 0), outputs=(TensorInfo(shape=(8, 16, 64, 64), dtype="float32", storage=6),),
+        output_bytes=32 * mib, forward_flops=0, backward_flops=0,
     )  # fmt: skip
-    loss = log.node("loss", op="loss", target="sum", module="", inputs=(add,), output_bytes=4, forward_flops=0, backward_flops=0)
+    loss = log.node(
+        "loss", op="loss", target="sum", module="", inputs=(add,), output_bytes=4, forward_flops=0, backward_flops=0
+    )
     step = log.node("optimizer", op="optimizer", target="AdamW", module="", forward_flops=0)
     shape = (8, 16, 64, 64)
     with log.phase(Phase.FORWARD):
@@ -207,8 +254,21 @@ def deep_profile(layers: int, **fields: Any) -> Profile:
     parts = {"": "Block", ".norm": "LayerNorm", ".linear": "Linear", ".act": "GELU"}
     blocks = {f"layers.{layer}{part}": class_name for layer in range(layers) for part, class_name in parts.items()}
     modules = {"": "Deep", "layers": "ModuleList", **blocks}
-    log = Log(**{"model": "Deep", "target": TINY_CARD, "inputs": (InputTensor(name="x", shape=(4, 256), dtype="float32"),), "modules": modules, **fields})
-    line = SourceLine(file="/home/user/project/deep.py", line=40, function="forward", code="return x + self.act(self.linear(self.norm(x)))")
+    log = Log(
+        **{
+            "model": "Deep",
+            "target": TINY_CARD,
+            "inputs": (InputTensor(name="x", shape=(4, 256), dtype="float32"),),
+            "modules": modules,
+            **fields,
+        }
+    )
+    line = SourceLine(
+        file="/home/user/project/deep.py",
+        line=40,
+        function="forward",
+        code="return x + self.act(self.linear(self.norm(x)))",
+    )
     shape = (4, 256)
     kept: list[tuple[int, int]] = []
     for layer in range(layers):
@@ -216,14 +276,21 @@ def deep_profile(layers: int, **fields: Any) -> Profile:
     with log.phase(Phase.FORWARD):
         for layer in range(layers):
             path = f"layers.{layer}"
-            for name, module_type, nbytes in (("norm", "LayerNorm", 4096), ("linear", "Linear", 4096), ("act", "GELU", 4096), ("add", "", 4096)):
+            for name, module_type, nbytes in (
+                ("norm", "LayerNorm", 4096),
+                ("linear", "Linear", 4096),
+                ("act", "GELU", 4096),
+                ("add", "", 4096),
+            ):
                 is_add = name == "add"
                 node = log.node(
-                    f"layers_{layer}_{name}", op="call_function" if is_add else "call_module", target="operator.add" if is_add else f"{path}.{name}",
-                    module=path if is_add else f"{path}.{name}", module_type="Block" if is_add else module_type, source=line,
-                    params_bytes=262144 if name == "linear" else 0, output_bytes=nbytes, saved_bytes=0 if is_add else nbytes,
-                    outputs=(TensorInfo(shape=shape, dtype="float32", storage=None),), forward_flops=524288 if name == "linear" else 0,
-                    backward_flops=1048576 if name == "linear" else 0,
+                    f"layers_{layer}_{name}", op="call_function" if is_add else "call_module",
+                    target="operator.add" if is_add else f"{path}.{name}", module=path if is_add else f"{path}.{name}",
+                    module_type="Block" if is_add else module_type, source=line,
+                    params_bytes=262144 if name == "linear" else 0, output_bytes=nbytes,
+                    saved_bytes=0 if is_add else nbytes,
+                    outputs=(TensorInfo(shape=shape, dtype="float32", storage=None),),
+                    forward_flops=524288 if name == "linear" else 0, backward_flops=1048576 if name == "linear" else 0,
                 )  # fmt: skip
                 with log.op(f"aten.{name}.default", node, Phase.FORWARD):
                     kept.append((node, log.allocate(nbytes, Kind.SAVED, shape=shape)))
@@ -259,5 +326,14 @@ def profiles(draw: st.DrawFn) -> Profile:
         death = draw(st.integers(birth, tick))
         op = next((i for i, o in enumerate(ops) if o.begin <= birth < o.end), None)
         kind = draw(st.sampled_from(list(Kind)))
-        storages.append(Storage(nbytes=draw(st.integers(0, 50)), kind=kind, birth=birth, death=death, op=op, node=None if op is None else ops[op].node))
+        storages.append(
+            Storage(
+                nbytes=draw(st.integers(0, 50)),
+                kind=kind,
+                birth=birth,
+                death=death,
+                op=op,
+                node=None if op is None else ops[op].node,
+            )
+        )
     return make_profile(ticks=tick, storages=storages, nodes=nodes, ops=ops, phases=phases)

@@ -1,4 +1,5 @@
-"""Programs made at random from a grammar of what models do: views, in-place writes, shared weights, branches, loops, checkpoints, dropout.
+"""Programs made at random from a grammar of what models do: views, in-place writes, shared weights, branches, loops,
+checkpoints, dropout.
 
 Every value is a float32 tensor of shape (BATCH, WIDTH); a statement reads one or two of them and makes one. A program
 is its seed, so that a case can be named, kept and run again.
@@ -104,7 +105,9 @@ UNARY: dict[str, Unary] = {
     "checkpointed": lambda m, x: checkpoint(m.block, x, use_reentrant=False),
     "checkpointed_function": lambda m, x: checkpoint(_attend, m, x, use_reentrant=False),
     "reentrant": lambda m, x: checkpoint(m.block, x, use_reentrant=True),
-    "nested": lambda m, x: checkpoint(lambda y: m.norm(checkpoint(m.block, y, use_reentrant=False)), x, use_reentrant=False),
+    "nested": lambda m, x: checkpoint(
+        lambda y: m.norm(checkpoint(m.block, y, use_reentrant=False)), x, use_reentrant=False
+    ),
 }
 BINARY: dict[str, Binary] = {
     "add": lambda _, x, y: x + y,
@@ -134,21 +137,29 @@ def _quietly(x: Tensor) -> Tensor:
 
 
 class RandomModel(nn.Module):
-    """A program of 4 to 16 statements; what is not read again is dropped at once or kept to the end, as the seed says."""
+    """A program of 4 to 16 statements; what is not read again is dropped at once or kept to the end, as the seed
+    says."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         chance = random.Random(seed)
         self.first, self.second, self.shared = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.second.weight = self.first.weight if chance.random() < 0.3 else self.second.weight
-        self.norm, self.batch_norm, self.relu, self.dropout = nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2)
+        self.norm, self.batch_norm, self.relu, self.dropout = (
+            nn.LayerNorm(WIDTH),
+            nn.BatchNorm1d(WIDTH),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+        )
         self.bias = nn.Parameter(torch.zeros(WIDTH))
         self.block = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH))
         self.second.requires_grad_(chance.random() < 0.8)
         self.statements: list[tuple[str, tuple[int, ...]]] = []
         for made in range(1, chance.randint(5, 17)):
             names, count = (UNARY, 1) if chance.random() < 0.7 else (BINARY, 2)
-            self.statements.append((chance.choice(sorted(names)), tuple(chance.randrange(max(0, made - 4), made) for _ in range(count))))
+            self.statements.append(
+                (chance.choice(sorted(names)), tuple(chance.randrange(max(0, made - 4), made) for _ in range(count)))
+            )
         self.keeps = chance.random() < 0.3
         self.several = chance.random() < 0.3
 
@@ -156,7 +167,11 @@ class RandomModel(nn.Module):
         held = {0: x + self.bias}
         last_read = {place: at for at, (_, places) in enumerate(self.statements) for place in places}
         for at, (name, places) in enumerate(self.statements):
-            made = UNARY[name](self, held[places[0]]) if name in UNARY else BINARY[name](self, held[places[0]], held[places[1]])
+            made = (
+                UNARY[name](self, held[places[0]])
+                if name in UNARY
+                else BINARY[name](self, held[places[0]], held[places[1]])
+            )
             if not self.keeps:
                 for place in set(places):
                     if last_read[place] <= at:

@@ -22,7 +22,10 @@ def regions_of(calls: Sequence[Call], values: Sequence[Value], holds: Callable[[
 
 def results(calls: Sequence[Call], values: Sequence[Value]) -> tuple[Result, ...]:
     """The values as plans name them."""
-    return tuple(Result(operator=calls[value.call].name, number=calls[value.call].number, outputs=(value.position,)) for value in values)
+    return tuple(
+        Result(operator=calls[value.call].name, number=calls[value.call].number, outputs=(value.position,))
+        for value in values
+    )
 
 
 def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[Call], list[Value]]:
@@ -33,6 +36,8 @@ def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[Call], list[
     return survey.found()
 
 
-def remaking(model: nn.Module, *args: Any, holds: Callable[[Value], bool] = lambda _: False, **kwargs: Any) -> list[Region]:
+def remaking(
+    model: nn.Module, *args: Any, holds: Callable[[Value], bool] = lambda _: False, **kwargs: Any
+) -> list[Region]:
     """Of this model: all that is saved is made again, but for what is held."""
     return regions_of(*seen(model, *args, **kwargs), holds=holds)

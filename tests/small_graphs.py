@@ -1,8 +1,9 @@
-"""Small graphs made at random, the cheapest checkpoint plan of each by exhaustive search, and what `fxmem.plan` finds within the same peak.
+"""Small graphs made at random, the cheapest checkpoint plan of each by exhaustive search, and what `fxmem.plan` finds
+within the same peak.
 
-The search goes through every set of regions, flat or nested to any depth, and every choice of products that flat regions may keep, with
-`tests.simulated_steps`, which shares nothing with the planners. What it takes for the cheapest is then applied and analysed, and counts only if it keeps
-the budget there, too; so does what `fxmem.plan` finds.
+The search goes through every set of regions, flat or nested to any depth, and every choice of products that flat
+regions may keep, with `tests.simulated_steps`, which shares nothing with the planners. What it takes for the cheapest
+is then applied and analysed, and counts only if it keeps the budget there, too; so does what `fxmem.plan` finds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class SmallGraph(nn.Module):
-    """Some operators of random kinds and widths, each of one or two results before it; what nobody reads is summed up."""
+    """Some operators of random kinds and widths, each of one or two results before it; what nobody reads is summed
+    up."""
 
     def __init__(self, seed: int, calls: int) -> None:
         super().__init__()
@@ -54,7 +56,15 @@ class SmallGraph(nn.Module):
                 width = wider
             elif kind == "norm":
                 self.layers[str(at)] = nn.LayerNorm(width)
-            width = 1 if kind == "sum" else sum(widths[p] for p in places) if kind == "cat" else max(width, widths[places[1]]) if kind in _BINARY else width
+            width = (
+                1
+                if kind == "sum"
+                else sum(widths[p] for p in places)
+                if kind == "cat"
+                else max(width, widths[places[1]])
+                if kind in _BINARY
+                else width
+            )
             self.steps.append((kind, places))
             widths.append(width)
 
@@ -64,7 +74,9 @@ class SmallGraph(nn.Module):
         del x
         for at, (kind, places) in enumerate(self.steps):
             found[at + 1] = self._made(at, kind, *(found[place] for place in places))
-            for place in [place for place in found if place <= at and not any(place in later for _, later in self.steps[at + 1 :])]:
+            for place in [
+                place for place in found if place <= at and not any(place in later for _, later in self.steps[at + 1 :])
+            ]:
                 del found[place]
         return found[len(self.steps)]
 
@@ -87,7 +99,8 @@ class Comparison:
     needed: bool
     """Whether no one level of regions keeps the budget at that cost."""
     spare: bool
-    """Whether the budget is two hundredths more than the peak of a plan that is the cheapest for its own; else it is that peak, to the byte."""
+    """Whether the budget is two hundredths more than the peak of a plan that is the cheapest for its own; else it is
+    that peak, to the byte."""
     budget_bytes: int
     best_flops: int
     """Extra FLOPs of the cheapest."""
@@ -102,7 +115,13 @@ class Comparison:
             return "missed"
         if self.found_peak > self.budget_bytes:
             return "exceeded"
-        return "optimal" if self.found_flops == self.best_flops else "dearer" if self.found_flops > self.best_flops else "cheaper"
+        return (
+            "optimal"
+            if self.found_flops == self.best_flops
+            else "dearer"
+            if self.found_flops > self.best_flops
+            else "cheaper"
+        )
 
 
 def calls_of(seed: int) -> int:
@@ -126,13 +145,17 @@ def comparisons(seed: int) -> Iterator[Comparison]:
                 except ExceededError:
                     yield Comparison(seed, nested, needed, spare, budget, best, None, None)
                 else:
-                    yield Comparison(seed, nested, needed, spare, budget, best, plan.extra_flops, plan.after.requested_bytes)
+                    yield Comparison(
+                        seed, nested, needed, spare, budget, best, plan.extra_flops, plan.after.requested_bytes
+                    )
 
 
 def _outcomes(analysis: Analysis) -> Iterator[tuple[int, int, tuple[Region, ...]]]:
     """Peak and extra FLOPs of every plan, simulated."""
     profile = analysis.profile
-    inside = [index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")]
+    inside = [
+        index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")
+    ]
     simulator = Simulator(profile)
     for regions in every_plan(inside[0], inside[-1] + 1):
         for each in keeping(profile, regions):
@@ -140,7 +163,8 @@ def _outcomes(analysis: Analysis) -> Iterator[tuple[int, int, tuple[Region, ...]
 
 
 def _front(analysis: Analysis, plans: Sequence[tuple[int, int, tuple[Region, ...]]]) -> list[tuple[int, int]]:
-    """Peak and extra FLOPs of plans of which none is worse than another in both, as their analyses say; the cheapest first."""
+    """Peak and extra FLOPs of plans of which none is worse than another in both, as their analyses say; the cheapest
+    first."""
     found = [(analysis.peak.requested_bytes, 0)]
     simulated = math.inf
     for peak, flops, regions in sorted(plans, key=lambda plan: (plan[1], plan[0], len(plan[2]))):

@@ -1,4 +1,5 @@
-"""Small training steps made at random, and every checkpoint plan they have: what planners and bounds are held against."""
+"""Small training steps made at random, and every checkpoint plan they have: what planners and bounds are held
+against."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def small_model(seed: int) -> nn.Sequential:
             parts.append(nn.Linear(width, wider))
             width = wider
         else:
-            made = {"norm": nn.LayerNorm(width), "gelu": nn.GELU(), "tanh": nn.Tanh(), "softmax": nn.Softmax(-1), "skip": Skip(width)}
+            made = {
+                "norm": nn.LayerNorm(width),
+                "gelu": nn.GELU(),
+                "tanh": nn.Tanh(),
+                "softmax": nn.Softmax(-1),
+                "skip": Skip(width),
+            }
             parts.append(made[kind])
         calls += 2 if kind == "skip" else 1
     return nn.Sequential(*parts)
@@ -51,7 +58,8 @@ def small_step(seed: int) -> Profile:
 
 
 def every_plan(first: int, last: int, *, whole: bool = True) -> Iterator[tuple[Region, ...]]:
-    """Every set of regions, and of regions within them, between two nodes; not the one region of all of them unless `whole`."""
+    """Every set of regions, and of regions within them, between two nodes; not the one region of all of them unless
+    `whole`."""
     if first == last:
         yield ()
         return
@@ -67,7 +75,9 @@ def every_plan(first: int, last: int, *, whole: bool = True) -> Iterator[tuple[R
 def every_outcome(seed: int) -> tuple[tuple[int, int], ...]:
     """Peak and FLOPs run again of every plan of that step, each once, simulated."""
     profile = small_step(seed)
-    inside = [index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")]
+    inside = [
+        index for index, node in enumerate(profile.nodes) if node.op in ("call_module", "call_function", "call_method")
+    ]
     simulator = Simulator(profile)
     plans = every_plan(inside[0], inside[-1] + 1)
     return tuple(sorted({simulator.simulate(each) for regions in plans for each in keeping(profile, regions)}))
@@ -78,7 +88,10 @@ def keeping(profile: Profile, regions: tuple[Region, ...]) -> Iterator[tuple[Reg
     choices = []
     for region in regions:
         nodes = range(region.first_node, region.last_node)
-        products = sum(op.phase is Phase.FORWARD and op.node in nodes and op.name.split(".")[1] in ("mm", "addmm", "bmm") for op in profile.ops)
+        products = sum(
+            op.phase is Phase.FORWARD and op.node in nodes and op.name.split(".")[1] in ("mm", "addmm", "bmm")
+            for op in profile.ops
+        )
         numbers = range(0 if region.regions else products)
         kept = (chosen for count in range(len(numbers) + 1) for chosen in itertools.combinations(numbers, count))
         choices.append([region.model_copy(update={"keeps": each}) for each in kept])

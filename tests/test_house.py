@@ -30,7 +30,13 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def modules_after(statement: str) -> set[str]:
     """Top-level packages outside the standard library that `statement` imports, in a fresh process."""
-    done = python("-c", f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps(sorted(set(sys.modules) - before)))")
+    done = python(
+        "-c",
+        (
+            f"import json, sys; before = set(sys.modules); {statement}; print(json.dumps(sorted(set(sys.modules) - "
+            f"before)))"
+        ),
+    )
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in json.loads(done.stdout)} - sys.stdlib_module_names
 
@@ -39,7 +45,10 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_import_contract_holds() -> None:
-    done = python("-c", "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_logo=True, no_cache=True))")
+    done = python(
+        "-c",
+        "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_logo=True, no_cache=True))",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -50,11 +59,15 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_importing_the_analysis_imports_nothing_that_only_shows_or_compiles() -> None:
     beyond = modules_after("import fxmem.simulation.analysis") - modules_after("import torch")
     assert {"fxmem", "pydantic"} <= beyond
-    assert beyond.isdisjoint({"rich", "triton", "networkx", "graphviz", "sympy", "scipy", "torchvision", "timm", "transformers"})
+    assert beyond.isdisjoint(
+        {"rich", "triton", "networkx", "graphviz", "sympy", "scipy", "torchvision", "timm", "transformers"}
+    )
 
 
 def test_importing_the_analysis_leaves_torch_s_compiler_alone() -> None:
-    done = python("-c", "import sys, fxmem.simulation.analysis; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
+    done = python(
+        "-c", "import sys, fxmem.simulation.analysis; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
     assert done.stdout == "True False\n", done.stderr
 
 
@@ -66,7 +79,10 @@ def test_importing_the_records_reads_no_source() -> None:
 
 @pytest.mark.parametrize("arguments", ["--help", "analyze --help", "plan --help", "show --help"])
 def test_help_imports_neither_torch_nor_pydantic(arguments: str) -> None:
-    code = f"import sys; from fxmem.__main__ import main; main({arguments.split()!r}); print(*sys.modules, file=sys.stderr)"
+    code = (
+        f"import sys; from fxmem.__main__ import main; main({arguments.split()!r}); print(*sys.modules, "
+        f"file=sys.stderr)"
+    )
     done = python("-c", code)
     assert done.stdout.startswith("usage: fxmem")
     assert {"torch", "pydantic", "rich", "numpy"}.isdisjoint(done.stderr.split())
@@ -74,20 +90,30 @@ def test_help_imports_neither_torch_nor_pydantic(arguments: str) -> None:
 
 def contract(kind: str, key: str, value: str) -> dict[str, list[str]]:
     """The one import contract of `kind` whose list `key` holds `value`."""
-    (found,) = (entry for entry in PYPROJECT["tool"]["importlinter"]["contracts"] if entry["type"] == kind and value in entry[key])
+    (found,) = (
+        entry
+        for entry in PYPROJECT["tool"]["importlinter"]["contracts"]
+        if entry["type"] == kind and value in entry[key]
+    )
     return found
 
 
 def test_all_that_lies_below_torch_on_the_road_is_held_to_run_without_it() -> None:
     layers = contract("layers", "containers", "fxmem")["layers"]
     below = {name for layer in layers[layers.index("_torch") + 1 :] for name in layer.split(" | ")} - {"errors"}
-    assert {f"fxmem.{name}" for name in below} == set(contract("forbidden", "forbidden_modules", "torch")["source_modules"])
+    assert {f"fxmem.{name}" for name in below} == set(
+        contract("forbidden", "forbidden_modules", "torch")["source_modules"]
+    )
 
 
 def test_what_works_on_records_runs_without_torch() -> None:
     torch_free = contract("forbidden", "forbidden_modules", "torch")
     rooms = [(ROOT / name.replace(".", "/")) for name in torch_free["source_modules"]]
-    modules = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__") for room in rooms for path in room.rglob("*.py")]
+    modules = [
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        for room in rooms
+        for path in room.rglob("*.py")
+    ]
     imported = modules_after(f"import {', '.join(modules)}")
     assert "pydantic" in imported
     assert imported.isdisjoint(torch_free["forbidden_modules"])
@@ -122,7 +148,8 @@ def dotted(node: ast.expr) -> str:
 
 
 def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every private name of torch. An operator (`torch.ops.aten._softmax`) is none: its name is its own affair."""
+    """Line and dotted name of every private name of torch. An operator (`torch.ops.aten._softmax`) is none: its name is
+    its own affair."""
     chains = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     starts = {id(node.value) for node in chains}
     attributes = ((node.lineno, dotted(node)) for node in chains if id(node) not in starts)
@@ -157,14 +184,18 @@ def test_private_torch_names_live_in_the_files_named_for_them() -> None:
 
 
 def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of every private attribute of something else than `self` and `cls` that the file does not itself give to its objects."""
+    """Line and name of every private attribute of something else than `self` and `cls` that the file does not itself
+    give to its objects."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     own = [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
-    given = {node.attr for node in own if isinstance(node.ctx, ast.Store)} | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    given = {node.attr for node in own if isinstance(node.ctx, ast.Store)} | {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    }
     asked = (
         (node.lineno, argument.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in ("getattr", "setattr", "hasattr", "patched")
+        if isinstance(node, ast.Call)
+        and dotted(node.func).split(".")[-1] in ("getattr", "setattr", "hasattr", "patched")
         for argument in node.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     )
@@ -190,7 +221,15 @@ def test_private_attributes_are_recognised(code: str, names: list[str]) -> None:
 def test_private_attributes_of_torch_s_objects_live_there_too() -> None:
     weight = torch.zeros(1, requires_grad=True)
     traced = torch.fx.symbolic_trace(torch.nn.Identity())
-    objects = (weight, weight.untyped_storage(), (2 * weight).grad_fn, torch.ops.aten.add.Tensor, torch.optim.SGD([weight]), traced, traced.graph)
+    objects = (
+        weight,
+        weight.untyped_storage(),
+        (2 * weight).grad_fn,
+        torch.ops.aten.add.Tensor,
+        torch.optim.SGD([weight]),
+        traced,
+        traced.graph,
+    )
     torchs = {name for each in objects for name in dir(each)}
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
@@ -220,14 +259,23 @@ def declared() -> dict[str, list[str]]:
 def test_every_dependency_says_why() -> None:
     project = PYPROJECT["project"]
     lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
-    for requirement in (*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)):
+    for requirement in (
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ):
         assert any(re.fullmatch(rf'\s*"{re.escape(requirement)}",\s*# \S.*', line) for line in lines), requirement
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
-    imported = {name.partition(".")[0] for tree in trees for _, name in imported_modules(tree)} - sys.stdlib_module_names - {"fxmem"}
-    needed, *optional = ({name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "opt", "pytest", "zoo"))
+    imported = (
+        {name.partition(".")[0] for tree in trees for _, name in imported_modules(tree)}
+        - sys.stdlib_module_names
+        - {"fxmem"}
+    )
+    needed, *optional = (
+        {name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "opt", "pytest", "zoo")
+    )
     assert imported - set().union(*optional) == needed
 
 
@@ -243,7 +291,11 @@ def test_everything_is_pinned_with_its_hashes() -> None:
     names = {pin.partition("==")[0] for pin in pins}
     assert {name for each in declared().values() for name in each} - {"fxmem"} <= names
     # Nothing but pins, hashes and comments: no options, hence no index.
-    assert [line for line in CONSTRAINTS.splitlines() if not re.match(r"[a-z0-9][\w.-]*==|\s+--hash=sha256:[0-9a-f]{64}|\s*#", line)] == []
+    assert [
+        line
+        for line in CONSTRAINTS.splitlines()
+        if not re.match(r"[a-z0-9][\w.-]*==|\s+--hash=sha256:[0-9a-f]{64}|\s*#", line)
+    ] == []
 
 
 def test_the_pins_name_no_place_and_no_local_build() -> None:
@@ -252,7 +304,9 @@ def test_the_pins_name_no_place_and_no_local_build() -> None:
 
 
 def test_the_makefile_and_the_pins_agree_on_torch() -> None:
-    (version,) = re.findall(r"^PINNED_TORCH := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (version,) = re.findall(
+        r"^PINNED_TORCH := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert [pin for pin in pinned() if pin.startswith("torch==")] == [f"torch=={version}"]
 
 
@@ -276,7 +330,11 @@ def files() -> list[Path]:
         listed = None
     if (ROOT / ".git").exists() and listed is not None and listed.returncode == 0:
         return sorted(ROOT / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
-    return sorted(path for path in ROOT.rglob("*") if all(not part.startswith((".", "__pycache__")) or part in HIDDEN for part in path.relative_to(ROOT).parts))
+    return sorted(
+        path
+        for path in ROOT.rglob("*")
+        if all(not part.startswith((".", "__pycache__")) or part in HIDDEN for part in path.relative_to(ROOT).parts)
+    )
 
 
 def texts() -> Iterator[tuple[Path, str]]:

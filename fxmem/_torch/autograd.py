@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# --- the graph --------------------------------------------------------------------------------------------------------------
+# --- the graph --------------------------------------------------------------------------------------------------------
 
 
 def next_sequence_number() -> int:
@@ -93,7 +93,8 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""How often a tensor's storage was written to (`Tensor._version`, since 0.4); the tape of an OPERATORS plan asks for each tensor of each op."""
+"""How often a tensor's storage was written to (`Tensor._version`, since 0.4); the tape of an OPERATORS plan asks for
+each tensor of each op."""
 
 
 def tensor_hooks(tensor: torch.Tensor) -> dict[int, Callable[..., Any]] | None:
@@ -107,12 +108,13 @@ def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage without its history, made behind the back of whoever watches calls (`torch._C.DisableTorchFunction`, since 1.11)."""
+    """The same storage without its history, made behind the back of whoever watches calls
+    (`torch._C.DisableTorchFunction`, since 1.11)."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
 
 
-# --- saved tensors ----------------------------------------------------------------------------------------------------------
+# --- saved tensors ----------------------------------------------------------------------------------------------------
 
 
 def _same(value: Any) -> Any:
@@ -134,11 +136,11 @@ class Hooks:
 def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
     """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.
 
-    `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing.
-    C++ lets go of them when a node has run; the handle is therefore the only one of ours to hold them.
-    `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10). `torch.func` transforms refuse hooks
-    (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that belongs to a transform; the pair that changes
-    nothing does not, and stays.
+    `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing. C++
+    lets go of them when a node has run; the handle is therefore the only one of ours to hold them.
+    `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10). `torch.func`
+    transforms refuse hooks (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that
+    belongs to a transform; the pair that changes nothing does not, and stays.
     """
     me = threading.get_ident()
     pushed: list[Hooks | None] = []
@@ -184,12 +186,14 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
         yield
 
 
-# --- entry points routed elsewhere -------------------------------------------------------------------------------------------
+# --- entry points routed elsewhere ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def engine_routed_to(
-    run_backward: Callable[..., tuple[Any, ...]], task_id: Callable[[], int], queue_callback: Callable[[Callable[[], None]], bool]
+    run_backward: Callable[..., tuple[Any, ...]],
+    task_id: Callable[[], int],
+    queue_callback: Callable[[Callable[[], None]], bool],
 ) -> Iterator[None]:
     """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine.
 
@@ -242,15 +246,19 @@ def function_calls_seen_by(
 ) -> Iterator[None]:
     """Show every `autograd.Function.apply` on this thread to `call(cls, args, original)`.
 
-    Up to torch 2.14 `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so that functions
-    bound as `f = F.apply` at import time are seen too (since 2.0). From 2.15 it is the C method itself: what was bound
-    before goes past us, and is seen as the torch calls its forward makes. Hooks put on a Function's node are told to
-    `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs them;
-    `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
+    Up to torch 2.14 `Function.apply` ends in `_SingleLevelFunction.apply`, looked up anew on each call, so that
+    functions bound as `f = F.apply` at import time are seen too (since 2.0). From 2.15 it is the C method itself: what
+    was bound before goes past us, and is seen as the torch calls its forward makes. Hooks put on a Function's node are
+    told to `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs
+    them; `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
     """
     me = threading.get_ident()
     function = torch.autograd.Function
-    applied: Any = torch.autograd.function._SingleLevelFunction if isinstance(vars(function).get("apply"), classmethod) else function
+    applied: Any = (
+        torch.autograd.function._SingleLevelFunction
+        if isinstance(vars(function).get("apply"), classmethod)
+        else function
+    )
     nodes = torch.autograd.function.BackwardCFunction
 
     def apply(original: Any) -> Any:

@@ -19,9 +19,11 @@ __all__ = ["checkpoint_regions", "checkpoints_told"]
 
 
 def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
-    """`function`, to be called again with the last of these arguments, those that were one tensor being one tensor again.
+    """`function`, to be called again with the last of these arguments, those that were one tensor being one tensor
+    again.
 
-    Without hooks for saved tensors C++ gives the same object back; with hooks, which an analysis has, a new one each time.
+    Without hooks for saved tensors C++ gives the same object back; with hooks, which an analysis has, a new one each
+    time.
     """
     # torch 2.15 hands the function's own arguments over as a tuple and a dict, before what checkpointing itself takes.
     values = given[0] if len(given) > 1 and isinstance(given[0], tuple) and isinstance(given[1], dict) else given
@@ -32,7 +34,10 @@ def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) 
         if len(args) > len(tensors):
             return function(*args, **kwargs)
         keys = tensors[len(tensors) - len(args) :]
-        return function(*(value if key is None else first.setdefault(key, value) for key, value in zip(keys, args, strict=True)), **kwargs)
+        return function(
+            *(value if key is None else first.setdefault(key, value) for key, value in zip(keys, args, strict=True)),
+            **kwargs,
+        )
 
     return again
 
@@ -45,9 +50,9 @@ def checkpoint_regions(
     """Tell where `torch.utils.checkpoint` regions begin and end, and when they are run again.
 
     `region()` is called when a checkpointed function is about to run forward and returns a wrapper for the function
-    that recomputes it, and what to call when the function has run; what checkpointing does for itself happens within `own_work()`. Non-reentrant checkpointing
-    recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator` (since 2.1; `…_impl` in 2.15), reentrant the `run_function` of
-    `CheckpointFunction`.
+    that recomputes it, and what to call when the function has run; what checkpointing does for itself happens within
+    `own_work()`. Non-reentrant checkpointing recomputes the `fn` it gave to `_checkpoint_without_reentrant_generator`
+    (since 2.1; `…_impl` in 2.15), reentrant the `run_function` of `CheckpointFunction`.
     """
     me = threading.get_ident()
 
@@ -94,7 +99,8 @@ def checkpoint_regions(
 
 @contextlib.contextmanager
 def checkpoints_told(told: Callable[[Any], None]) -> Iterator[None]:
-    """Call `told(function)` for each function this thread is about to run under `torch.utils.checkpoint`; names as in `checkpoint_regions`."""
+    """Call `told(function)` for each function this thread is about to run under `torch.utils.checkpoint`; names as in
+    `checkpoint_regions`."""
     me = threading.get_ident()
 
     def first(position: int) -> Callable[[Any], Callable[..., Any]]:
@@ -111,5 +117,8 @@ def checkpoints_told(told: Callable[[Any], None]) -> Iterator[None]:
     module = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator"
     name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
-    with patched(module, name, first(0)), patched(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))):
+    with (
+        patched(module, name, first(0)),
+        patched(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))),
+    ):
         yield

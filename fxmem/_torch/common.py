@@ -1,4 +1,5 @@
-"""Private names of torch that all of fxmem needs (fake tensors, operators, nested values), each with why and since when.
+"""Private names of torch that all of fxmem needs (fake tensors, operators, nested values), each with why and since
+when.
 
 The other `_torch_*` modules hold those of one subject each; nothing else in fxmem names one.
 
@@ -16,7 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket  # the types of ATen and custom operators as a dispatch mode sees them (since 1.9)
+from torch._ops import (
+    OpOverload,
+    OpOverloadPacket,
+)  # the types of ATen and custom operators as a dispatch mode sees them (since 1.9)
 
 # FakeTensors are how torch itself runs a program without data (since 1.13); there is no public spelling.
 from torch._subclasses.fake_tensor import (
@@ -26,11 +30,23 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx.passes.shape_prop import _extract_tensor_metadata as tensor_metadata  # what torch.fx puts in `node.meta["tensor_meta"]`
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks  # hooks on every optimizer (since 2.0)
+from torch.fx.passes.shape_prop import (
+    _extract_tensor_metadata as tensor_metadata,
+)  # what torch.fx puts in `node.meta["tensor_meta"]`
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)  # hooks on every optimizer (since 2.0)
 from torch.utils._python_dispatch import TorchDispatchMode  # documented in the notes, private by name (since 1.12)
-from torch.utils._python_dispatch import _disable_current_modes as no_modes  # real tensors in the midst of a fake run (since 2.0)
-from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only  # torch's own nested-structure walk (since 1.8)
+from torch.utils._python_dispatch import (
+    _disable_current_modes as no_modes,
+)  # real tensors in the midst of a fake run (since 2.0)
+from torch.utils._pytree import (
+    tree_iter,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+)  # torch's own nested-structure walk (since 1.8)
 
 __all__ = [
     "CHECKS",
@@ -71,7 +87,8 @@ NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with runnin
 InstanceNorm = torch.nn.modules.instancenorm._InstanceNorm  # (since 0.4)
 
 CHECKS = frozenset((torch._is_all_true, torch.Tensor._is_all_true))
-"""What `torch._check_tensor_all` and the checks of distributions' arguments ask, and nothing else in torch (since 1.13)."""
+"""What `torch._check_tensor_all` and the checks of distributions' arguments ask, and nothing else in torch (since
+1.13)."""
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 """What a FakeTensor raises where the program asks for a value it does not have."""
@@ -89,12 +106,14 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def device_type(tensor: torch.Tensor) -> str:
-    """`tensor.device.type`, which for a FakeTensor would be an operator call of its own (`FakeTensor.fake_device`, since 1.13)."""
+    """`tensor.device.type`, which for a FakeTensor would be an operator call of its own (`FakeTensor.fake_device`,
+    since 1.13)."""
     return str((tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type)
 
 
 def detached_sharing_version(value: Any) -> Any:
-    """Nested values with each tensor detached, for use within a dispatch mode: below autograd nothing but this guard lets the alias count writes with its base.
+    """Nested values with each tensor detached, for use within a dispatch mode: below autograd nothing but this guard
+    lets the alias count writes with its base.
 
     `_SetExcludeDispatchKeyGuard` is what torch/utils/checkpoint.py itself does it with (since 2.4).
     """
@@ -148,15 +167,21 @@ def is_mutable(func: OpOverload) -> bool:
 
 @functools.cache
 def is_composite(func: OpOverload) -> bool:
-    """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11; `OpOverload.decompose` then calls them).
+    """Whether the dispatcher runs an op as other ops (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11;
+    `OpOverload.decompose` then calls them).
 
-    Not those that also have a kernel of their own for CPU and CUDA, such as `silu_backward`. `OpOverload.has_kernel_for_dispatch_key` would also
-    count decompositions written in Python, which only tracers of programs use: the CPU's `native_batch_norm` has one.
+    Not those that also have a kernel of their own for CPU and CUDA, such as `silu_backward`.
+    `OpOverload.has_kernel_for_dispatch_key` would also count decompositions written in Python, which only tracers of
+    programs use: the CPU's `native_batch_norm` has one.
     """
     if not isinstance(func, OpOverload):
         return False
     name = func.name()  # type: ignore[no-untyped-call]
-    here = [key for key in ("CompositeImplicitAutograd", "CPU", "CUDA") if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
+    here = [
+        key
+        for key in ("CompositeImplicitAutograd", "CPU", "CUDA")
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    ]
     return here == ["CompositeImplicitAutograd"]
 
 
@@ -166,9 +191,15 @@ def is_function_mode_on() -> bool:
 
 
 def runs_only_its_own_code(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of this optimizer is torch's code alone: a class of torch.optim with no hooks (`_optimizer_step_pre_hooks`, since 2.0)."""
+    """Whether a step of this optimizer is torch's code alone: a class of torch.optim with no hooks
+    (`_optimizer_step_pre_hooks`, since 2.0)."""
     own = getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer)
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
     return own and not any(hooks)
 
 
@@ -180,7 +211,8 @@ def unwatched() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def quiet_fake_kernels() -> Iterator[None]:
-    """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since 2.8); the error is enough."""
+    """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since
+    2.8); the error is enough."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -190,9 +222,11 @@ def quiet_fake_kernels() -> Iterator[None]:
 
 
 storage_address: Callable[[Any], int] = operator.attrgetter("_cdata")
-"""Which storage an `UntypedStorage` is, while it is alive (`UntypedStorage._cdata`, since 1.0); asked several times an op."""
+"""Which storage an `UntypedStorage` is, while it is alive (`UntypedStorage._cdata`, since 1.0); asked several times an
+op."""
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in, while that storage is alive; a fake one has no address (`UntypedStorage._cdata`, since 1.0)."""
+    """Which storage a tensor lies in, while that storage is alive; a fake one has no address (`UntypedStorage._cdata`,
+    since 1.0)."""
     return storage_address(tensor.untyped_storage())

@@ -1,6 +1,7 @@
 """Private names of torch's CUDA allocator, each with why and since when. Nothing here is called without a card.
 
-The public interface gives peaks and current values but neither the log of allocations nor a way to let go of what cuBLAS holds.
+The public interface gives peaks and current values but neither the log of allocations nor a way to let go of what
+cuBLAS holds.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _MAX_ENTRIES = 1_000_000
 class AllocatorLog:
     """What one card's caching allocator is asked for while `recording`: signed requested bytes, in order.
 
-    `_record_memory_history` with `context=None` keeps no stack (since 2.1; its default `stacks="all"` would warm up the C++ unwinder all the
-    same), `_snapshot` gives the entries (since 1.13). In an entry
-    `alloc` and `free_requested` carry the bytes that were asked for, not the block's (`c10/cuda/CUDACachingAllocator.cpp`,
-    `alloc_found_block` and `free`); `free_completed` repeats the free, `segment_*` are the driver's business.
+    `_record_memory_history` with `context=None` keeps no stack (since 2.1; its default `stacks="all"` would warm up the
+    C++ unwinder all the same), `_snapshot` gives the entries (since 1.13). In an entry `alloc` and `free_requested`
+    carry the bytes that were asked for, not the block's (`c10/cuda/CUDACachingAllocator.cpp`, `alloc_found_block` and
+    `free`); `free_completed` repeats the free, `segment_*` are the driver's business.
     """
 
     def __init__(self, device: int) -> None:
@@ -54,5 +55,6 @@ class AllocatorLog:
 
 
 def drop_cublas_workspaces() -> None:
-    """Give back the workspaces cuBLAS holds in this process, to be taken anew when it next multiplies (`_cuda_clearCublasWorkspaces`, since 1.13)."""
+    """Give back the workspaces cuBLAS holds in this process, to be taken anew when it next multiplies
+    (`_cuda_clearCublasWorkspaces`, since 1.13)."""
     torch._C._cuda_clearCublasWorkspaces()

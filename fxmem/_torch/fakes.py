@@ -1,10 +1,12 @@
 """FakeTensors described and made without FakeTensorMode's dispatch, whose every call takes as long as several kernels.
 
-A FakeTensor is a tensor on meta in a Python subclass that knows which device it stands for. Private names used here: `Tensor._make_subclass`
-(since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`, `_set_warn_deprecated_on_mutable_data_ptr` (since 2.4), as `FakeTensor.__new__` uses
-them; `torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since 1.13);
-`FakeTensorMode.fake_tensor_converter` and what it remembers, `MetaConverter.describer` and `storage_memo` among it (since 2.4), for numbers;
-`torch._C._swap_tensor_impl` and `Tensor._use_count` (since 2.2), as `torch.utils.swap_tensors` uses them.
+A FakeTensor is a tensor on meta in a Python subclass that knows which device it stands for. Private names used here:
+`Tensor._make_subclass` (since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`,
+`_set_warn_deprecated_on_mutable_data_ptr` (since 2.4), as `FakeTensor.__new__` uses them;
+`torch._C._DisableTorchDispatch` (since 1.12), as FakeTensorMode does around kernels; `torch._C._dispatch_keys` (since
+1.13); `FakeTensorMode.fake_tensor_converter` and what it remembers, `MetaConverter.describer` and `storage_memo` among
+it (since 2.4), for numbers; `torch._C._swap_tensor_impl` and `Tensor._use_count` (since 2.2), as
+`torch.utils.swap_tensors` uses them.
 
 Checked on torch 2.11 and 2.15.
 """
@@ -46,7 +48,9 @@ _remembered: dict[Hashable, dict[Any, Any]] = {}
 _CONTEXTS, _CALLS = 4, 50_000
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
-_PLAIN: Final = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device})
+_PLAIN: Final = frozenset(
+    {int, float, bool, str, complex, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device}
+)
 _no_dispatch: Final[Any] = torch._C._DisableTorchDispatch
 _keys: Final[Any] = torch._C._dispatch_keys
 _subclass: Final[Any] = torch.Tensor._make_subclass
@@ -56,8 +60,8 @@ _NOT_OF_METADATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.
 def is_function_of_metadata(func: Any) -> bool:
     """Whether what an operator does to fake tensors without values follows from their metadata and its other arguments.
 
-    FakeTensorMode's own rules for what it caches (`_validate_cache_key` in torch/_subclasses/fake_tensor.py); operators that write to `out=`
-    arguments, which they may resize, are excluded as well.
+    FakeTensorMode's own rules for what it caches (`_validate_cache_key` in torch/_subclasses/fake_tensor.py); operators
+    that write to `out=` arguments, which they may resize, are excluded as well.
     """
     if not isinstance(func, OpOverload) or func.namespace != "aten" or not _NOT_OF_METADATA.isdisjoint(func.tags):
         return False
@@ -66,11 +70,15 @@ def is_function_of_metadata(func: Any) -> bool:
     return not any(argument.is_out for argument in func._schema.arguments)
 
 
-def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list[Any], tensors: list[torch.Tensor]) -> bool:
-    """Append to `key` all that a fake kernel can see of these arguments, and to `tensors` the tensors among them, in order.
+def describe(
+    values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list[Any], tensors: list[torch.Tensor]
+) -> bool:
+    """Append to `key` all that a fake kernel can see of these arguments, and to `tensors` the tensors among them, in
+    order.
 
-    False if they cannot be told by their metadata: a tensor that is not this mode's, or knows its values (FakeTensor's own `constant`, or an
-    attribute named `unless`), or an argument of another kind. Raises RuntimeError for a sparse tensor.
+    False if they cannot be told by their metadata: a tensor that is not this mode's, or knows its values (FakeTensor's
+    own `constant`, or an attribute named `unless`), or an argument of another kind. Raises RuntimeError for a sparse
+    tensor.
     """
     for value in values:
         kind = type(value)
@@ -79,7 +87,14 @@ def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list
             if state["constant"] is not None or unless in state or state["fake_mode"] is not mode:
                 return False
             tensors.append(value)
-            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device, _keys(value).raw_repr())
+            key += (
+                value.shape,
+                value.stride(),
+                value.storage_offset(),
+                value.dtype,
+                value.fake_device,
+                _keys(value).raw_repr(),
+            )
         elif kind in _PLAIN:
             key += (kind, value)
         elif kind is list or kind is tuple:
@@ -92,7 +107,8 @@ def describe(values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list
 
 
 def remembered(context: Hashable) -> dict[Any, Any]:
-    """By operator, what has been found out about its fake kernel in this process under `context`: whatever else its results depend on.
+    """By operator, what has been found out about its fake kernel in this process under `context`: whatever else its
+    results depend on.
 
     For the caller to fill; forgotten with time (of four contexts, of 50,000 calls) and by `forget`.
     """
@@ -117,15 +133,29 @@ class Maker:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._protect = torch._C._set_warn_deprecated_on_mutable_data_ptr if mode._allow_unsafe_data_ptr_access else torch._C._set_throw_on_mutable_data_ptr
+        self._protect = (
+            torch._C._set_warn_deprecated_on_mutable_data_ptr
+            if mode._allow_unsafe_data_ptr_access
+            else torch._C._set_throw_on_mutable_data_ptr
+        )
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
-    def empty(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    def empty(
+        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> FakeTensor:
         """`torch.empty_strided`."""
         with _no_dispatch():
             return self._wrap(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
-    def view(self, base: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    def view(
+        self,
+        base: torch.Tensor,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> FakeTensor:
         """A tensor in the storage of `base`, as an operator below autograd returns it."""
         storage = base.untyped_storage()
         with _no_dispatch():
@@ -134,14 +164,22 @@ class Maker:
             return self._wrap(inside, device)
 
     def number(self, real: torch.Tensor) -> FakeTensor | None:
-        """What FakeTensorMode makes of `torch.tensor(0.5)`: a fake that knows its value and is known by it to whatever FakeTensorMode computes from
-        it (`lift_fns` in `_dispatch_impl`, torch/_subclasses/fake_tensor.py). None of what is not one float32 on the CPU.
+        """What FakeTensorMode makes of `torch.tensor(0.5)`: a fake that knows its value and is known by it to whatever
+        FakeTensorMode computes from it (`lift_fns` in `_dispatch_impl`, torch/_subclasses/fake_tensor.py). None of what
+        is not one float32 on the CPU.
 
         torch.optim makes one for each parameter: 0.2 of the 3.1 s of an 80-layer Llama went there.
         """
         converter = self._mode.fake_tensor_converter
         memo = converter.meta_converter
-        if type(real) is not torch.Tensor or real.dim() or real.device != _CPU or real.dtype is not torch.float32 or real.requires_grad or real.is_neg():
+        if (
+            type(real) is not torch.Tensor
+            or real.dim()
+            or real.device != _CPU
+            or real.dtype is not torch.float32
+            or real.requires_grad
+            or real.is_neg()
+        ):
             return None
         if memo.copy_data or not hasattr(memo, "storage_memo"):
             return None
@@ -165,7 +203,8 @@ class Maker:
 
 
 def as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """`nn.Parameter(tensor)` for a new tensor; of a subclass of Tensor, it is that tensor with a mark (`Parameter.__new__`, since 1.13)."""
+    """`nn.Parameter(tensor)` for a new tensor; of a subclass of Tensor, it is that tensor with a mark
+    (`Parameter.__new__`, since 1.13)."""
     if type(tensor) is not FakeTensor:
         return torch.nn.Parameter(tensor, requires_grad)
     tensor._is_param = True
@@ -175,7 +214,17 @@ def as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether nothing but their identity tells two FakeTensors apart."""
     metadata = (
-        (t.shape, t.stride(), t.storage_offset(), t.dtype, t.layout, t.requires_grad, _keys(t).raw_repr(), t.untyped_storage().nbytes()) for t in (a, b)
+        (
+            t.shape,
+            t.stride(),
+            t.storage_offset(),
+            t.dtype,
+            t.layout,
+            t.requires_grad,
+            _keys(t).raw_repr(),
+            t.untyped_storage().nbytes(),
+        )
+        for t in (a, b)
     )
     # Two NaNs are the same here.
     states = ({**vars(t), "constant": repr(constant_number(t))} for t in (a, b))
@@ -183,7 +232,8 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def constant_number(tensor: Any) -> Any:
-    """The number a FakeTensor that stands for a constant holds; None for any other tensor (`FakeTensor.constant`, since 1.13)."""
+    """The number a FakeTensor that stands for a constant holds; None for any other tensor (`FakeTensor.constant`, since
+    1.13)."""
     constant = tensor.constant if isinstance(tensor, FakeTensor) else None
     if constant is None:
         return None
@@ -192,7 +242,8 @@ def constant_number(tensor: Any) -> Any:
 
 
 def swapping(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """`torch.utils.swap_tensors`, by which `Module.to` moves fake parameters, where it refuses fakes only because their mode refers to them weakly.
+    """`torch.utils.swap_tensors`, by which `Module.to` moves fake parameters, where it refuses fakes only because their
+    mode refers to them weakly.
 
     A module that a program moves to where it is stays untouched, as real parameters do.
     """
@@ -201,7 +252,8 @@ def swapping(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable
         fakes = type(t1) is FakeTensor and type(t2) is FakeTensor
         if fakes and t1.untyped_storage()._cdata == t2.untyped_storage()._cdata:
             return
-        if not fakes or t1._use_count() > 1:  # type: ignore[attr-defined]  # the graph holds it as well: its gradient would go to the other
+        # The graph holds it as well: its gradient would go to the other.
+        if not fakes or t1._use_count() > 1:  # type: ignore[attr-defined]
             original(t1, t2)
             return
         t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__

@@ -35,7 +35,9 @@ __all__ = [
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
 """The builtin behind `torch.nn.functional.scaled_dot_product_attention` (since 2.0); the same object."""
 
-RNN_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {name: getattr(torch._C._VariableFunctions, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+RNN_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    name: getattr(torch._C._VariableFunctions, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+}
 """The builtins behind `nn.LSTM`, `nn.GRU` and `nn.RNN` (since 1.0)."""
 
 CALL_SITES: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
@@ -53,7 +55,8 @@ CALL_SITES: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
 DEVICE_TOUCHING: Final[tuple[tuple[Any, str, Any], ...]] = (
     # FakeTensor allocates one real byte on the device as soon as `torch.cuda.is_available()` (since 2.0).
     (fake_tensor, "init_gpu_context", lambda *_: None),
-    # What FakeTensorMode does about devices that are not there: nothing is moved to them, and the CUDA device guard is a no-op (since 2.1).
+    # What FakeTensorMode does about devices that are not there: nothing is moved to them, and the CUDA device guard is
+    # a no-op (since 2.1).
     (fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda _: True)),
     # `with torch.cuda.device(...)` and `device_of` (public) end in these two (since 1.13).
     (torch.cuda, "_exchange_device", lambda device: 0),
@@ -67,11 +70,15 @@ def is_watched() -> bool:
 
     `torch.overrides._get_current_function_mode_stack` (since 2.0) lists them, outermost first.
     """
-    return any(not isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    return any(
+        not isinstance(mode, DeviceContext)
+        for mode in torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    )
 
 
 def sdpa_order() -> tuple[int, ...]:
-    """The process's priority order of attention backends, as numbers of `SDPBackend` (`torch._C._get_sdp_priority_order`, since 2.6)."""
+    """The process's priority order of attention backends, as numbers of `SDPBackend`
+    (`torch._C._get_sdp_priority_order`, since 2.6)."""
     return tuple(torch._C._get_sdp_priority_order())
 
 
@@ -81,14 +88,19 @@ def without_autocast() -> contextlib.AbstractContextManager[Any]:
 
 
 def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
-    """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules and half-built ones.
+    """The weights of an `nn.RNNBase` in the order cuDNN takes them (`_flat_weights`, since 1.4); None for other modules
+    and half-built ones.
 
-    The module remembers which objects they were (`_flat_weight_refs`, since 2.0) and would flatten them anew in forward if
-    they had changed; so it is told what they are now.
+    The module remembers which objects they were (`_flat_weight_refs`, since 2.0) and would flatten them anew in forward
+    if they had changed; so it is told what they are now.
     """
     if not isinstance(module, torch.nn.RNNBase):
         return None
-    weights = [weight for name in module._flat_weights_names if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)]
+    weights = [
+        weight
+        for name in module._flat_weights_names
+        if isinstance(weight := getattr(module, name, None), torch.nn.Parameter)
+    ]
     if len(weights) != len(module._flat_weights_names):
         return None
     module._flat_weights = [*weights]
@@ -124,4 +136,5 @@ def _forget(ops: dict[Any, Callable[..., Any]]) -> None:
 
 
 CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_conv_determine_backend_memory_format"))
-"""How the fake convolution learns which library would run and in which layout (torch/_subclasses/fake_impls.py, `conv`, since 1.13)."""
+"""How the fake convolution learns which library would run and in which layout (torch/_subclasses/fake_impls.py, `conv`,
+since 1.13)."""

@@ -1,7 +1,8 @@
 """Private names of `torch.nn.Module`, each with why and since when.
 
-`named_parameters` and its like leave out what is None and what came before, and assignment goes through the module's own checks; what is
-wanted here is what a module itself holds, by name, to read and to write. The tables are the module's own.
+`named_parameters` and its like leave out what is None and what came before, and assignment goes through the module's
+own checks; what is wanted here is what a module itself holds, by name, to read and to write. The tables are the
+module's own.
 
 Checked on torch 2.11 and 2.15.
 """
@@ -39,7 +40,8 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of it runs hooks of its own.
 
-    `Module._forward_hooks` and `_backward_hooks` (since 0.1), `_forward_pre_hooks` (since 0.2), `_backward_pre_hooks` (since 2.0).
+    `Module._forward_hooks` and `_backward_hooks` (since 0.1), `_forward_pre_hooks` (since 0.2), `_backward_pre_hooks`
+    (since 2.0).
     """
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 

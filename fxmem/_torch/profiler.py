@@ -15,9 +15,15 @@ __all__ = ["event_tree", "has_autocast", "is_allocation", "is_composite", "is_fu
 
 
 def profiler(**settings: Any) -> profile:
-    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`, there in 2.11)."""
+    """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`,
+    there in 2.11)."""
     config: Any = torch._C._profiler._ExperimentalConfig
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True, experimental_config=config(capture_overload_names=True), **settings)
+    return profile(
+        activities=[ProfilerActivity.CPU],
+        profile_memory=True,
+        experimental_config=config(capture_overload_names=True),
+        **settings,
+    )
 
 
 def event_tree(profiled: profile) -> list[Any]:
@@ -32,7 +38,8 @@ def is_allocation(entry: Any) -> bool:
 
 
 def is_function(entry: Any) -> bool:
-    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark (`RecordScope`, since 1.13)."""
+    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark
+    (`RecordScope`, since 1.13)."""
     profiler = torch._C._profiler
     return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)
 

@@ -1,7 +1,8 @@
-"""Names of Triton that launch a kernel, each with why and since when. Triton comes with torch's CUDA wheel; nothing here imports it.
+"""Names of Triton that launch a kernel, each with why and since when. Triton comes with torch's CUDA wheel; nothing
+here imports it.
 
-A kernel launched from Python (`kernel[grid](...)`) writes to tensors it is given. It allocates nothing that torch's allocator knows of, so for memory it
-need not run; without a GPU it could not.
+A kernel launched from Python (`kernel[grid](...)`) writes to tensors it is given. It allocates nothing that torch's
+allocator knows of, so for memory it need not run; without a GPU it could not.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ __all__ = ["launches_told"]
 def launches_told(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
     """On this thread, kernels are not launched; `told(name, arguments)` is called in their place.
 
-    `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it. Where Triton has not been imported
-    there are no kernels yet.
+    `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it. Where Triton has not been
+    imported there are no kernels yet.
     """
     me = threading.get_ident()
 
@@ -30,7 +31,10 @@ def launches_told(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != me:
                 return original(self, *args, **kwargs)
-            told(getattr(getattr(self, "base_fn", None) or getattr(self, "fn", self), "__name__", "kernel"), (*args, *kwargs.values()))
+            told(
+                getattr(getattr(self, "base_fn", None) or getattr(self, "fn", self), "__name__", "kernel"),
+                (*args, *kwargs.values()),
+            )
             return None
 
         return run

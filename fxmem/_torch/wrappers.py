@@ -1,7 +1,7 @@
 """Private names of torch about tensors and callables that stand around others, each with why and since when.
 
-A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclass that says how to take it apart (torchao's quantised weights), or one of the
-views `torch.func` makes of a tensor while `vmap` or `grad` runs.
+A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclass that says how to take it apart
+(torchao's quantised weights), or one of the views `torch.func` makes of a tensor while `vmap` or `grad` runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper  # `__tensor_flatten__` and `__tensor_unflatten__` (since 2.1)
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass as is_wrapper,
+)  # `__tensor_flatten__` and `__tensor_unflatten__` (since 2.1)
 
 from fxmem._torch.common import FakeTensor, patched
 
@@ -59,10 +61,12 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
-    """On this thread, what `torch.compile` returned runs as the function it was given; `told()` is called each time it does.
+    """On this thread, what `torch.compile` returned runs as the function it was given; `told()` is called each time it
+    does.
 
-    Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where torch._dynamo has not
-    been imported nothing is compiled yet, and a program that compiles in mid-step is given its function back.
+    Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where
+    torch._dynamo has not been imported nothing is compiled yet, and a program that compiles in mid-step is given its
+    function back.
     """
     me = threading.get_ident()
 

@@ -25,14 +25,15 @@ __all__ = ["apply", "checkpoint", "uncheckpoint"]
 def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
     """Make `model` train as `plan` says, and return it.
 
-    The model itself is changed, not a copy: some of its modules, or it, get a subclass of their class. Parameters, buffers,
-    `state_dict` keys, hooks, `isinstance`, `copy.deepcopy`, `pickle` and `torch.save` are as before; `uncheckpoint` undoes it. Wrap it in
-    DistributedDataParallel afterwards. Recomputation takes place while the module that is a region (in a GRAPH plan: the model) is in
-    `train()` and gradients are on. A model with a GRAPH plan calls its leaf modules itself while it trains: hooks that are put on other
-    modules later do not run then.
+    The model itself is changed, not a copy: some of its modules, or it, get a subclass of their class. Parameters,
+    buffers, `state_dict` keys, hooks, `isinstance`, `copy.deepcopy`, `pickle` and `torch.save` are as before;
+    `uncheckpoint` undoes it. Wrap it in DistributedDataParallel afterwards. Recomputation takes place while the module
+    that is a region (in a GRAPH plan: the model) is in `train()` and gradients are on. A model with a GRAPH plan calls
+    its leaf modules itself while it trains: hooks that are put on other modules later do not run then.
 
     Raises:
-        UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On the
+        UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On
+        the
             first training step: a region does something that must not be done twice.
     """
     return apply(model, plan.regions, plan.application)
@@ -49,7 +50,10 @@ def apply(model: nn.Module, regions: Sequence[Region], application: Application)
     """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`."""
     for path, module in model.named_modules():
         if subclass.way_of(module) is not None:
-            raise UsageError(f"expected a model without checkpoints, but {_named(path)} has been checkpointed before; fxmem.uncheckpoint(model) undoes that")
+            raise UsageError(
+                f"expected a model without checkpoints, but {_named(path)} has been checkpointed before; "
+                f"fxmem.uncheckpoint(model) undoes that"
+            )
     if not regions:
         return model
     if application is Application.OPERATORS:
@@ -68,7 +72,7 @@ def apply(model: nn.Module, regions: Sequence[Region], application: Application)
     return model
 
 
-# --- modules ----------------------------------------------------------------------------------------------------------------
+# --- modules ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -82,7 +86,12 @@ class _Whole:
         """See `classes.Way`."""
         if not (module.training and torch.is_grad_enabled()):
             return forward(module, *args, **kwargs)
-        return self.recomputation(lambda: (module,), functools.partial(forward if self.within is None else self.within.forward, module), args, kwargs)
+        return self.recomputation(
+            lambda: (module,),
+            functools.partial(forward if self.within is None else self.within.forward, module),
+            args,
+            kwargs,
+        )
 
 
 @dataclass
@@ -123,7 +132,12 @@ def _through(children: list[nn.Module], first: int, last: int, slices: tuple[_Sl
         for child in children[at : last if region is None else region.first]:
             x = child(x)
         if region is not None:
-            x = region.recomputation(functools.partial(list, children[region.first : region.last]), functools.partial(region.forward, children), (x,), {})
+            x = region.recomputation(
+                functools.partial(list, children[region.first : region.last]),
+                functools.partial(region.forward, children),
+                (x,),
+                {},
+            )
             at = region.last
     return x
 
@@ -134,7 +148,11 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
     slices: dict[nn.Sequential, list[_Slice]] = {}
     for region in _all(regions):
         if not region.modules:
-            raise UsageError(f"expected regions that are modules, but {described(region)} is none; this is a plan for application 'graph'")
+            raise UsageError(
+                f"expected regions that are modules, but {described(region)} is none; this is a plan for "
+                f"application "
+                f"'graph'"
+            )
         modules = [_submodule(model, path) for path in region.modules]
         where = f"region {described(region)}"
         if len(modules) == 1:
@@ -143,9 +161,13 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
             known.random = known.random or region.random
         else:
             parent, first = _parent(model, region, modules)
-            slices.setdefault(parent, []).append(_Slice(first, first + len(modules), Recomputation(where, region.random, region.keeps)))
+            slices.setdefault(parent, []).append(
+                _Slice(first, first + len(modules), Recomputation(where, region.random, region.keeps))
+            )
     trees: dict[nn.Module, _Slices] = {parent: _Slices(_nested(found)) for parent, found in slices.items()}
-    ways: list[tuple[nn.Module, subclass.Way]] = [(module, _Whole(recomputation, trees.pop(module, None))) for module, recomputation in whole.items()]
+    ways: list[tuple[nn.Module, subclass.Way]] = [
+        (module, _Whole(recomputation, trees.pop(module, None))) for module, recomputation in whole.items()
+    ]
     return [*ways, *trees.items()]
 
 
@@ -170,26 +192,50 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError:
         paths = [known for known, _ in model.named_modules()]
-        raise UsageError(f"this plan is for another model: {type(model).__name__} has no module {path!r}{closest(path, paths)}") from None
+        raise UsageError(
+            f"this plan is for another model: {type(model).__name__} has no module {path!r}{closest(path, paths)}"
+        ) from None
 
 
 def _check_forward(module: nn.Module, path: str) -> None:
     if "forward" in vars(module):
-        raise UsageError(f"{_named(path)} has a forward of its own in place of its class's ({type(module).__name__}); remove it before checkpointing")
+        raise UsageError(
+            f"{_named(path)} has a forward of its own in place of its class's ({type(module).__name__}); remove it "
+            f"before checkpointing"
+        )
     if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(f"{_named(path)} is a ScriptModule, whose forward Python does not run; checkpoint the module it was made from")
+        raise UsageError(
+            f"{_named(path)} is a ScriptModule, whose forward Python does not run; checkpoint the module it was "
+            f"made "
+            f"from"
+        )
 
 
 def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple[nn.Sequential, int]:
     """The `nn.Sequential` whose consecutive children a region's modules are, and the position of the first."""
     path = region.modules[0].rpartition(".")[0]
     parent = _submodule(model, path)
-    names = [f"{path}.{name}" if path else name for name, child in torch_modules.children_of(parent).items() if child is not None]
+    names = [
+        f"{path}.{name}" if path else name
+        for name, child in torch_modules.children_of(parent).items()
+        if child is not None
+    ]
     first = names.index(region.modules[0]) if region.modules[0] in names else -1
-    if not isinstance(parent, nn.Sequential) or first < 0 or tuple(names[first : first + len(modules)]) != region.modules:
-        raise UsageError(f"expected consecutive children of one nn.Sequential, but {described(region)} are not, in this {type(parent).__name__}")
+    if (
+        not isinstance(parent, nn.Sequential)
+        or first < 0
+        or tuple(names[first : first + len(modules)]) != region.modules
+    ):
+        raise UsageError(
+            f"expected consecutive children of one nn.Sequential, but {described(region)} are not, in this "
+            f"{type(parent).__name__}"
+        )
     if getattr(type(parent), "_fxmem_original", type(parent)).forward is not nn.Sequential.forward:
-        raise UsageError(f"{_named(path)} is an nn.Sequential with a forward of its own ({type(parent).__name__}), which may not run its children in order")
+        raise UsageError(
+            f"{_named(path)} is an nn.Sequential with a forward of its own ({type(parent).__name__}), which may "
+            f"not "
+            f"run its children in order"
+        )
     _check_forward(parent, path)
     return parent, first
 
@@ -203,7 +249,10 @@ def _nested(slices: list[_Slice]) -> tuple[_Slice, ...]:
             open_slices.pop()
         around = open_slices[-1] if open_slices else None
         if around is not None and around.last < one.last:
-            raise UsageError(f"{around.recomputation.where} and {one.recomputation.where} overlap; regions lie beside or within one another")
+            raise UsageError(
+                f"{around.recomputation.where} and {one.recomputation.where} overlap; regions lie beside or within "
+                f"one another"
+            )
         if around is not None and (around.first, around.last) == (one.first, one.last):
             around.recomputation.random = around.recomputation.random or one.recomputation.random
             continue

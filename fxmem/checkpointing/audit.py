@@ -2,8 +2,8 @@
 
 Refused, each with the region's name and what to do:
 
-- a write in place to a tensor that was there before the region: its input, a buffer, a cache. The second run would start
-  from the changed value. Batch and instance norm's own statistics are excepted (see `recomputing`);
+- a write in place to a tensor that was there before the region: its input, a buffer, a cache. The second run would
+  start from the changed value. Batch and instance norm's own statistics are excepted (see `recomputing`);
 - a number or a buffer that the region puts in place of another on a module (a counter, a moving average), and lists,
   dicts and sets that it makes longer; tensors that it adds to an argument of a class of its own (a key-value cache);
 - collectives: the ranks of a job need not recompute in the same order;
@@ -11,7 +11,8 @@ Refused, each with the region's name and what to do:
 - `torch.utils.checkpoint` inside it: it would be recomputed within a recomputation;
 - random numbers of Python or NumPy, and torch's where the plan says there are none: nobody winds those back.
 
-Not seen: what the region does to files, to global variables, or deep inside objects that are no module's attribute or argument.
+Not seen: what the region does to files, to global variables, or deep inside objects that are no module's attribute or
+argument.
 """
 
 from __future__ import annotations
@@ -52,22 +53,34 @@ class Audit:
         random: whether the generators' states are kept for its second run.
     """
 
-    def __init__(self, where: str, modules: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> None:
+    def __init__(
+        self, where: str, modules: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool
+    ) -> None:
         self._where = where
         self._random = random
         self._found: list[str] = []
         self._filled = False
         self._modules = modules
         self._norms: dict[int, nn.Module] = {
-            key: module for module in modules if isinstance(module, torch_common.NormBase) for key in _keys_of_statistics(module)
+            key: module
+            for module in modules
+            if isinstance(module, torch_common.NormBase)
+            for key in _keys_of_statistics(module)
         }
         self._names = {_key(tensor): f"its input {name}" for name, tensor in _named_tensors(args, kwargs)}
         for module in modules:
             for name, buffer in torch_modules.buffers_of(module).items():
                 if buffer is not None:
                     self._names[_key(buffer)] = f"buffer {name} of {type(module).__name__}"
-        self._fake = any(isinstance(tensor, torch_common.FakeTensor) for tensor in (*torch_common.tensors_in((args, kwargs)), *_first_parameters(modules)))
-        self._opaque = [(name, value) for name, value in (*((f"{i}", value) for i, value in enumerate(args)), *kwargs.items()) if _is_opaque(value)]
+        self._fake = any(
+            isinstance(tensor, torch_common.FakeTensor)
+            for tensor in (*torch_common.tensors_in((args, kwargs)), *_first_parameters(modules))
+        )
+        self._opaque = [
+            (name, value)
+            for name, value in (*((f"{i}", value) for i, value in enumerate(args)), *kwargs.items())
+            if _is_opaque(value)
+        ]
         self._entered = contextlib.ExitStack()
 
     def note(self, what: str) -> None:
@@ -83,7 +96,9 @@ class Audit:
             stack.enter_context(_Ops(self, self._names, self._norms))
             self._entered = stack.pop_all()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._entered.close()
         if error is None:
             self._compare()
@@ -100,7 +115,10 @@ class Audit:
 
     def _checkpointed(self, function: Any) -> None:
         if type(function).__module__.rpartition(".")[0] != __name__.rpartition(".")[0]:
-            self.note("it uses torch.utils.checkpoint itself; turn that off (gradient_checkpointing_disable(), set_grad_checkpointing(False)) before planning")
+            self.note(
+                "it uses torch.utils.checkpoint itself; turn that off (gradient_checkpointing_disable(), "
+                "set_grad_checkpointing(False)) before planning"
+            )
 
     def _generator_states(self) -> list[Any]:
         states: list[Any] = [random.getstate()]
@@ -109,7 +127,11 @@ class Audit:
             states.append(numpy_random.get_state()[1].tobytes())
         if not self._random and not self._fake:
             states.append(torch.get_rng_state().numpy().tobytes())
-            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+            devices = (
+                range(torch.cuda.device_count())
+                if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+                else ()
+            )
             states += [torch.cuda.get_rng_state(device).numpy().tobytes() for device in devices]
         return states
 
@@ -118,13 +140,19 @@ class Audit:
         if now[0] != self._generators[0]:
             self.note("it draws from Python's random, whose state is not wound back; draw from torch")
         elif now != self._generators:
-            self.note("it draws random numbers, and their generator's state is not kept for its second run; plan again in train() mode, or draw from torch")
+            self.note(
+                "it draws random numbers, and their generator's state is not kept for its second run; plan again "
+                "in "
+                "train() mode, or draw from torch"
+            )
         for module, before in zip(self._modules, self._before, strict=True):
             self._compare_attributes(module, before)
         for (name, value), cached in zip(self._opaque, self._cached, strict=True):
             after = _reachable(value)
             if len(after) != len(cached) or any(_gone(a, b) for a, b in zip(cached, after, strict=True)):
-                self.note(f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)")
+                self.note(
+                    f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)"
+                )
 
     def _compare_attributes(self, module: nn.Module, before: dict[str, Any]) -> None:
         after = _attributes(module)
@@ -133,7 +161,11 @@ class Audit:
             if old is None and new is not None:
                 self._filled = True
             elif not _may_replace(old, new, name in torch_modules.buffers_of(module)):
-                self.note(f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a step; keep that outside of regions")
+                self.note(
+                    f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a "
+                    f"step; "
+                    f"keep that outside of regions"
+                )
 
 
 class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -146,10 +178,14 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._norms = norms
         self._born: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func.namespace in _COLLECTIVES:
-            self._audit.note(f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it")
+            self._audit.note(
+                f"it communicates ({func}), and the ranks of a job need not recompute in the same order; cut around it"
+            )
         elif _has_dynamic_shape(func, args, kwargs):
             self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
         for tensor in _written(func, args, kwargs):
@@ -170,14 +206,18 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             named = self._names.get(key, "a tensor made before it")
             self._audit.note(f"{func} writes in place to {named}; let the region end before that, or begin after it")
         elif (momentum := _momentum(func, args, kwargs)) is not None and norm.momentum not in (None, momentum):
-            self._audit.note(f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is {norm.momentum}")
+            self._audit.note(
+                f"{type(norm).__name__} updates its statistics with momentum {momentum} while its own is "
+                f"{norm.momentum}"
+            )
 
 
-# --- ops --------------------------------------------------------------------------------------------------------------------
+# --- ops --------------------------------------------------------------------------------------------------------------
 
 
 def _key(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in; of one without a storage (sparse tensors, some subclasses), which tensor it is."""
+    """Which storage a tensor lies in; of one without a storage (sparse tensors, some subclasses), which tensor it
+    is."""
     try:
         return torch_common.storage_key(tensor)
     except (NotImplementedError, RuntimeError):
@@ -203,7 +243,14 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 
 def _momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    return next((value for declared, value in _arguments(func, args, kwargs) if declared.name in ("momentum", "exponential_average_factor")), None)
+    return next(
+        (
+            value
+            for declared, value in _arguments(func, args, kwargs)
+            if declared.name in ("momentum", "exponential_average_factor")
+        ),
+        None,
+    )
 
 
 def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -214,7 +261,7 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return kwargs.get("output_size") is None
 
 
-# --- what a region finds and leaves -----------------------------------------------------------------------------------------
+# --- what a region finds and leaves -----------------------------------------------------------------------------------
 
 
 def _keys_of_statistics(module: nn.Module) -> Iterator[int]:
@@ -236,7 +283,9 @@ def _first_parameters(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
 
 
 def _is_opaque(value: Any) -> bool:
-    return not isinstance(value, (torch.Tensor, str, bytes, int, float, complex, type(None), tuple, list, dict, type)) and not callable(value)
+    return not isinstance(
+        value, (torch.Tensor, str, bytes, int, float, complex, type(None), tuple, list, dict, type)
+    ) and not callable(value)
 
 
 def _held(value: Any) -> Any:
@@ -247,7 +296,11 @@ def _held(value: Any) -> Any:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(module).items() if name not in _PYTHONS_OWN and not name.startswith("_fxmem")}
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _PYTHONS_OWN and not name.startswith("_fxmem")
+    }
     return {name: _held(value) for name, value in (*own.items(), *torch_modules.buffers_of(module).items())}
 
 
@@ -255,10 +308,17 @@ def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:
     if isinstance(old, weakref.ref) and isinstance(new, weakref.ref):
         tensor = new()
         return old() is tensor or (not is_buffer and tensor is not None and tensor.requires_grad)
-    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new) == 2 and isinstance(old[0], (list, dict, set)):
+    if (
+        isinstance(old, tuple)
+        and isinstance(new, tuple)
+        and len(old) == len(new) == 2
+        and isinstance(old[0], (list, dict, set))
+    ):
         return old[0] is not new[0] or old[1] == new[1]
     numbers = (int, float)
-    return old is new or not (isinstance(old, numbers) and isinstance(new, numbers)) or isinstance(new, bool) or old == new
+    return (
+        old is new or not (isinstance(old, numbers) and isinstance(new, numbers)) or isinstance(new, bool) or old == new
+    )
 
 
 def _reachable(value: Any, depth: int = 5) -> list[Any]:
@@ -269,7 +329,9 @@ def _reachable(value: Any, depth: int = 5) -> list[Any]:
         return [value]
     if depth == 0 or isinstance(value, nn.Module):
         return []
-    inside: Callable[[], Iterable[Any]] | None = value.values if isinstance(value, dict) else value.__iter__ if isinstance(value, (tuple, list)) else None
+    inside: Callable[[], Iterable[Any]] | None = (
+        value.values if isinstance(value, dict) else value.__iter__ if isinstance(value, (tuple, list)) else None
+    )
     parts = inside() if inside is not None else getattr(value, "__dict__", {}).values()
     return [found for part in parts for found in _reachable(part, depth - 1)]
 

@@ -1,8 +1,8 @@
 """Which node of the symbolic graph each node of a profile is.
 
-Both list the calls of one program, the profile as they ran, the symbolic graph as `torch.fx` foresaw them. So the symbolic
-graph is run on FakeTensors under the tracer that wrote the profile; where both then list the same calls in the same order,
-each call's node is known. Where they do not, `torch.fx` has fixed a branch that the program took otherwise.
+Both list the calls of one program, the profile as they ran, the symbolic graph as `torch.fx` foresaw them. So the
+symbolic graph is run on FakeTensors under the tracer that wrote the profile; where both then list the same calls in the
+same order, each call's node is known. Where they do not, `torch.fx` has fixed a branch that the program took otherwise.
 """
 
 from __future__ import annotations
@@ -29,20 +29,27 @@ from fxmem.simulation.user_code import failure, process_unchanged
 __all__ = ["graph_names"]
 
 
-def graph_names(model: nn.Module, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, ...]:
+def graph_names(
+    model: nn.Module, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str | None, ...]:
     """For each node of a model's profile, what the graph that regions are cut from calls it.
 
-    `args` and `kwargs` are those the profile was taken with. None: the graph has no node of its own for it (what takes a
-    tuple apart, what reads an attribute, loss and optimizer; all but the last call inside a function marked with `torch.fx.wrap`, or inside a
-    module with running statistics that is not torch's own).
+    `args` and `kwargs` are those the profile was taken with. None: the graph has no node of its own for it (what takes
+    a tuple apart, what reads an attribute, loss and optimizer; all but the last call inside a function marked with
+    `torch.fx.wrap`, or inside a module with running statistics that is not torch's own).
 
     Raises:
         UsageError: `torch.fx` cannot trace the model, or its trace takes another way than the model did.
     """
     symbolic = trace(model)
-    given = next((name for name, value in _given(model, args, kwargs) if value is not None and name in symbolic.left_out), None)
+    given = next(
+        (name for name, value in _given(model, args, kwargs) if value is not None and name in symbolic.left_out), None
+    )
     if given is not None:
-        raise UsageError(f"{type(model).__name__} cannot be rewritten as a graph: it is given {given!r}, and torch.fx cannot follow `{given} is None`")
+        raise UsageError(
+            f"{type(model).__name__} cannot be rewritten as a graph: it is given {given!r}, and torch.fx cannot "
+            f"follow `{given} is None`"
+        )
     ours = [(i, _target(node.op, node.target)) for i, node in enumerate(profile.nodes) if _ran(node)]
     theirs = _calls(model, symbolic, args, kwargs)
     for (i, target), (other, _) in zip(ours, theirs, strict=False):
@@ -64,7 +71,10 @@ def _given(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 def _ran(node: Node) -> bool:
     """Whether a profile's node is a call the program made, and not the making or taking apart of a container."""
-    return node.op == "call_module" or (node.op in ("call_function", "call_method") and (bool(node.outputs) or _target(node.op, node.target) == "setitem"))
+    return node.op == "call_module" or (
+        node.op in ("call_function", "call_method")
+        and (bool(node.outputs) or _target(node.op, node.target) == "setitem")
+    )
 
 
 def _ran_now(node: torch.fx.Node) -> bool:
@@ -74,18 +84,26 @@ def _ran_now(node: torch.fx.Node) -> bool:
 
 def _target(op: str, target: Any) -> str:
     """The module's path, or the function's own name."""
-    name = str(target) if op == "call_module" or isinstance(target, str) else str(getattr(target, "__qualname__", target))
+    name = (
+        str(target) if op == "call_module" or isinstance(target, str) else str(getattr(target, "__qualname__", target))
+    )
     return name if op == "call_module" else name.removesuffix(".apply").removesuffix("_apply").rpartition(".")[2]
 
 
 def _disagreement(node: Node | None, other: str) -> str:
     at = f" at {node.source.file}:{node.source.line}" if node is not None and node.source is not None else ""
     ran = f"{node.target}{at}" if node is not None else "nothing"
-    return f"the model cannot be rewritten as a graph: torch.fx fixes a branch; where the program runs {ran}, its trace has {other}"
+    return (
+        f"the model cannot be rewritten as a graph: torch.fx fixes a branch; where the program runs {ran}, its "
+        f"trace has {other}"
+    )
 
 
-def _calls(model: nn.Module, symbolic: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, str | None]]:
-    """What the symbolic graph runs, as a profile would name it, and the graph's node of each; None for all but the last of a node's."""
+def _calls(
+    model: nn.Module, symbolic: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, str | None]]:
+    """What the symbolic graph runs, as a profile would name it, and the graph's node of each; None for all but the last
+    of a node's."""
     mode = torch_common.FakeTensorMode(allow_non_fake_inputs=True)
     cpu = torch.device("cpu")
     fake = fake_model(shadow_model(model), mode, cpu)
@@ -102,7 +120,9 @@ def _calls(model: nn.Module, symbolic: Symbolic, args: tuple[Any, ...], kwargs: 
     except FxmemError:
         raise
     except Exception as error:
-        raise UsageError(f"{type(model).__name__} cannot be rewritten as a graph: {failure(error, 'the graph of torch.fx')}") from error
+        raise UsageError(
+            f"{type(model).__name__} cannot be rewritten as a graph: {failure(error, 'the graph of torch.fx')}"
+        ) from error
     found = []
     for first, last, name in running.spans:
         calls = [node for node in tracer.nodes[first:last] if _ran_now(node)]
@@ -128,7 +148,9 @@ class _Running:
                 known[node] = _argument(node, positional, kwargs)
             elif node.op == "get_attr":
                 constants = self._symbolic.constants
-                known[node] = constants[node.target] if node.target in constants else operator.attrgetter(node.target)(module)
+                known[node] = (
+                    constants[node.target] if node.target in constants else operator.attrgetter(node.target)(module)
+                )
             elif node.op == "output":
                 return _loaded(node.args[0], known)
             else:
@@ -158,13 +180,18 @@ def _call(module: nn.Module, node: torch.fx.Node, args: Any, kwargs: Any) -> Any
 
 
 def _loaded(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
-    """An argument with the nodes' results in it; torch.fx freezes its containers, and a function may write to what it is given."""
+    """An argument with the nodes' results in it; torch.fx freezes its containers, and a function may write to what it
+    is given."""
     if isinstance(value, torch.fx.Node):
         return known[value]
     if isinstance(value, slice):
         return slice(*(_loaded(part, known) for part in (value.start, value.stop, value.step)))
     if isinstance(value, tuple):
-        return type(value)(*(_loaded(item, known) for item in value)) if hasattr(value, "_fields") else tuple(_loaded(item, known) for item in value)
+        return (
+            type(value)(*(_loaded(item, known) for item in value))
+            if hasattr(value, "_fields")
+            else tuple(_loaded(item, known) for item in value)
+        )
     if isinstance(value, list):
         return [_loaded(item, known) for item in value]
     if isinstance(value, dict):
@@ -179,7 +206,9 @@ class _Observer(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._ops = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         self._ops += not (func.is_view or str(func) == "aten.detach.default")
         return func(*args, **(kwargs or {}))
 

@@ -1,8 +1,8 @@
 """The traced program of a model, cut into one function per region; regions within regions are functions they call.
 
 A region's arguments are the values from before it that its nodes read, its results those that later nodes read. Every
-function lets go of a value after its last use, as `torch.fx`'s generated code does. Parameters and buffers are no arguments:
-whoever needs one reads it from the model.
+function lets go of a value after its last use, as `torch.fx`'s generated code does. Parameters and buffers are no
+arguments: whoever needs one reads it from the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _NOT_THE_USERS = __file__ + ":"
 
 
 class Rewritten:
-    """How a model runs that a GRAPH plan was applied to. Copies share the code; a pickle holds the regions, and traces again."""
+    """How a model runs that a GRAPH plan was applied to. Copies share the code; a pickle holds the regions, and traces
+    again."""
 
     def __init__(self, regions: tuple[Region, ...]) -> None:
         self._regions = regions
@@ -73,20 +74,34 @@ class _Code:
     """Modules, and whether they were in `train()` when it was traced, where that matters."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it on the parameters of `model`. Raises UsageError for a call where the model might take another way than when it was traced."""
+        """Run it on the parameters of `model`. Raises UsageError for a call where the model might take another way than
+        when it was traced."""
         for path, training in self.modes.items():
             if model.get_submodule(path).training != training:
                 mode = "train()" if training else "eval()"
                 raise UsageError(
-                    f"expected {path} in {mode}, as when the plan was applied, for its program depends on it; fxmem.uncheckpoint(model), then apply anew"
+                    f"expected {path} in {mode}, as when the plan was applied, for its program depends on it; "
+                    f"fxmem.uncheckpoint(model), then apply anew"
                 )
-        given = next((name for name, value in (*zip(self.names, args, strict=False), *kwargs.items()) if value is not None and name in self.left_out), None)
+        given = next(
+            (
+                name
+                for name, value in (*zip(self.names, args, strict=False), *kwargs.items())
+                if value is not None and name in self.left_out
+            ),
+            None,
+        )
         if given is not None:
-            raise UsageError(f"expected argument {given!r} to be left out, for the plan was made without it; a plan with application 'modules' takes it")
-        return self.main(model, model, *args, **{name: value for name, value in kwargs.items() if name not in self.left_out})
+            raise UsageError(
+                f"expected argument {given!r} to be left out, for the plan was made without it; a plan with "
+                f"application 'modules' takes it"
+            )
+        return self.main(
+            model, model, *args, **{name: value for name, value in kwargs.items() if name not in self.left_out}
+        )
 
 
-# --- cutting ----------------------------------------------------------------------------------------------------------------
+# --- cutting ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,9 @@ def _code(model: nn.Module, regions: Sequence[Region]) -> _Code:
     symbolic = trace(model)
     nodes = list(symbolic.graph.nodes)
     positions = {node.name: i for i, node in enumerate(nodes) if node.op not in ("placeholder", "output")}
-    main = _Cutter(nodes, model, symbolic.constants).function(0, len(nodes), _cuts(regions, positions, type(model).__name__), None)
+    main = _Cutter(nodes, model, symbolic.constants).function(
+        0, len(nodes), _cuts(regions, positions, type(model).__name__), None
+    )
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [*inspect.signature(inspect.unwrap(type(model).forward)).parameters.values()][1:]
     names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)
@@ -116,17 +133,28 @@ def _cuts(regions: Iterable[Region], positions: Mapping[str, int], model: str) -
         names = [name for name in region.nodes if name in positions]
         unknown = next((name for name in region.nodes if name not in positions), None)
         if unknown is not None or not names:
-            missing = f"no node {unknown!r}{closest(unknown, positions)}" if unknown is not None else "nothing of a region without nodes"
+            missing = (
+                f"no node {unknown!r}{closest(unknown, positions)}"
+                if unknown is not None
+                else "nothing of a region without nodes"
+            )
             raise UsageError(f"this plan is for another model: the graph of {model} has {missing}")
         first, last = positions[names[0]], positions[names[-1]] + 1
         inner = _cuts(region.regions, positions, model)
         if first >= last or any(cut.first < first or cut.last > last for cut in inner):
-            raise UsageError(f"this plan is for another model: in the graph of {model}, {names[0]} to {names[-1]} are not in the plan's order")
+            raise UsageError(
+                f"this plan is for another model: in the graph of {model}, {names[0]} to {names[-1]} are not in "
+                f"the "
+                f"plan's order"
+            )
         found.append(_Cut(first, last, region, inner))
     found.sort(key=lambda cut: cut.first)
     for one, other in itertools.pairwise(found):
         if one.last > other.first:
-            raise UsageError(f"the regions from {one.region.nodes[0]} and from {other.region.nodes[0]} overlap; regions lie beside or within one another")
+            raise UsageError(
+                f"the regions from {one.region.nodes[0]} and from {other.region.nodes[0]} overlap; regions lie "
+                f"beside or within one another"
+            )
     return tuple(found)
 
 
@@ -139,8 +167,11 @@ class _Cutter:
         self._constants = constants
         self._position = {node: i for i, node in enumerate(nodes)}
 
-    def function(self, first: int, last: int, cuts: tuple[_Cut, ...], results: list[torch.fx.Node] | None) -> Callable[..., Any]:
-        """The program of nodes `[first, last)`, to be called with the model twice: as its `self`, and to be handed on to regions within.
+    def function(
+        self, first: int, last: int, cuts: tuple[_Cut, ...], results: list[torch.fx.Node] | None
+    ) -> Callable[..., Any]:
+        """The program of nodes `[first, last)`, to be called with the model twice: as its `self`, and to be handed on
+        to regions within.
 
         `results` None: it is the whole program, with its own placeholders and output.
         """
@@ -152,7 +183,11 @@ class _Cutter:
             if node not in known:  # a read of an attribute; wherever it stood, each function makes its own
                 name = str(node.target)
                 constant = name in self._constants
-                read = graph.call_function(_Constant(self._constants[name])) if constant else graph.create_node("get_attr", name, name=node.name)
+                read = (
+                    graph.call_function(_Constant(self._constants[name]))
+                    if constant
+                    else graph.create_node("get_attr", name, name=node.name)
+                )
                 known[node] = read
             return known[node]
 
@@ -172,34 +207,60 @@ class _Cutter:
             graph.output(returned[0] if len(returned) == 1 else tuple(returned))
         return _compiled(graph)
 
-    def _call(self, graph: torch.fx.Graph, cut: _Cut, known: dict[torch.fx.Node, torch.fx.Node], model: torch.fx.Node) -> None:
+    def _call(
+        self, graph: torch.fx.Graph, cut: _Cut, known: dict[torch.fx.Node, torch.fx.Node], model: torch.fx.Node
+    ) -> None:
         results = self._results(cut.first, cut.last)
-        modules = tuple(dict.fromkeys(str(node.target) for node in self._nodes[cut.first : cut.last] if node.op == "call_module"))
+        modules = tuple(
+            dict.fromkeys(str(node.target) for node in self._nodes[cut.first : cut.last] if node.op == "call_module")
+        )
         where = f"region {cut.region.nodes[0]} to {cut.region.nodes[-1]}"
-        region = _region(self.function(cut.first, cut.last, cut.cuts, results), modules, Recomputation(where, cut.region.random, cut.region.keeps))
+        region = _region(
+            self.function(cut.first, cut.last, cut.cuts, results),
+            modules,
+            Recomputation(where, cut.region.random, cut.region.keeps),
+        )
         call = graph.call_function(region, (model, *(known[node] for node in self._arguments(cut.first, cut.last))))
         if len(results) == 1:
             known[results[0]] = call
         else:
             known.update({node: graph.call_function(operator.getitem, (call, i)) for i, node in enumerate(results)})
 
-    def _out_of_place(self, graph: torch.fx.Graph, node: torch.fx.Node, load: Callable[[torch.fx.Node], torch.fx.Node], first: int) -> torch.fx.Node | None:
-        """A node that would overwrite its region's input, written so that it does not; None if it does not, or somebody else might want it to."""
+    def _out_of_place(
+        self, graph: torch.fx.Graph, node: torch.fx.Node, load: Callable[[torch.fx.Node], torch.fx.Node], first: int
+    ) -> torch.fx.Node | None:
+        """A node that would overwrite its region's input, written so that it does not; None if it does not, or somebody
+        else might want it to."""
         written = node.args[0] if node.args else None
-        if not isinstance(written, torch.fx.Node) or self._position[written] >= first or len(written.users) > 1 or not self._is_new(written):
+        if (
+            not isinstance(written, torch.fx.Node)
+            or self._position[written] >= first
+            or len(written.users) > 1
+            or not self._is_new(written)
+        ):
             return None
         if node.op == "call_function" and node.target in IN_PLACE:
-            return graph.create_node("call_function", IN_PLACE[node.target], torch.fx.node.map_arg(node.args, load), name=node.name)
+            return graph.create_node(
+                "call_function", IN_PLACE[node.target], torch.fx.node.map_arg(node.args, load), name=node.name
+            )
         if node.op == "call_function" and node.kwargs.get("inplace") is True:
             copied = graph.node_copy(node, load)
             copied.kwargs = {**copied.kwargs, "inplace": False}
             return copied
         if node.op == "call_module" and getattr(self._module(node), "inplace", False) is True:
             module = graph.create_node("get_attr", node.target)
-            return graph.create_node("call_function", _call_out_of_place, (module, *torch.fx.node.map_arg(node.args, load)), name=node.name)
+            return graph.create_node(
+                "call_function", _call_out_of_place, (module, *torch.fx.node.map_arg(node.args, load)), name=node.name
+            )
         if node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__"):
             rest, options = torch.fx.node.map_arg((node.args[1:], node.kwargs), load)
-            return graph.create_node("call_method", node.target, (graph.call_method("clone", (load(written),)), *rest), options, name=node.name)
+            return graph.create_node(
+                "call_method",
+                node.target,
+                (graph.call_method("clone", (load(written),)), *rest),
+                options,
+                name=node.name,
+            )
         return None
 
     def _module(self, node: torch.fx.Node) -> nn.Module:
@@ -212,7 +273,9 @@ class _Cutter:
         if node.op in ("call_function", "call_method") and node.target in _ARE_NEW:
             return True
         given = node.args[0] if node.args else None
-        return isinstance(given, torch.fx.Node) and len(given.users) == 1 and self._passes_on(node) and self._is_new(given)
+        return (
+            isinstance(given, torch.fx.Node) and len(given.users) == 1 and self._passes_on(node) and self._is_new(given)
+        )
 
     def _passes_on(self, node: torch.fx.Node) -> bool:
         """Whether a result may be what is given, or a view of it, and nothing else."""
@@ -221,11 +284,20 @@ class _Cutter:
         return node.target in IN_PLACE or node.target is operator.getitem or "inplace" in node.kwargs
 
     def _arguments(self, first: int, last: int) -> list[torch.fx.Node]:
-        read = {node for user in self._nodes[first:last] for node in user.all_input_nodes if node.op != "get_attr" and self._position[node] < first}
+        read = {
+            node
+            for user in self._nodes[first:last]
+            for node in user.all_input_nodes
+            if node.op != "get_attr" and self._position[node] < first
+        }
         return sorted(read, key=self._position.__getitem__)
 
     def _results(self, first: int, last: int) -> list[torch.fx.Node]:
-        return [node for node in self._nodes[first:last] if node.op != "get_attr" and any(self._position[user] >= last for user in node.users)]
+        return [
+            node
+            for node in self._nodes[first:last]
+            if node.op != "get_attr" and any(self._position[user] >= last for user in node.users)
+        ]
 
 
 _MAKE_NEW = (
@@ -250,7 +322,9 @@ def _region(function: Callable[..., Any], modules: tuple[str, ...], recomputatio
     """What generated code calls for a region: `function` on the model it is given, recomputed in backward."""
 
     def region(model: nn.Module, *args: Any) -> Any:
-        return recomputation(lambda: [model.get_submodule(path) for path in modules], functools.partial(function, model, model), args, {})
+        return recomputation(
+            lambda: [model.get_submodule(path) for path in modules], functools.partial(function, model, model), args, {}
+        )
 
     return region
 

@@ -1,8 +1,9 @@
 """The graph that regions of a GRAPH plan are cut from: `torch.fx`'s symbolic trace of the model in `train()`.
 
-It differs from `torch.fx.symbolic_trace(model).graph` in three ways, all towards what the program does. Buffers are read when
-the graph runs, and so is what is computed from them; symbolic_trace would keep the result as a constant of today's
-device and values. `x += y` stays in place. And every module with running statistics is a node, other libraries' included.
+It differs from `torch.fx.symbolic_trace(model).graph` in three ways, all towards what the program does. Buffers are
+read when the graph runs, and so is what is computed from them; symbolic_trace would keep the result as a constant of
+today's device and values. `x += y` stays in place. And every module with running statistics is a node, other libraries'
+included.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ class Symbolic:
     left_out: frozenset[str]
     """Arguments that default to None; the graph is of a call that leaves them out, for `is None` cannot be traced."""
     modes: dict[str, bool]
-    """Modules whose forward the graph has followed, and whether they were in `train()`; empty if that makes no difference to it."""
+    """Modules whose forward the graph has followed, and whether they were in `train()`; empty if that makes no
+    difference to it."""
 
 
 def _make_in_place(name: str) -> Callable[[Any, Any], Any]:
-    # Not operator.iadd itself: torch.fx writes that as the statement `x += y`, which would rename x where x is a number.
+    # Not operator.iadd itself: torch.fx writes that as the statement `x += y`, which would rename x where x is a
+    # number.
     function = getattr(operator, name)
 
     def in_place(left: Any, right: Any) -> Any:
@@ -84,19 +87,32 @@ class _Tracer(torch.fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # Looked into, its momentum would be a constant and its counter a node of its own; whole, it can be told to leave its statistics alone.
+        # Looked into, its momentum would be a constant and its counter a node of its own; whole, it can be told to
+        # leave its statistics alone.
         return isinstance(m, torch_common.NormBase) or super().is_leaf_module(m, module_qualified_name)
 
 
 def trace(model: nn.Module) -> Symbolic:
     """The model's graph when it trains; the model is left alone.
 
-    Raises UsageError where `torch.fx` cannot follow the program, or would fix what the program decides anew in each run.
+    Raises UsageError where `torch.fx` cannot follow the program, or would fix what the program decides anew in each
+    run.
     """
     name = type(model).__name__
-    hooked = next((path for path, module in model.named_modules() if path and torch_modules.has_hooks(module) and not _is_leaf(module, path)), None)
+    hooked = next(
+        (
+            path
+            for path, module in model.named_modules()
+            if path and torch_modules.has_hooks(module) and not _is_leaf(module, path)
+        ),
+        None,
+    )
     if hooked is not None:
-        raise UsageError(f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls it as a whole")
+        raise UsageError(
+            f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls "
+            f"it "
+            f"as a whole"
+        )
     try:
         shadow = shadow_model(model)
     except Exception as error:
@@ -109,23 +125,40 @@ def trace(model: nn.Module) -> Symbolic:
     try:
         graph = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
     except Exception as error:
-        raise UsageError(f"{name} cannot be rewritten as a graph: {failure(error, 'torch.fx.symbolic_trace')}") from error
+        raise UsageError(
+            f"{name} cannot be rewritten as a graph: {failure(error, 'torch.fx.symbolic_trace')}"
+        ) from error
     drew = random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1])
     random.setstate(before[0])
     torch.set_rng_state(before[1])
     if drew:
-        raise UsageError(f"{name} cannot be rewritten as a graph: its forward draws random numbers that torch.fx would keep for good")
-    constants = {node.target: _attribute(shadow, node.target) for node in graph.nodes if node.op == "get_attr" and not _has(model, node.target)}
+        raise UsageError(
+            f"{name} cannot be rewritten as a graph: its forward draws random numbers that torch.fx would keep for good"
+        )
+    constants = {
+        node.target: _attribute(shadow, node.target)
+        for node in graph.nodes
+        if node.op == "get_attr" and not _has(model, node.target)
+    }
     return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out))
 
 
 def _left_out(cls: type[nn.Module]) -> list[str]:
-    return [name for name, parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.items() if parameter.default is None]
+    return [
+        name
+        for name, parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.items()
+        if parameter.default is None
+    ]
 
 
 def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dict[str, bool]:
-    """The modes of the modules looked into, if the graph would be another in other modes. The model's own is left aside."""
-    followed = {path: module for path, module in shadow.named_modules() if path and not _is_leaf(module, path) and not isinstance(module, _CONTAINERS)}
+    """The modes of the modules looked into, if the graph would be another in other modes. The model's own is left
+    aside."""
+    followed = {
+        path: module
+        for path, module in shadow.named_modules()
+        if path and not _is_leaf(module, path) and not isinstance(module, _CONTAINERS)
+    }
     modes = {path: module.training for path, module in followed.items()}
     for module in followed.values():
         module.training = not module.training

@@ -32,11 +32,16 @@ class ByOperator:
     def of(regions: Iterable[Region]) -> ByOperator:
         """What the regions of a plan say together."""
         found = list(regions)
-        return ByOperator(_keys(result for region in found for result in region.holds), _keys(result for region in found for result in region.remakes))
+        return ByOperator(
+            _keys(result for region in found for result in region.holds),
+            _keys(result for region in found for result in region.remakes),
+        )
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `classes.Way`."""
-        if not (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():  # a compiler decides by itself what it holds
+        if (
+            not (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling()
+        ):  # a compiler decides by itself what it holds
             return forward(module, *args, **kwargs)
         if self.survey is not None:
             self.survey.begin()
@@ -47,7 +52,8 @@ class ByOperator:
 
 
 def surveyed(model: nn.Module) -> Survey:
-    """From now on, until `uncheckpoint`, what each training forward of `model` comes down to is found in what is returned; nothing else changes."""
+    """From now on, until `uncheckpoint`, what each training forward of `model` comes down to is found in what is
+    returned; nothing else changes."""
     survey = Survey()
     subclass.become(model, ByOperator(frozenset(), frozenset(), survey))
     return survey

@@ -44,19 +44,34 @@ class Recomputation:
     audited: bool = False
     """Whether a run of it was watched and nothing was found that must not be run twice."""
 
-    def __call__(self, modules: Callable[[], Iterable[nn.Module]], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self,
+        modules: Callable[[], Iterable[nn.Module]],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """`function(*args, **kwargs)`, recomputed in backward; `modules` are those it may call.
 
         Raises UsageError if it does what must not be done twice.
         """
         if torch.compiler.is_compiling():  # the compiler keeps effects on buffers out of what it recomputes by itself
-            return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random)
+            return checkpoint(
+                functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random
+            )
         held = with_modules(modules())
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
         contexts = _Contexts(_AsItWas(held), self.keeps)
-        result = checkpoint(run, *run.leaves.pop(), use_reentrant=False, early_stop=True, preserve_rng_state=self.random, context_fn=contexts)
+        result = checkpoint(
+            run,
+            *run.leaves.pop(),
+            use_reentrant=False,
+            early_stop=True,
+            preserve_rng_state=self.random,
+            context_fn=contexts,
+        )
         if audit is not None:
             self.audited = audit.passed()
         return result
@@ -71,9 +86,12 @@ def with_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 class _Run:
-    """Calls the function with the arguments it was given, the first time, and with copies of their containers afterwards."""
+    """Calls the function with the arguments it was given, the first time, and with copies of their containers
+    afterwards."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], audit: Audit | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], audit: Audit | None
+    ) -> None:
         found: list[Any] = []
         self._function = function
         self._shape = _flattened((args, kwargs), found)
@@ -102,11 +120,12 @@ class _Leaf:
 
 
 def _flattened(value: Any, leaves: list[Any]) -> Any:
-    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`, each object once.
+    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`, each object
+    once.
 
-    Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied. Each once, because
-    what autograd has saved twice comes back as two objects, and programs ask whether two arguments are one:
-    `nn.MultiheadAttention(x, x, x)` multiplies once, or three times.
+    Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied.
+    Each once, because what autograd has saved twice comes back as two objects, and programs ask whether two arguments
+    are one: `nn.MultiheadAttention(x, x, x)` multiplies once, or three times.
     """
     if type(value) in (tuple, list):
         return type(value)(_flattened(item, leaves) for item in value)
@@ -163,7 +182,9 @@ class _AsItWas:
             stack.enter_context(statistics_kept(module for module, _ in self._training))
             self._entered.append(stack.pop_all())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._entered.pop().close()
 
 
@@ -171,9 +192,9 @@ class _AsItWas:
 def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Running statistics of the modules come out as they went in, whatever runs inside.
 
-    Batch norm: statistics become `(1 - momentum) * statistics + momentum * batch's`, so with a momentum of 0 they stay, and the kernel
-    still saves what the first run's saved; with no counter of batches `momentum=None` means 0, too (torch/nn/modules/batchnorm.py).
-    Instance norm averages over the batch, which may round: it gets copies to write to.
+    Batch norm: statistics become `(1 - momentum) * statistics + momentum * batch's`, so with a momentum of 0 they stay,
+    and the kernel still saves what the first run's saved; with no counter of batches `momentum=None` means 0, too
+    (torch/nn/modules/batchnorm.py). Instance norm averages over the batch, which may round: it gets copies to write to.
     """
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -188,7 +209,9 @@ def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
                 stack.callback(buffers.__setitem__, "num_batches_tracked", buffers.get("num_batches_tracked"))
                 stack.callback(setattr, module, "momentum", module.momentum)
                 # SyncBatchNorm insists on a counter, but reads it only where there is no momentum.
-                buffers["num_batches_tracked"] = _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
+                buffers["num_batches_tracked"] = (
+                    _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
+                )
                 module.momentum = 0.0
         yield
 

@@ -1,10 +1,11 @@
 """Results of a region's products, kept from its first run for its second: selective checkpointing.
 
-It is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does (torch/utils/checkpoint.py, since 2.4), with three differences.
-There, a kept result leaves the random generators where they were before it, so that what draws after it in the second run (the
-dropout after an attention that drops out itself) draws other numbers than in the first, and gradients are silently wrong; here the
-generators go on from where they were in the first run. There, a second backward through the region raises, and so does a result that
-somebody has written to since; here the product is run again then. And which results are kept is said by their number, not by their operator.
+It is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does (torch/utils/checkpoint.py, since 2.4),
+with three differences. There, a kept result leaves the random generators where they were before it, so that what draws
+after it in the second run (the dropout after an attention that drops out itself) draws other numbers than in the first,
+and gradients are silently wrong; here the generators go on from where they were in the first run. There, a second
+backward through the region raises, and so does a result that somebody has written to since; here the product is run
+again then. And which results are kept is said by their number, not by their operator.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from fxmem.planning.products import is_product
 __all__ = ["Keeping", "Results", "Reusing", "keep"]
 
 
-def keep(*numbers: int) -> Callable[[], tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]]:
-    """A `context_fn` for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`: the region keeps the results of some of its products.
+def keep(
+    *numbers: int,
+) -> Callable[[], tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]]:
+    """A `context_fn` for `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`: the region keeps the results of
+    some of its products.
 
     Args:
-        numbers: of the products (matrix products, convolutions, attention: `fxmem.planning.products`), counted from 0 in the order the region runs them.
+        numbers: of the products (matrix products, convolutions, attention: `fxmem.planning.products`), counted from 0
+        in the order the region runs them.
     """
     return functools.partial(_contexts, numbers)
 
@@ -70,12 +75,16 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._keeps, self._results, self._number = frozenset(keeps), results, -1
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if is_product(str(func)):
             self._number += 1
             if self._number in self._keeps:
-                value = torch_common.detached_sharing_version(result)  # autograd makes the result itself hold the graph, which holds what is kept
+                value = torch_common.detached_sharing_version(
+                    result
+                )  # autograd makes the result itself hold the graph, which holds what is kept
                 generators = Generators.now(torch_common.tensors_in((args, kwargs))) if _draws(func) else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result
@@ -92,7 +101,9 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._number = -1
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if is_product(str(func)):
             self._number += 1
             kept = self._results.pop(self._number, None)

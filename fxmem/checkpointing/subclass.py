@@ -1,8 +1,8 @@
 """A module that runs its `forward` differently, and is still the user's module.
 
-`become` makes an instance one of a subclass of its class with the same name. So `isinstance`, `repr`, hooks, `state_dict`
-and attributes are as before, and `copy.deepcopy` and `pickle` give copies that behave alike on their own parameters;
-a function put on the instance would call the first module's forever and could not be pickled.
+`become` makes an instance one of a subclass of its class with the same name. So `isinstance`, `repr`, hooks,
+`state_dict` and attributes are as before, and `copy.deepcopy` and `pickle` give copies that behave alike on their own
+parameters; a function put on the instance would call the first module's forever and could not be pickled.
 """
 
 from __future__ import annotations

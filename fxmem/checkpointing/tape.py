@@ -1,19 +1,25 @@
 """Single results of operators, let go of in forward and made again in backward, operator by operator.
 
-A region of `recomputing` runs the program a second time. Here nothing of the program runs twice: while a module runs, a record is taken of the
-ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`). Of a tensor that autograd saves, the record of how
-it was made may then stand in for the tensor. When backward asks for it, the operators that lead to it from what is held run again, each once, and
-what they give stays until the last that needs it has been asked for. It is what torch.compile's partitioner does with the graphs of AOTAutograd
-(torch/_functorch/partitioners.py), for programs that run eagerly. Modules, hooks, Python's side effects and statistics are as in one run: there is just one.
+A region of `recomputing` runs the program a second time. Here nothing of the program runs twice: while a module runs, a
+record is taken of the ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`).
+Of a tensor that autograd saves, the record of how it was made may then stand in for the tensor. When backward asks for
+it, the operators that lead to it from what is held run again, each once, and what they give stays until the last that
+needs it has been asked for. It is what torch.compile's partitioner does with the graphs of AOTAutograd
+(torch/_functorch/partitioners.py), for programs that run eagerly. Modules, hooks, Python's side effects and statistics
+are as in one run: there is just one.
 
 What is made again is bit for bit what it was, where the kernels are deterministic:
 
-- an operator that draws random numbers starts again from the generators' states it started from, which then go on as if it had not;
-- a write in place makes a new value of the storage; made again, it writes to a copy, or to a storage that nobody else needs;
+- an operator that draws random numbers starts again from the generators' states it started from, which then go on as if
+  it had not;
+- a write in place makes a new value of the storage; made again, it writes to a copy, or to a storage that nobody else
+  needs;
 - batch norm's running statistics are left alone;
-- operators outside of ATen, with a generator of the caller's, of tensor subclasses or of conjugated views are never run again, nor are storages
-  that were allocated empty and that a kernel unknown to the dispatcher may have filled: what they gave is held by whoever needs it;
-- what was read from outside, parameters included, must not have been written to since: RuntimeError, as autograd itself raises it.
+- operators outside of ATen, with a generator of the caller's, of tensor subclasses or of conjugated views are never run
+  again, nor are storages that were allocated empty and that a kernel unknown to the dispatcher may have filled: what
+  they gave is held by whoever needs it;
+- what was read from outside, parameters included, must not have been written to since: RuntimeError, as autograd itself
+  raises it.
 """
 
 from __future__ import annotations
@@ -30,12 +36,39 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
-from fxmem.checkpointing.tape_values import Fresh, Made, Need, Op, OpKey, Outside, Saved, Value, ValueKey, geometry_of, mapped, tensors_of
+from fxmem.checkpointing.tape_values import (
+    Fresh,
+    Made,
+    Need,
+    Op,
+    OpKey,
+    Outside,
+    Saved,
+    Value,
+    ValueKey,
+    geometry_of,
+    mapped,
+    tensors_of,
+)
 
 __all__ = ["Observer", "Tape", "rematerializing"]
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
-_OVERWRITES = frozenset({"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "zero_", "fill_", "copy_"})
+_OVERWRITES = frozenset(
+    {
+        "bernoulli_",
+        "uniform_",
+        "normal_",
+        "random_",
+        "exponential_",
+        "log_normal_",
+        "cauchy_",
+        "geometric_",
+        "zero_",
+        "fill_",
+        "copy_",
+    }
+)
 """What they write does not depend on what was there."""
 _CHANGES_STORAGE = frozenset({"set_", "resize_", "resize_as_", "swap_"})
 _STATISTICS = frozenset({"running_mean", "running_var"})
@@ -69,7 +102,9 @@ def _signature(func: Any) -> _Signature:
         name=name,
         again=name.startswith("aten.") and packet not in _EMPTY and packet not in _CHANGES_STORAGE,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
-        written=tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+        written=tuple(
+            (at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write
+        )
         if torch_common.is_mutable(func)
         else (),
         statistics=tuple((at, each.name) for at, each in arguments if each.name in _STATISTICS),
@@ -90,12 +125,14 @@ def _tensors_at(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> li
 class Observer(Protocol):
     """Is told what runs and what is saved."""
 
-    def on_call(self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]) -> None:
+    def on_call(
+        self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]
+    ) -> None:
         """An operator has run.
 
         Args:
-            sources: what it read of what others made that can be made again.
-            made: a tensor on each storage that now holds something new, whether it has allocated that, and, if it has written over something, over what.
+            sources: what it read of what others made that can be made again. made: a tensor on each storage that now
+            holds something new, whether it has allocated that, and, if it has written over something, over what.
         """
 
     def on_hidden_write(self, key: ValueKey) -> None:
@@ -112,13 +149,19 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a module's forward, with `saved_tensors_hooks(tape.pack, tape.unpack)`.
 
     Args:
-        held: values that are held from the start, for others to be made from.
-        dropped: values that autograd saves and that are made again instead. What neither names is saved as without a tape.
-        checked: whether what is made again is held against two sums of what it was.
-        observer: told what happens.
+        held: values that are held from the start, for others to be made from. dropped: values that autograd saves and
+        that are made again instead. What neither names is saved as without a tape. checked: whether what is made again
+        is held against two sums of what it was. observer: told what happens.
     """
 
-    def __init__(self, held: Collection[ValueKey], dropped: Collection[ValueKey], *, checked: bool = False, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        held: Collection[ValueKey],
+        dropped: Collection[ValueKey],
+        *,
+        checked: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._held, self._dropped, self._checked, self._observer = held, dropped, checked, observer
         self._counts: dict[str, int] = {}
@@ -129,9 +172,11 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._values.clear()
 
-    # --- what runs -----------------------------------------------------------------------------------------------------------
+    # --- what runs ----------------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch_common.OpOverload) or func.is_view:
             return func(*args, **kwargs)
@@ -143,11 +188,17 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if op is not None:
             self._enter(key, op, signature, args, kwargs, result)
             return result
-        for tensor in torch_common.tensors_in((args, kwargs)) if signature.collective else _tensors_at(signature.written, args, kwargs):
+        for tensor in (
+            torch_common.tensors_in((args, kwargs))
+            if signature.collective
+            else _tensors_at(signature.written, args, kwargs)
+        ):
             if _is_plain(tensor):
                 self._values.pop(torch_common.storage_key(tensor), None)
         if self._observer is not None:
-            self._observer.on_allocation(key, [tensor for tensor in torch_common.tensors_in(result) if _is_plain(tensor)])
+            self._observer.on_allocation(
+                key, [tensor for tensor in torch_common.tensors_in(result) if _is_plain(tensor)]
+            )
         return result
 
     def _recorded(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> Op | None:
@@ -178,7 +229,10 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                     writes.add(number)
                 return Made(number, geometry_of(leaf))
             if id(leaf) not in written:
-                return Outside(leaf if isinstance(leaf, torch.nn.Parameter) else torch_common.detached_sharing_version(leaf), torch_autograd.version(leaf))
+                return Outside(
+                    leaf if isinstance(leaf, torch.nn.Parameter) else torch_common.detached_sharing_version(leaf),
+                    torch_autograd.version(leaf),
+                )
             if signature.overwrites and leaf.numel() * leaf.itemsize == leaf.untyped_storage().nbytes():
                 return Fresh(geometry_of(leaf), leaf.device)
             raise _NotAgainError
@@ -227,11 +281,15 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
         return weakref.ref(tensor.untyped_storage(), gone)
 
-    # --- what is saved ---------------------------------------------------------------------------------------------------------
+    # --- what is saved ------------------------------------------------------------------------------------------------
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """For `torch.autograd.graph.saved_tensors_hooks`."""
-        entry = self._values.get(torch_common.storage_key(tensor)) if _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg() else None
+        entry = (
+            self._values.get(torch_common.storage_key(tensor))
+            if _is_plain(tensor) and not tensor.is_conj() and not tensor.is_neg()
+            else None
+        )
         if entry is None:
             return tensor
         value, need, _ = entry
@@ -249,7 +307,13 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def rematerializing(held: Collection[ValueKey], dropped: Collection[ValueKey], *, checked: bool = False, observer: Observer | None = None) -> Iterator[None]:
+def rematerializing(
+    held: Collection[ValueKey],
+    dropped: Collection[ValueKey],
+    *,
+    checked: bool = False,
+    observer: Observer | None = None,
+) -> Iterator[None]:
     """Within, of what autograd saves, `dropped` is made again when backward asks for it; arguments as of `Tape`."""
     tape = Tape(held, dropped, checked=checked, observer=observer)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
@@ -261,7 +325,9 @@ class _NotAgainError(Exception):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch_common.FakeTensor) or isinstance(tensor, torch.nn.Buffer)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch_common.FakeTensor) or isinstance(
+        tensor, torch.nn.Buffer
+    )
 
 
 def _statistics(signature: _Signature, args: Any, kwargs: Any) -> list[torch.Tensor]:

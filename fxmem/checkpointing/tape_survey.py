@@ -1,4 +1,5 @@
-"""What a model's forward comes down to: the calls of operators that can be made again, what each reads and makes, and what autograd saves of it."""
+"""What a model's forward comes down to: the calls of operators that can be made again, what each reads and makes, and
+what autograd saves of it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Survey:
         """See `Observer`. What it was cannot be made again in its place, so it is left as it is."""
         self._hidden.add(key)
 
-    def on_call(self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]) -> None:
+    def on_call(
+        self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]
+    ) -> None:
         """See `Observer`."""
         keys: list[ValueKey] = []
         for position, (tensor, new, before) in enumerate(made):
@@ -66,6 +69,21 @@ class Survey:
             for position, key in enumerate(made):
                 index[key] = len(values)
                 hidden = key in self._hidden
-                values.append(Value(len(calls), position, self._storages[key], key in self._saved and not hidden, hidden or key in self._overwritten))
-            calls.append(Call(name, number, tuple(dict.fromkeys(index[source] for source in sources)), tuple(index[key] for key in made)))
+                values.append(
+                    Value(
+                        len(calls),
+                        position,
+                        self._storages[key],
+                        key in self._saved and not hidden,
+                        hidden or key in self._overwritten,
+                    )
+                )
+            calls.append(
+                Call(
+                    name,
+                    number,
+                    tuple(dict.fromkeys(index[source] for source in sources)),
+                    tuple(index[key] for key in made),
+                )
+            )
         return calls, values

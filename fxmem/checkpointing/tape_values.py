@@ -1,7 +1,8 @@
 """Values that a tape has recorded, made again: what they are made from, by which operators, and what is at hand by now.
 
-A *value* is what a storage holds between two writes to it. Autograd holds a `Saved` for a tensor on it, which leads to the value, the operator that made
-it, that one's inputs and so on back to what is held or was there before; nothing else holds any of these, so they go when the last that needs them has gone.
+A *value* is what a storage holds between two writes to it. Autograd holds a `Saved` for a tensor on it, which leads to
+the value, the operator that made it, that one's inputs and so on back to what is held or was there before; nothing else
+holds any of these, so they go when the last that needs them has gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,21 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
 
-__all__ = ["Fresh", "Geometry", "Made", "Need", "Op", "OpKey", "Outside", "Saved", "Value", "ValueKey", "geometry_of", "mapped", "tensors_of"]
+__all__ = [
+    "Fresh",
+    "Geometry",
+    "Made",
+    "Need",
+    "Op",
+    "OpKey",
+    "Outside",
+    "Saved",
+    "Value",
+    "ValueKey",
+    "geometry_of",
+    "mapped",
+    "tensors_of",
+]
 
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
@@ -48,7 +63,8 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
 
 
 class Need:
-    """Somebody has yet to ask for a value, or for one that is made from it; until then it is held once it has been made."""
+    """Somebody has yet to ask for a value, or for one that is made from it; until then it is held once it has been
+    made."""
 
     __slots__ = ("__weakref__", "inputs", "tensor")
 
@@ -70,7 +86,8 @@ class Value:
         self.need = weakref.ref(need)
         self.held: torch.Tensor | None = None
         self.version: int | None = None
-        """Writes to it when it was first looked at: autograd counts one in place only when the operator has returned, which is later than it is held."""
+        """Writes to it when it was first looked at: autograd counts one in place only when the operator has returned,
+        which is later than it is held."""
         self.users = 0
         """Operators and saved tensors that need it."""
 
@@ -115,7 +132,7 @@ class Value:
         return found
 
 
-# --- what an operator was given ---------------------------------------------------------------------------------------------
+# --- what an operator was given ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,9 @@ class Outside:
 
     def read(self) -> torch.Tensor:
         """It, as it was."""
-        freed = self.tensor.numel() and not self.tensor.untyped_storage().nbytes()  # as a sharded parameter is between the uses of its module
+        freed = (
+            self.tensor.numel() and not self.tensor.untyped_storage().nbytes()
+        )  # as a sharded parameter is between the uses of its module
         if torch_autograd.version(self.tensor) != self.version or freed:
             raise _written("what the model reads", self.tensor)
         return self.tensor
@@ -150,7 +169,9 @@ class Fresh:
 
     def allocated(self) -> torch.Tensor:
         """An empty one."""
-        return torch.empty_strided(self.geometry.size, self.geometry.stride, dtype=self.geometry.dtype, device=self.device)
+        return torch.empty_strided(
+            self.geometry.size, self.geometry.stride, dtype=self.geometry.dtype, device=self.device
+        )
 
 
 class Op:
@@ -166,7 +187,14 @@ class Op:
 
     __slots__ = ("func", "generators", "given", "inputs", "outputs", "written")
 
-    def __init__(self, func: Any, given: tuple[Any, Any], inputs: tuple[Value, ...], written: frozenset[int], generators: Generators | None) -> None:
+    def __init__(
+        self,
+        func: Any,
+        given: tuple[Any, Any],
+        inputs: tuple[Value, ...],
+        written: frozenset[int],
+        generators: Generators | None,
+    ) -> None:
         self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
         self.outputs: list[tuple[int, weakref.ref[Value]]] = []
         """Values that it made, each with the position of a tensor on it in `tensors_of`."""
@@ -220,7 +248,8 @@ def _gather(value: Any, found: list[torch.Tensor]) -> None:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """What `function` makes of each leaf of an ATen operator's arguments: tuples, lists and a dict of keywords. `tree_map` takes several times as long."""
+    """What `function` makes of each leaf of an ATen operator's arguments: tuples, lists and a dict of keywords.
+    `tree_map` takes several times as long."""
     if type(value) in (tuple, list):
         return type(value)([mapped(function, item) for item in value])
     if type(value) is dict:
@@ -228,7 +257,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-# --- what autograd holds ----------------------------------------------------------------------------------------------------
+# --- what autograd holds ----------------------------------------------------------------------------------------------
 
 
 class Saved:
@@ -255,15 +284,18 @@ class Saved:
             found = self.geometry.of(self.value.made_again())
             if self.sums is not None and not _alike(self.sums, _sums(found)):
                 raise RuntimeError(
-                    f"made again, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it was: something has written to it that "
-                    "the dispatcher does not know of, a kernel called through its address for one. fxmem.uncheckpoint(model), or plan with another application"
+                    f"made again, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it "
+                    f"was: something has written to it that "
+                    "the dispatcher does not know of, a kernel called through its address for one. "
+                    "fxmem.uncheckpoint(model), or plan with another application"
                 )
         self.need = self.sums = None
         return found
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Two numbers that tell other contents; None for FakeTensors, and for types that cannot be added up. No temporary of the tensor's size."""
+    """Two numbers that tell other contents; None for FakeTensors, and for types that cannot be added up. No temporary
+    of the tensor's size."""
     if isinstance(tensor, torch_common.FakeTensor) or not tensor.numel():
         return None
     if not tensor.is_floating_point():
@@ -276,10 +308,12 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
     """To a thousandth: kernels that add atomically do not give the same bits twice."""
-    return now is not None and torch.allclose(before, now, rtol=0, atol=1e-3 * max(float(before.nan_to_num().abs().max()), 1e-30), equal_nan=True)
+    return now is not None and torch.allclose(
+        before, now, rtol=0, atol=1e-3 * max(float(before.nan_to_num().abs().max()), 1e-30), equal_nan=True
+    )
 
 
-# --- small parts ------------------------------------------------------------------------------------------------------------
+# --- small parts ------------------------------------------------------------------------------------------------------
 
 
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -299,6 +333,7 @@ def _no_autocast() -> Iterator[None]:
 
 def _written(what: str, tensor: torch.Tensor) -> RuntimeError:
     return RuntimeError(
-        f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was made from it cannot be made again; "
+        f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was "
+        f"made from it cannot be made again; "
         "fxmem.uncheckpoint(model), or plan with another application"
     )

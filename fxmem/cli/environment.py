@@ -1,4 +1,5 @@
-"""What this environment can do, and how to get what it lacks. torch is imported by `report` only, and may be missing."""
+"""What this environment can do, and how to get what it lacks. torch is imported by `report` only, and may be
+missing."""
 
 from __future__ import annotations
 
@@ -31,15 +32,18 @@ _OTHER_CARDS = (
     ' "capability": [8, 9]}',
 )
 _SMALL_CONVOLUTION = ConvSignature(
-    op="fwd", x=(1, 8, 8, 8), x_stride=(512, 64, 8, 1), w=(8, 8, 1, 1), w_stride=(8, 1, 1, 1), y=(1, 8, 8, 8), y_stride=(512, 64, 8, 1),
+    op="fwd", x=(1, 8, 8, 8), x_stride=(512, 64, 8, 1), w=(8, 8, 1, 1), w_stride=(8, 1, 1, 1), y=(1, 8, 8, 8),
+    y_stride=(512, 64, 8, 1),
     padding=(0, 0), stride=(1, 1), dilation=(1, 1), groups=1, dtype="float32",
 )  # fmt: skip
 
 
 def report() -> str:
-    """One line for each thing an analysis can use, at most 80 columns wide: what it is, or what is missing and how to get it.
+    """One line for each thing an analysis can use, at most 80 columns wide: what it is, or what is missing and how to
+    get it.
 
-    What is installed is looked up, torch is imported, and cuDNN is asked one small question in a child process. Nothing raises.
+    What is installed is looked up, torch is imported, and cuDNN is asked one small question in a child process. Nothing
+    raises.
     """
     facts = [
         ("fxmem", __version__),
@@ -110,7 +114,11 @@ def _cudnn() -> str:
     answer = conv_workspaces([_SMALL_CONVOLUTION], target("h100"), library=library)[_SMALL_CONVOLUTION]
     found = library.version or "of unknown version"
     silent = answer.source == "estimate"
-    return f"{found} does not answer; estimating: {answer.note}" if silent else f"{found}, asked for convolution workspaces"
+    return (
+        f"{found} does not answer; estimating: {answer.note}"
+        if silent
+        else f"{found}, asked for convolution workspaces"
+    )
 
 
 def _collection(package: str, spec: str) -> str:
@@ -123,7 +131,9 @@ def _collection(package: str, spec: str) -> str:
 def _drawing() -> str:
     engines = graph.engines()
     missing = [engine.how for engine in engines if not engine.available]
-    return ", ".join(engine.name for engine in engines if engine.available) + (f"; {len(missing)} more could be" if missing else "")
+    return ", ".join(engine.name for engine in engines if engine.available) + (
+        f"; {len(missing)} more could be" if missing else ""
+    )
 
 
 def _cache() -> str:

@@ -45,16 +45,30 @@ _MODEL = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod
 
 def add_step(parser: argparse.ArgumentParser, *, or_report: bool = False) -> None:
     """The model, its inputs and the step."""
-    inputs = "32x3x224x224[:dtype], name:8x1024:int64 or pkg.mod:make_batch; repeatable; default: what the model's family takes"
+    inputs = (
+        "32x3x224x224[:dtype], name:8x1024:int64 or pkg.mod:make_batch; repeatable; default: what the model's "
+        "family takes"
+    )
     settings = "a keyword argument of the factory, or a field of the hf: config; repeatable"
     optimizer = "a torch.optim class, sgd-momentum, adamw:fused, pkg.mod:factory, or none (default adamw)"
     report = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
-    parser.add_argument("model", metavar="MODEL|REPORT.json" if or_report else "MODEL", help=(report if or_report else "") + _MODEL)
+    parser.add_argument(
+        "model", metavar="MODEL|REPORT.json" if or_report else "MODEL", help=(report if or_report else "") + _MODEL
+    )
     parser.add_argument("--input", action="append", default=[], metavar="SPEC", help=inputs)
     parser.add_argument("--batch", type=int, metavar="N", help="batch size of the default inputs (default 8)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=settings)
-    parser.add_argument("--mode", choices=["train", "infer"], default="train", help="a training step, or forward under no_grad (default train)")
-    parser.add_argument("--loss", metavar="PKG.MOD:NAME", help="a function of the output; default: its .loss, else the sum of its floating-point tensors")
+    parser.add_argument(
+        "--mode",
+        choices=["train", "infer"],
+        default="train",
+        help="a training step, or forward under no_grad (default train)",
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="PKG.MOD:NAME",
+        help="a function of the output; default: its .loss, else the sum of its floating-point tensors",
+    )
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help=optimizer)
     parser.add_argument("--precision", choices=["bf16", "fp16"], help="run under autocast")
     parser.add_argument("--weights", choices=["bf16", "fp16"], help="cast the weights")
@@ -70,8 +84,16 @@ def _add_kernels(parser: argparse.ArgumentParser) -> None:
     flag = argparse.BooleanOptionalAction
     sdpa = "the attention kernel that may run and no other, or auto: the first that can (default: as torch's flags are)"
     parser.add_argument("--sdpa", choices=["auto", "cudnn", "flash", "efficient", "math"], help=sdpa)
-    parser.add_argument("--allow-tf32", action=flag, help="TF32 in float32 convolutions and recurrent networks (torch's default: allowed)")
-    parser.add_argument("--cudnn-benchmark", action=flag, help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)")
+    parser.add_argument(
+        "--allow-tf32",
+        action=flag,
+        help="TF32 in float32 convolutions and recurrent networks (torch's default: allowed)",
+    )
+    parser.add_argument(
+        "--cudnn-benchmark",
+        action=flag,
+        help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)",
+    )
     parser.add_argument("--deterministic", action=flag, help="torch.use_deterministic_algorithms (default: off)")
 
 
@@ -86,7 +108,13 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def add_prefetch(parser: argparse.ArgumentParser) -> None:
     """What a data loader keeps on the card."""
-    parser.add_argument("--prefetch", type=int, default=0, metavar="N", help="further batches that wait on the card during the step (default 0)")
+    parser.add_argument(
+        "--prefetch",
+        type=int,
+        default=0,
+        metavar="N",
+        help="further batches that wait on the card during the step (default 0)",
+    )
 
 
 def check_budget(options: argparse.Namespace) -> None:
@@ -109,11 +137,14 @@ def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:
     step = step_arguments(options)
     built, args, kwargs = model_and_inputs(options, progress)
     loop = {"accumulate": options.accumulate, "prefetch": options.prefetch}
-    return analyze_call(built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **loop, **step)
+    return analyze_call(
+        built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **loop, **step
+    )
 
 
 def is_report(model: str) -> bool:
-    """Whether what stands in the model's place is a report: no form of MODEL ends in .json without a colon before it."""
+    """Whether what stands in the model's place is a report: no form of MODEL ends in .json without a colon before
+    it."""
     path = Path(model)
     return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
 
@@ -139,7 +170,12 @@ def require_torch() -> None:
 def step_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What the step does beside the model, as keyword arguments."""
     loss = None if options.loss is None else own("--loss", options.loss)
-    step = {"mode": options.mode, "loss": loss, "optimizer": _optimizer(options.optimizer), "precision": options.precision}
+    step = {
+        "mode": options.mode,
+        "loss": loss,
+        "optimizer": _optimizer(options.optimizer),
+        "precision": options.precision,
+    }
     return {**step, "settings": _kernel_settings(options)}
 
 
@@ -169,11 +205,15 @@ def own(option: str, reference: str) -> Any:
     with process_unchanged(), importable(reference):
         found = load(reference)
     if not callable(found):
-        raise UsageError(f"expected {option} to name a function or a class, but {reference} is of type {type(found).__name__}")
+        raise UsageError(
+            f"expected {option} to name a function or a class, but {reference} is of type {type(found).__name__}"
+        )
     return found
 
 
-def model_and_inputs(options: argparse.Namespace, progress: Callable[[str], None]) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
+def model_and_inputs(
+    options: argparse.Namespace, progress: Callable[[str], None]
+) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
     """What `add_step` describes."""
     from fxmem.cli.specs import build_model, parse_settings
     from fxmem.cli.specs.inputs import default_inputs, make_inputs, parse_input
@@ -183,7 +223,9 @@ def model_and_inputs(options: argparse.Namespace, progress: Callable[[str], None
         raise UsageError("--batch is for the default inputs; with --input, write the batch size there")
     settings = parse_settings(options.settings)
     progress(f"building {options.model}")
-    built = build_model(options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last)
+    built = build_model(
+        options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last
+    )
     built = dataclasses.replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
     chosen = specs or default_inputs(built, 8 if options.batch is None else options.batch)
     args, kwargs = make_inputs(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
@@ -198,15 +240,21 @@ def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:
         if not named:
             from fxmem.simulation.user_code import closest
 
-            paths = [path for path, module in model.named_modules() if path and next(module.parameters(), None) is not None]
-            raise UsageError(f"expected --freeze with a module or a pattern of parameters' names, got {pattern!r}{closest(pattern, [*paths, *parameters])}")
+            paths = [
+                path for path, module in model.named_modules() if path and next(module.parameters(), None) is not None
+            ]
+            raise UsageError(
+                f"expected --freeze with a module or a pattern of parameters' names, got "
+                f"{pattern!r}{closest(pattern, [*paths, *parameters])}"
+            )
         for name in named:
             parameters[name].requires_grad_(False)
         yield f"{len(named)} of {len(parameters)} parameters are frozen by --freeze {pattern}"
 
 
 class Working:
-    """While something is computed: says on stderr what, once it has taken a second, and sends there what the model prints."""
+    """While something is computed: says on stderr what, once it has taken a second, and sends there what the model
+    prints."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -221,7 +269,9 @@ class Working:
         """From here on this is being done."""
         self._stop()
         if not self._quiet:
-            self._timer = threading.Timer(1.0, lambda: print(f"fxmem: {printable(message)} ...", file=sys.stderr, flush=True))
+            self._timer = threading.Timer(
+                1.0, lambda: print(f"fxmem: {printable(message)} ...", file=sys.stderr, flush=True)
+            )
             self._timer.daemon = True
             self._timer.start()
 

@@ -16,7 +16,18 @@ from fxmem.show.terminal import columns, why_plain
 if TYPE_CHECKING:
     from fxmem.records.profile import Report, Timeline
 
-__all__ = ["Layout", "add_output", "add_text", "add_width", "check_file", "check_output", "check_writable", "json_or", "layout", "reported"]
+__all__ = [
+    "Layout",
+    "add_output",
+    "add_text",
+    "add_width",
+    "check_file",
+    "check_output",
+    "check_writable",
+    "json_or",
+    "layout",
+    "reported",
+]
 
 _NARROWEST = 60
 """Columns that the table needs."""
@@ -26,13 +37,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """The table, and the files written beside it."""
     parser.add_argument("--depth", type=int, metavar="N", help="levels of the module tree to show")
     add_text(parser, "report")
-    parser.add_argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose")
+    parser.add_argument(
+        "--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"
+    )
 
 
 def add_text(parser: argparse.ArgumentParser, document: str, text: str = "table") -> None:
     """What is printed, and the JSON that may take its place."""
     add_width(parser, text)
-    parser.add_argument("--json", metavar="FILE|-", help=f"write the {document} as JSON; `-` writes it to stdout instead of the {text}")
+    parser.add_argument(
+        "--json", metavar="FILE|-", help=f"write the {document} as JSON; `-` writes it to stdout instead of the {text}"
+    )
 
 
 def add_width(parser: argparse.ArgumentParser, text: str = "table") -> None:
@@ -71,7 +86,9 @@ def check_writable(option: str, name: str, or_else: str = "") -> None:
     path = Path(name).absolute()
     if not os.path.isdir(path.parent):
         raise UsageError(f"expected {option} to name a file in a folder that exists, got {name!r}")
-    if os.path.exists(path) and not os.path.isfile(path):  # a folder; or a device, which the file moved into place would replace
+    if os.path.exists(path) and not os.path.isfile(
+        path
+    ):  # a folder; or a device, which the file moved into place would replace
         raise UsageError(f"expected {option} to name a file{or_else}, got {name!r}")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"expected {option} to name a file in a folder that can be written, got {name!r}")
@@ -90,7 +107,11 @@ def reported(options: argparse.Namespace, report: Report, timeline: Timeline) ->
 
     if options.svg is not None:
         _write_svg(options, report, timeline)
-    return json_or(options, report.model_dump_json(), lambda: reporting.table(report, timeline, depth=options.depth, **layout(options)))
+    return json_or(
+        options,
+        report.model_dump_json(),
+        lambda: reporting.table(report, timeline, depth=options.depth, **layout(options)),
+    )
 
 
 def _write_svg(options: argparse.Namespace, report: Report, timeline: Timeline) -> None:

@@ -14,7 +14,8 @@ __all__ = ["Parser"]
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that every error looks alike, and takes no abbreviations, so that an option added later breaks no script."""
+    """Raises instead of exiting, so that every error looks alike, and takes no abbreviations, so that an option added
+    later breaks no script."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -27,7 +28,9 @@ class Parser(argparse.ArgumentParser):
             message = f"expected {what} to be one of {', '.join(known)}; got {got!r}{_meant(got, known)}"
         number = re.fullmatch(r"argument (.+): invalid (int|float) value: (.+)", message)
         if number is not None:
-            message = f"expected {number[1]} to be a {'whole number' if number[2] == 'int' else 'number'}; got {number[3]}"
+            message = (
+                f"expected {number[1]} to be a {'whole number' if number[2] == 'int' else 'number'}; got {number[3]}"
+            )
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:

@@ -1,7 +1,8 @@
 """The JSON Schemas of what fxmem writes and reads, generated from the records (JSON Schema 2020-12).
 
-A schema describes what is *accepted*: a field that has a default may be absent, a field nobody knows is refused. `$id` is a name
-and no address: `urn:fxmem:schema:NAME:VERSION`. `schema_version` is the version of the format, the same as in the documents.
+A schema describes what is *accepted*: a field that has a default may be absent, a field nobody knows is refused. `$id`
+is a name and no address: `urn:fxmem:schema:NAME:VERSION`. `schema_version` is the version of the format, the same as in
+the documents.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator with each field's docstring as its description, and without a title on every field: it only repeats the field's name.
+    """pydantic's generator with each field's docstring as its description, and without a title on every field: it only
+    repeats the field's name.
 
-    pydantic's own `use_attribute_docstrings` reads and parses the source of each record when it is imported, which took a quarter of the time
-    that importing the analysis takes beyond torch's own, and only a schema shows them.
+    pydantic's own `use_attribute_docstrings` reads and parses the source of each record when it is imported, which took
+    a quarter of the time that importing the analysis takes beyond torch's own, and only a schema shows them.
     """
 
     def field_title_should_be_set(self, schema: object) -> bool:
@@ -90,7 +92,9 @@ def text(name: str) -> str:
     if name not in RECORDS:
         raise UsageError(f"schema: expected one of {', '.join(RECORDS)}; got {name!r}")
     record = RECORDS[name]
-    version = record.model_fields["schema_version"].default if "schema_version" in record.model_fields else SCHEMA_VERSION
+    version = (
+        record.model_fields["schema_version"].default if "schema_version" in record.model_fields else SCHEMA_VERSION
+    )
     schema = {
         "$schema": _Generator.schema_dialect,
         "$id": f"urn:fxmem:schema:{name}:{version}",

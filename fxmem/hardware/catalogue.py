@@ -11,8 +11,8 @@ Figures and where they come from
   system and ECC, so a figure seen with a recent Linux driver is taken, and each card's `source` says where it was
   seen. To predict for exactly your card, write its figure into a target file (`load_target`).
 - Multiprocessors, clocks and L2 size: the same device queries; the RTX 4080's clock is NVIDIA's published boost clock.
-- What a process takes of the card beside the allocator's segments: measurements only, `context_sizes.json` beside this file. Each row names
-  its source; `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are kept.
+- What a process takes of the card beside the allocator's segments: measurements only, `context_sizes.json` beside this
+  file. Each row names its source; `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are kept.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Card(Record):
 
 
 class ContextSize(Record):
-    """What one process takes of a card beside the allocator's segments: the CUDA context, loaded kernels, the libraries' handles."""
+    """What one process takes of a card beside the allocator's segments: the CUDA context, loaded kernels, the
+    libraries' handles."""
 
     card: str
     """As the driver names it."""
@@ -117,8 +118,8 @@ class ContextSize(Record):
     cuda: str = ""
     """CUDA release torch was built for; empty where the source does not say."""
     nbytes: Bytes
-    """Once the libraries that a training step needs are loaded. A model with more kinds of kernels takes somewhat more: they are loaded as
-    they are first used."""
+    """Once the libraries that a training step needs are loaded. A model with more kinds of kernels takes somewhat more:
+    they are loaded as they are first used."""
     source: str
 
 
@@ -133,7 +134,9 @@ class _Architecture(Record):
 
 
 _ARCHITECTURES = {
-    (major, minor): _Architecture(shared_memory_per_sm=kib << 10, reserved_shared_memory=reserved, blocks_per_sm=blocks, threads_per_sm=threads)
+    (major, minor): _Architecture(
+        shared_memory_per_sm=kib << 10, reserved_shared_memory=reserved, blocks_per_sm=blocks, threads_per_sm=threads
+    )
     for (major, minor), kib, reserved, blocks, threads in (
         ((7, 0), 96, 0, 32, 2048),
         ((7, 5), 64, 0, 16, 1024),
@@ -183,56 +186,222 @@ CATALOGUE: dict[str, Card] = {
     card.target.name: card
     for card in (
         Card(target=Target(name="cpu", device="cpu", full_name="CPU")),
-        _card("t4", "Tesla T4", (7, 5), 15_642_329_088, sms=40, clocks_mhz=(1590, 5001), l2_bytes=4 * MIB, source=_query("12.5")),
         _card(
-            "v100", "Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, sms=80, clocks_mhz=(1530, 877), l2_bytes=6 * MIB, source=_xla("v100"),
+            "t4",
+            "Tesla T4",
+            (7, 5),
+            15_642_329_088,
+            sms=40,
+            clocks_mhz=(1590, 5001),
+            l2_bytes=4 * MIB,
+            source=_query("12.5"),
+        ),
+        _card(
+            "v100",
+            "Tesla V100-SXM2-16GB",
+            (7, 0),
+            16_935_682_048,
+            sms=80,
+            clocks_mhz=(1530, 877),
+            l2_bytes=6 * MIB,
+            source=_xla("v100"),
             aliases=("v100-16gb",),
         ),
-        _card("v100-32gb", "Tesla V100-SXM2-32GB", (7, 0), 34_072_559_616, sms=80, clocks_mhz=(1530, 877), l2_bytes=6 * MIB, source=_query("12.9")),
-        _card("rtx3080", "NVIDIA GeForce RTX 3080", (8, 6), 10_472_390_656, sms=68, clocks_mhz=(1710, 9501), l2_bytes=5 * MIB, source=_query("12.0")),
-        _card("rtx3090", "NVIDIA GeForce RTX 3090", (8, 6), 25_414_860_800, sms=82, clocks_mhz=(1740, 9751), l2_bytes=6 * MIB, source=_query("12.2")),
         _card(
-            "rtx4080", "NVIDIA GeForce RTX 4080", (8, 9), 16_049 * MIB, sms=76, clocks_mhz=(2505, 11201), l2_bytes=64 * MIB,
+            "v100-32gb",
+            "Tesla V100-SXM2-32GB",
+            (7, 0),
+            34_072_559_616,
+            sms=80,
+            clocks_mhz=(1530, 877),
+            l2_bytes=6 * MIB,
+            source=_query("12.9"),
+        ),
+        _card(
+            "rtx3080",
+            "NVIDIA GeForce RTX 3080",
+            (8, 6),
+            10_472_390_656,
+            sms=68,
+            clocks_mhz=(1710, 9501),
+            l2_bytes=5 * MIB,
+            source=_query("12.0"),
+        ),
+        _card(
+            "rtx3090",
+            "NVIDIA GeForce RTX 3090",
+            (8, 6),
+            25_414_860_800,
+            sms=82,
+            clocks_mhz=(1740, 9751),
+            l2_bytes=6 * MIB,
+            source=_query("12.2"),
+        ),
+        _card(
+            "rtx4080",
+            "NVIDIA GeForce RTX 4080",
+            (8, 9),
+            16_049 * MIB,
+            sms=76,
+            clocks_mhz=(2505, 11201),
+            l2_bytes=64 * MIB,
             source="torch.cuda.get_device_properties, whole MiB",
         ),
-        _card("rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 25_250_627_584, sms=128, clocks_mhz=(2520, 10501), l2_bytes=72 * MIB, source=_query("13.0")),
         _card(
-            "rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 33_677_180_928, sms=170, clocks_mhz=(2655, 14001), l2_bytes=96 * MIB,
+            "rtx4090",
+            "NVIDIA GeForce RTX 4090",
+            (8, 9),
+            25_250_627_584,
+            sms=128,
+            clocks_mhz=(2520, 10501),
+            l2_bytes=72 * MIB,
+            source=_query("13.0"),
+        ),
+        _card(
+            "rtx5090",
+            "NVIDIA GeForce RTX 5090",
+            (12, 0),
+            33_677_180_928,
+            sms=170,
+            clocks_mhz=(2655, 14001),
+            l2_bytes=96 * MIB,
             source=f"{_query('12.8')}; github.com/aikitoria/open-gpu-kernel-modules/issues/1",
         ),
-        _card("a10", "NVIDIA A10", (8, 6), 23_696_375_808, sms=72, clocks_mhz=(1695, 6251), l2_bytes=6 * MIB, source=_query("12.8")),
         _card(
-            "a10g", "NVIDIA A10G", (8, 6), 22_587 * MIB, sms=80, clocks_mhz=(1710, 6251), l2_bytes=6 * MIB,
+            "a10",
+            "NVIDIA A10",
+            (8, 6),
+            23_696_375_808,
+            sms=72,
+            clocks_mhz=(1695, 6251),
+            l2_bytes=6 * MIB,
+            source=_query("12.8"),
+        ),
+        _card(
+            "a10g",
+            "NVIDIA A10G",
+            (8, 6),
+            22_587 * MIB,
+            sms=80,
+            clocks_mhz=(1710, 6251),
+            l2_bytes=6 * MIB,
             source="torch.cuda.get_device_properties, whole MiB",
         ),
         _card(
-            "a100", "NVIDIA A100-SXM4-40GB", (8, 0), 42_298_834_944, sms=108, clocks_mhz=(1410, 1215), l2_bytes=40 * MIB,
-            source=f"{_xla('a100_sxm_40')}; github.com/bottlerocket-os/bottlerocket/pull/3873", aliases=("a100-40gb",),
+            "a100",
+            "NVIDIA A100-SXM4-40GB",
+            (8, 0),
+            42_298_834_944,
+            sms=108,
+            clocks_mhz=(1410, 1215),
+            l2_bytes=40 * MIB,
+            source=f"{_xla('a100_sxm_40')}; github.com/bottlerocket-os/bottlerocket/pull/3873",
+            aliases=("a100-40gb",),
         ),
-        _card("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 85_100_068_864, sms=108, clocks_mhz=(1410, 1593), l2_bytes=40 * MIB, source=_xla("a100_sxm_80")),
-        _card("a6000", "NVIDIA RTX A6000", (8, 6), 51_041_271_808, sms=84, clocks_mhz=(1800, 8001), l2_bytes=6 * MIB, source=_xla("a6000")),
-        _card("l4", "NVIDIA L4", (8, 9), 23_612_293_120, sms=58, clocks_mhz=(2040, 6251), l2_bytes=48 * MIB, source=_query("12.0")),
-        _card("l40s", "NVIDIA L40S", (8, 9), 47_576_711_168, sms=142, clocks_mhz=(2520, 9001), l2_bytes=96 * MIB, source=_query("12.4")),
         _card(
-            "h100", "NVIDIA H100 80GB HBM3", (9, 0), 84_942_979_072, sms=132, clocks_mhz=(1980, 2619), l2_bytes=50 * MIB, source=_xla("h100_sxm"),
+            "a100-80gb",
+            "NVIDIA A100-SXM4-80GB",
+            (8, 0),
+            85_100_068_864,
+            sms=108,
+            clocks_mhz=(1410, 1593),
+            l2_bytes=40 * MIB,
+            source=_xla("a100_sxm_80"),
+        ),
+        _card(
+            "a6000",
+            "NVIDIA RTX A6000",
+            (8, 6),
+            51_041_271_808,
+            sms=84,
+            clocks_mhz=(1800, 8001),
+            l2_bytes=6 * MIB,
+            source=_xla("a6000"),
+        ),
+        _card(
+            "l4",
+            "NVIDIA L4",
+            (8, 9),
+            23_612_293_120,
+            sms=58,
+            clocks_mhz=(2040, 6251),
+            l2_bytes=48 * MIB,
+            source=_query("12.0"),
+        ),
+        _card(
+            "l40s",
+            "NVIDIA L40S",
+            (8, 9),
+            47_576_711_168,
+            sms=142,
+            clocks_mhz=(2520, 9001),
+            l2_bytes=96 * MIB,
+            source=_query("12.4"),
+        ),
+        _card(
+            "h100",
+            "NVIDIA H100 80GB HBM3",
+            (9, 0),
+            84_942_979_072,
+            sms=132,
+            clocks_mhz=(1980, 2619),
+            l2_bytes=50 * MIB,
+            source=_xla("h100_sxm"),
             aliases=("h100-sxm", "h100-80gb"),
         ),
-        _card("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 84_942_979_072, sms=114, clocks_mhz=(1755, 1593), l2_bytes=50 * MIB, source=_xla("h100_pcie")),
         _card(
-            "h100-nvl", "NVIDIA H100 NVL", (9, 0), 99_456_909_312, sms=132, clocks_mhz=(1785, 2619), l2_bytes=60 * MIB,
+            "h100-pcie",
+            "NVIDIA H100 PCIe",
+            (9, 0),
+            84_942_979_072,
+            sms=114,
+            clocks_mhz=(1755, 1593),
+            l2_bytes=50 * MIB,
+            source=_xla("h100_pcie"),
+        ),
+        _card(
+            "h100-nvl",
+            "NVIDIA H100 NVL",
+            (9, 0),
+            99_456_909_312,
+            sms=132,
+            clocks_mhz=(1785, 2619),
+            l2_bytes=60 * MIB,
             source="torch.cuda.get_device_properties, CUDA 12.4; other machines report up to 93.1 GiB",
         ),
         _card(
-            "h200", "NVIDIA H200", (9, 0), 150_110_011_392, sms=132, clocks_mhz=(1980, 3201), l2_bytes=60 * MIB,
+            "h200",
+            "NVIDIA H200",
+            (9, 0),
+            150_110_011_392,
+            sms=132,
+            clocks_mhz=(1980, 3201),
+            l2_bytes=60 * MIB,
             source="torch.cuda.get_device_properties; torch's out-of-memory messages say 139.80 GiB",
         ),
-        _card("b200", "NVIDIA B200", (10, 0), 191_514_411_008, sms=148, clocks_mhz=(1965, 3996), l2_bytes=132_644_864, source=_xla("b200")),
         _card(
-            "gh200", "NVIDIA GH200 120GB", (9, 0), 101_468_602_368, sms=132, clocks_mhz=(1980, 2619), l2_bytes=60 * MIB,
-            source=f"{_query('12.9')}; the 96 GB HBM3 model", aliases=("gh200-96gb", "gh200-480gb"),
+            "b200",
+            "NVIDIA B200",
+            (10, 0),
+            191_514_411_008,
+            sms=148,
+            clocks_mhz=(1965, 3996),
+            l2_bytes=132_644_864,
+            source=_xla("b200"),
+        ),
+        _card(
+            "gh200",
+            "NVIDIA GH200 120GB",
+            (9, 0),
+            101_468_602_368,
+            sms=132,
+            clocks_mhz=(1980, 2619),
+            l2_bytes=60 * MIB,
+            source=f"{_query('12.9')}; the 96 GB HBM3 model",
+            aliases=("gh200-96gb", "gh200-480gb"),
         ),
     )
-}  # fmt: skip
+}
 """Every target known by name."""
 
 
@@ -254,7 +423,11 @@ def target(name: str) -> Target:
         return load_target(name)
     found = _BY_KEY.get(_key(name))
     if found is None:
-        raise UsageError(f"unknown target {name!r}: {_suggestion(name)}, or a target file NAME.json with the card's memory_bytes and capability")
+        raise UsageError(
+            f"unknown target {name!r}: {_suggestion(name)}, or a target file NAME.json with the card's "
+            f"memory_bytes "
+            f"and capability"
+        )
     return CATALOGUE[found].target
 
 
@@ -269,9 +442,13 @@ def load_target(path: str | Path) -> Target:
     """
     expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
     path = Path(path)
-    read = json_reader.record(Target, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected)
+    read = json_reader.record(
+        Target, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected
+    )
     if read.device == "cuda" and read.capability is None:
-        raise UsageError(f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]')
+        raise UsageError(
+            f'target file {str(path)!r} does not say the card\'s compute capability; add e.g. "capability": [9, 0]'
+        )
     return read
 
 
@@ -289,7 +466,9 @@ def device_properties(target: Target) -> DeviceProperties:
     if target.capability is None or architecture is None:
         known = ", ".join(f"{major}.{minor}" for major, minor in _ARCHITECTURES)
         has = "no GPU" if target.capability is None else "of compute capability {}.{}".format(*target.capability)
-        raise UsageError(f"device properties are known for compute capabilities {known}; target {target.name!r} is {has}")
+        raise UsageError(
+            f"device properties are known for compute capabilities {known}; target {target.name!r} is {has}"
+        )
     alike = [card for card in CATALOGUE.values() if card.target.capability == target.capability]
     card = next((card for card in alike if card.target.name == target.name), alike[0])
     major, minor = target.capability
@@ -319,10 +498,12 @@ def known_context_sizes() -> tuple[ContextSize, ...]:
 
 
 def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] | None:
-    """What a process takes of the target beside the allocator's segments, and in words whose figure that is; None where nobody measured.
+    """What a process takes of the target beside the allocator's segments, and in words whose figure that is; None where
+    nobody measured.
 
-    Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the earliest. Where
-    the card was not measured, one with the same compute capability and as many multiprocessors stands in, and the words say so.
+    Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the
+    earliest. Where the card was not measured, one with the same compute capability and as many multiprocessors stands
+    in, and the words say so.
     """
     if target.device != "cuda":
         return None
@@ -331,8 +512,20 @@ def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] 
     if not rows:
         return None
     release = _release(torch_version)
-    row = max(rows, key=lambda row: (_release(row.torch) <= release, _release(row.torch) if _release(row.torch) <= release else _reversed(row.torch)))
-    return row, f"the CUDA context and loaded kernels take {row.nbytes:,} bytes, as on {row.card} with torch {row.torch} ({row.source})"
+    row = max(
+        rows,
+        key=lambda row: (
+            _release(row.torch) <= release,
+            _release(row.torch) if _release(row.torch) <= release else _reversed(row.torch),
+        ),
+    )
+    return (
+        row,
+        (
+            f"the CUDA context and loaded kernels take {row.nbytes:,} bytes, as on {row.card} with torch {row.torch} "
+            f"({row.source})"
+        ),
+    )
 
 
 def _alike(target: Target, card: str) -> bool:
@@ -359,7 +552,12 @@ def _key(name: str) -> str:
 _BY_KEY: dict[str, str] = {
     _key(spelling): name
     for name, card in CATALOGUE.items()
-    for spelling in (name, card.target.full_name, *card.aliases, *([name.removeprefix("rtx")] if name.startswith("rtx") else []))
+    for spelling in (
+        name,
+        card.target.full_name,
+        *card.aliases,
+        *([name.removeprefix("rtx")] if name.startswith("rtx") else []),
+    )
 }
 
 
@@ -368,4 +566,8 @@ def _suggestion(name: str) -> str:
     if _key(name) in {"cuda", "gpu"}:
         return f"say which card: {', '.join(name for name in CATALOGUE if name != 'cpu')}"
     near = list(dict.fromkeys(_BY_KEY[key] for key in get_close_matches(_key(name), _BY_KEY, n=3, cutoff=0.6)))
-    return f"did you mean {' or '.join(near)}? Known are {', '.join(CATALOGUE)}" if near else f"expected one of {', '.join(CATALOGUE)}"
+    return (
+        f"did you mean {' or '.join(near)}? Known are {', '.join(CATALOGUE)}"
+        if near
+        else f"expected one of {', '.join(CATALOGUE)}"
+    )

@@ -1,12 +1,13 @@
-"""Asks cuDNN which workspace a convolution would take on a GPU that is not there: `python -m fxmem.hardware.cudnn_worker`.
+"""Asks cuDNN which workspace a convolution would take on a GPU that is not there: `python -m
+fxmem.hardware.cudnn_worker`.
 
 Run in a process of its own: cuDNN aborts the process when a library it wants is missing, and it brings 300 MB along.
 JSON lines in, JSON lines out. The first line says what to load and for which device,
 
     {"libraries": [[path, required], …], "device": {…}, "heuristic": "instant" | "b"}
 
-and is answered by `{"cudnn": 91900}` or `{"error": "…"}`. Each further line is one convolution, answered in order as soon
-as it is known, so that a crash costs one answer and not all:
+and is answered by `{"cudnn": 91900}` or `{"error": "…"}`. Each further line is one convolution, answered in order as
+soon as it is known, so that a crash costs one answer and not all:
 
     {"op": "fwd" | "dgrad" | "wgrad", "x": [[dims], [strides]], "w": …, "y": …, "padding": […], "stride": […],
      "dilation": […], "dtype": "float32", "allow_tf32": true, "deterministic": false, "blocked_engines": []}
@@ -92,7 +93,11 @@ class _Attribute(IntEnum):
     DEVICEPROP_JSON_REPRESENTATION = 2702
 
 
-_OPERATION = {"fwd": (_Kind.OPERATION_FORWARD, 700), "dgrad": (_Kind.OPERATION_BACKWARD_DATA, 706), "wgrad": (_Kind.OPERATION_BACKWARD_FILTER, 712)}
+_OPERATION = {
+    "fwd": (_Kind.OPERATION_FORWARD, 700),
+    "dgrad": (_Kind.OPERATION_BACKWARD_DATA, 706),
+    "wgrad": (_Kind.OPERATION_BACKWARD_FILTER, 712),
+}
 """Descriptor kind, and the first of six attributes in a row: alpha, beta, convolution, filter, x, y."""
 _DATA_TYPE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _HEURISTIC = {"instant": 0, "b": 1, "fallback": 2}
@@ -137,7 +142,14 @@ class _Descriptor:
             self.references += values
             values = tuple(value.pointer for value in values)
         array = (_C_TYPE[kind] * len(values))(*values)
-        self.library.call("cudnnBackendSetAttribute", self.pointer, ctypes.c_int(attribute), ctypes.c_int(kind), ctypes.c_int64(len(values)), array)
+        self.library.call(
+            "cudnnBackendSetAttribute",
+            self.pointer,
+            ctypes.c_int(attribute),
+            ctypes.c_int(kind),
+            ctypes.c_int64(len(values)),
+            array,
+        )
         return self
 
     def finalize(self) -> _Descriptor:
@@ -149,7 +161,13 @@ class _Descriptor:
         """`cudnnBackendGetAttribute`: how many elements there are, and up to `capacity` of them."""
         array = (_C_TYPE[kind] * max(capacity, 1))() if into is None else into
         count = ctypes.c_int64()
-        arguments = (self.pointer, ctypes.c_int(attribute), ctypes.c_int(kind), ctypes.c_int64(capacity), ctypes.byref(count))
+        arguments = (
+            self.pointer,
+            ctypes.c_int(attribute),
+            ctypes.c_int(kind),
+            ctypes.c_int64(capacity),
+            ctypes.byref(count),
+        )
         self.library.call("cudnnBackendGetAttribute", *arguments, array if capacity else None)
         return count.value, array
 
@@ -188,7 +206,11 @@ class Cudnn:
         """Answer from now on for the device with these properties."""
         text = json.dumps(properties).encode()
         characters = (bytes([byte]) for byte in text)
-        self.device = _Descriptor(self, _Kind.DEVICEPROP).set(_Attribute.DEVICEPROP_JSON_REPRESENTATION, _Type.CHAR, *characters).finalize()
+        self.device = (
+            _Descriptor(self, _Kind.DEVICEPROP)
+            .set(_Attribute.DEVICEPROP_JSON_REPRESENTATION, _Type.CHAR, *characters)
+            .finalize()
+        )
 
     def plan(self, convolution: dict[str, Any], heuristic: str) -> tuple[int, int] | None:
         """Workspace bytes and engine of the plan torch would run; None when there is no plan."""
@@ -234,8 +256,12 @@ class Cudnn:
         dims, strides = convolution[side]
         tensor = _Descriptor(self, _Kind.TENSOR)
         tensor.set(_Attribute.TENSOR_DATA_TYPE, _Type.DATA_TYPE, _DATA_TYPE[convolution["dtype"]])
-        tensor.set(_Attribute.TENSOR_DIMENSIONS, _Type.INT64, *dims).set(_Attribute.TENSOR_STRIDES, _Type.INT64, *strides)
-        tensor.set(_Attribute.TENSOR_UNIQUE_ID, _Type.INT64, ord(side)).set(_Attribute.TENSOR_BYTE_ALIGNMENT, _Type.INT64, _ALIGNMENT)
+        tensor.set(_Attribute.TENSOR_DIMENSIONS, _Type.INT64, *dims).set(
+            _Attribute.TENSOR_STRIDES, _Type.INT64, *strides
+        )
+        tensor.set(_Attribute.TENSOR_UNIQUE_ID, _Type.INT64, ord(side)).set(
+            _Attribute.TENSOR_BYTE_ALIGNMENT, _Type.INT64, _ALIGNMENT
+        )
         return tensor.finalize()
 
     def _configurations(self, graph: _Descriptor, mode: str) -> Iterator[_Descriptor]:
@@ -254,7 +280,9 @@ class Cudnn:
 
     def _describe(self, configuration: _Descriptor) -> tuple[int, set[int]]:
         engine = _Descriptor(self, _Kind.ENGINE)
-        configuration.get(_Attribute.ENGINECFG_ENGINE, _Type.BACKEND_DESCRIPTOR, 1, (ctypes.c_void_p * 1)(engine.pointer))
+        configuration.get(
+            _Attribute.ENGINECFG_ENGINE, _Type.BACKEND_DESCRIPTOR, 1, (ctypes.c_void_p * 1)(engine.pointer)
+        )
         _, index = engine.get(_Attribute.ENGINE_GLOBAL_INDEX, _Type.INT64, 1)
         count, notes = engine.get(_Attribute.ENGINE_NUMERICAL_NOTE, _Type.NUMERICAL_NOTE, 32)
         return int(index[0]), set(notes[:count])

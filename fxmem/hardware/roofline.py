@@ -1,9 +1,9 @@
 """Least times of a step on a card: what its arithmetic and its memory traffic take at the card's peak rates.
 
-The roofline of Williams, Waterman and Patterson ("Roofline: an insightful visual performance model for multicore architectures",
-CACM 2009): a node takes the longer of its FLOPs at the peak rate and its bytes at the memory's bandwidth; nodes run one after
-another. What launches, synchronisation and imperfect kernels cost is left out, so that a time by itself is a lower bound,
-and the ratio of two of them the useful figure.
+The roofline of Williams, Waterman and Patterson ("Roofline: an insightful visual performance model for multicore
+architectures", CACM 2009): a node takes the longer of its FLOPs at the peak rate and its bytes at the memory's
+bandwidth; nodes run one after another. What launches, synchronisation and imperfect kernels cost is left out, so that a
+time by itself is a lower bound, and the ratio of two of them the useful figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Rates(Record):
     """Peak rates of a card, as its vendor publishes them: dense, without sparsity."""
 
     fp32: float
-    """FLOP/s of float32 on the CUDA cores; what matrix products take by default (`torch.backends.cuda.matmul.allow_tf32` is off)."""
+    """FLOP/s of float32 on the CUDA cores; what matrix products take by default
+    (`torch.backends.cuda.matmul.allow_tf32` is off)."""
     tf32: float
     """FLOP/s of float32 convolutions, which cuDNN runs on tensor cores by default where there are any of that kind."""
     half: float
@@ -68,8 +69,9 @@ RATES: Final = MappingProxyType(
 def step_seconds(profile: Profile) -> float | None:
     """The least time of the step on its target; None where the card's rates are not known.
 
-    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved or is made again for it and its parameters backward) and the
-    storages it makes; the optimizer reads and writes parameters, gradients and its state once. An op that makes something again takes a time of its own.
+    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved or is made again for it
+    and its parameters backward) and the storages it makes; the optimizer reads and writes parameters, gradients and its
+    state once. An op that makes something again takes a time of its own.
     """
     rates = RATES.get(profile.target.name)
     if rates is None:
@@ -88,9 +90,16 @@ def step_seconds(profile: Profile) -> float | None:
     for restored in profile.restored:
         moved[restored.node, Phase.BACKWARD, None] += profile.storages[restored.storage].nbytes
     for index, node in enumerate(profile.nodes):
-        read = {output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None}
+        read = {
+            output.storage
+            for source in node.inputs
+            for output in profile.nodes[source].outputs
+            if output.storage is not None
+        }
         moved[index, Phase.FORWARD, None] += sum(profile.storages[each].nbytes for each in read) + node.params_bytes
-        moved[index, Phase.BACKWARD, None] += sum(profile.storages[each].nbytes for each in node.saved) + node.params_bytes
+        moved[index, Phase.BACKWARD, None] += (
+            sum(profile.storages[each].nbytes for each in node.saved) + node.params_bytes
+        )
     # `flops` in order, on which the last digit of a sum depends.
     return sum(max(arithmetic, moved[run] / rates.bandwidth) for run, arithmetic in flops.items())
 

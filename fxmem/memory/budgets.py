@@ -31,15 +31,16 @@ class Budget:
 
 
 def counted_bytes(peak: Peak) -> int:
-    """The number a budget is held against: the allocator's blocks where an allocator is modelled, else what the program asked for."""
+    """The number a budget is held against: the allocator's blocks where an allocator is modelled, else what the program
+    asked for."""
     return peak.requested_bytes if peak.allocated_bytes is None else peak.allocated_bytes
 
 
 def parse(spec: str | int | float) -> Budget:
     """What a user wrote.
 
-    A whole number is bytes; a number with a decimal point at most 1, or a percentage, is a share of the unplanned peak. KiB,
-    MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB powers of 1000.
+    A whole number is bytes; a number with a decimal point at most 1, or a percentage, is a share of the unplanned peak.
+    KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB powers of 1000.
 
     Raises:
         UsageError: it is none of these, or not above zero.

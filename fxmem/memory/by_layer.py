@@ -1,14 +1,18 @@
 """A model layer by layer: parameters, output shape, multiply-adds, FLOPs, and the memory of activations.
 
-A row is a module, or the calls of one function in a module's own code; a module's figures are the sums of what is below it, its own
-parameters included. Rows sum to the model's, the first row.
+A row is a module, or the calls of one function in a module's own code; a module's figures are the sums of what is below
+it, its own parameters included. Rows sum to the model's, the first row.
 
-- *Parameters* are elements of parameters, a parameter shared by several modules counted once, for the module that has it first.
-- *FLOPs* count a multiply-add as 2 and every other operation as 1 (see `fxmem.simulation.flops` for each operator's formula).
-- *MACs* are multiply-adds of matrix products, convolutions and attention, half their FLOPs, and nothing else: a ReLU or a normalisation
-  has none. Biases are additions and not counted. Recurrent layers are counted in FLOPs only: their MACs are unknown.
-- *Output* is new memory that results bring; a view or an in-place result brings none. It is what activations take without backward,
-  each until Python lets go of it. *Saved* is what is kept for backward, each storage for the first node that keeps it.
+- *Parameters* are elements of parameters, a parameter shared by several modules counted once, for the module that has
+  it first.
+- *FLOPs* count a multiply-add as 2 and every other operation as 1 (see `fxmem.simulation.flops` for each operator's
+  formula).
+- *MACs* are multiply-adds of matrix products, convolutions and attention, half their FLOPs, and nothing else: a ReLU or
+  a normalisation has none. Biases are additions and not counted. Recurrent layers are counted in FLOPs only: their MACs
+  are unknown.
+- *Output* is new memory that results bring; a view or an in-place result brings none. It is what activations take
+  without backward, each until Python lets go of it. *Saved* is what is kept for backward, each storage for the first
+  node that keeps it.
 """
 
 from __future__ import annotations
@@ -25,9 +29,12 @@ __all__ = ["MAC_OPS", "UNKNOWN_MAC_OPS", "HasProfile", "Layer", "LayerReport", "
 
 MAC_OPS = frozenset(
     {
-        "_convolution", "_efficient_attention_forward", "_flash_attention_forward", "_grouped_mm", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_fused_attention_overrideable", "_scaled_grouped_mm", "_scaled_mm", "_slow_conv2d_forward", "addbmm", "addmm", "addmv",
+        "_convolution", "_efficient_attention_forward", "_flash_attention_forward", "_grouped_mm",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable", "_scaled_grouped_mm", "_scaled_mm", "_slow_conv2d_forward",
+        "addbmm", "addmm", "addmv",
         "baddbmm", "bmm", "convolution", "convolution_overrideable", "cudnn_convolution", "dot", "mm", "mv", "vdot",
     }
 )  # fmt: skip
@@ -98,7 +105,8 @@ class HasProfile(Protocol):
 
 
 def by_layer(step: Profile | HasProfile) -> LayerReport:
-    """A step layer by layer; `step` is an `Analysis`, a report, or a profile. Loss and optimizer are left out: they are no layers."""
+    """A step layer by layer; `step` is an `Analysis`, a report, or a profile. Loss and optimizer are left out: they are
+    no layers."""
     profile = step if isinstance(step, Profile) else step.profile
     root = _Branch("", profile.model, profile.modules.get("", ""))
     macs = _macs(profile)
@@ -118,7 +126,9 @@ def by_layer(step: Profile | HasProfile) -> LayerReport:
     return LayerReport(
         **profile.heading(),
         layers=tuple(root.layers()),
-        trained_params=None if profile.step.mode == "infer" else sum(_elements(s) for s in parameters if f"{s.name}.grad" in trained),
+        trained_params=None
+        if profile.step.mode == "infer"
+        else sum(_elements(s) for s in parameters if f"{s.name}.grad" in trained),
         input_bytes=sum(storage.nbytes for storage in profile.storages if storage.kind is Kind.INPUT),
     )
 
@@ -128,7 +138,7 @@ def layer_likeness(layer: Layer) -> Hashable:
     return tuple(layer.model_copy(update={"path": "", "name": ""}).__dict__.values())
 
 
-# --- the tree -----------------------------------------------------------------------------------------------------------------
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -184,7 +194,8 @@ class _Branch:
             output_dtype="" if first is None else first.dtype,
             params=sum(map(_elements, parameters)) + sum(row.params for row in below),
             params_bytes=sum(storage.nbytes for storage in parameters) + sum(row.params_bytes for row in below),
-            buffers_bytes=sum(storage.nbytes for storage in self.owned if storage.kind is Kind.BUFFER) + sum(row.buffers_bytes for row in below),
+            buffers_bytes=sum(storage.nbytes for storage in self.owned if storage.kind is Kind.BUFFER)
+            + sum(row.buffers_bytes for row in below),
             macs=macs.known + sum(row.macs for row in below),
             macs_unknown=macs.unknown_calls + sum(row.macs_unknown for row in below),
             forward_flops=forward.known + sum(row.forward_flops for row in below),
@@ -196,16 +207,18 @@ class _Branch:
         )
 
 
-# --- counts -------------------------------------------------------------------------------------------------------------------
+# --- counts -----------------------------------------------------------------------------------------------------------
 
 _BITS = {
-    "bool": 8, "uint8": 8, "int8": 8, "int16": 16, "uint16": 16, "float16": 16, "bfloat16": 16, "int32": 32, "uint32": 32, "float32": 32, "int64": 64,
+    "bool": 8, "uint8": 8, "int8": 8, "int16": 16, "uint16": 16, "float16": 16, "bfloat16": 16, "int32": 32,
+    "uint32": 32, "float32": 32, "int64": 64,
     "uint64": 64, "float64": 64, "complex32": 32, "complex64": 64, "complex128": 128,
 }  # fmt: skip
 
 
 def _elements(storage: Storage) -> int:
-    """How many numbers it holds. Not its shape's: several parameters of a recurrent layer are views of one buffer, and it has the first one's."""
+    """How many numbers it holds. Not its shape's: several parameters of a recurrent layer are views of one buffer, and
+    it has the first one's."""
     bits = 8 if storage.dtype.startswith("float8") else _BITS.get(storage.dtype)
     return prod(storage.shape) if bits is None else storage.nbytes * 8 // bits
 

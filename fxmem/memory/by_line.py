@@ -1,13 +1,15 @@
 """Memory by source line: what each line of a program allocates, leaves behind and keeps for backward.
 
-A node belongs to one line: the innermost of the files shown among the line that made its call and the lines that called the
-modules around it. So every byte that the forward allocates is in one row, and the rows sum to the profile's figures. By default the
-files shown are the user's own; what a library does inside then counts for the user's line that called it. Where no line is the user's
-(a model that lives wholly in a package), all files are shown, each node at the innermost line.
+A node belongs to one line: the innermost of the files shown among the line that made its call and the lines that called
+the modules around it. So every byte that the forward allocates is in one row, and the rows sum to the profile's
+figures. By default the files shown are the user's own; what a library does inside then counts for the user's line that
+called it. Where no line is the user's (a model that lives wholly in a package), all files are shown, each node at the
+innermost line.
 
-A *run* of a line is a stretch of consecutive operators that belong to it. It lasts until the next run begins: what Python lets go of
-after a line's last operator goes with that line. What is alive after each run, less what was alive before it, is what the run kept less
-what it freed, so these too sum to what the forward leaves. A line that runs many times has the sums over its runs.
+A *run* of a line is a stretch of consecutive operators that belong to it. It lasts until the next run begins: what
+Python lets go of after a line's last operator goes with that line. What is alive after each run, less what was alive
+before it, is what the run kept less what it freed, so these too sum to what the forward leaves. A line that runs many
+times has the sums over its runs.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class LineFigures(Record):
     peak_bytes: Bytes | None = None
     """Most bytes alive during its runs, everything counted."""
     backward_allocated_bytes: Bytes | None = None
-    """Everything allocated while its gradients are computed, or while it is recomputed; None if backward does nothing for it."""
+    """Everything allocated while its gradients are computed, or while it is recomputed; None if backward does nothing
+    for it."""
     backward_peak_bytes: Bytes | None = None
     """Most bytes alive meanwhile, everything counted."""
     came: tuple[TensorGroup, ...] = ()
@@ -103,7 +106,8 @@ class LineReport(Headed, Versioned):
     forward_allocated_bytes: Bytes
     """Everything the forward allocates, the loss included: the sum over lines and rest, the optimizer left out."""
     forward_left_bytes: Bytes
-    """Alive when forward ends: `resident_bytes`, and what lines and rest (the optimizer left out) kept less what they freed."""
+    """Alive when forward ends: `resident_bytes`, and what lines and rest (the optimizer left out) kept less what they
+    freed."""
     saved_bytes: Bytes
     """Of that, kept for backward: the sum over lines and rest."""
 
@@ -124,9 +128,9 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     """A step's memory by source line.
 
     Args:
-        step: an `Analysis`, a report, or a profile.
-        files: show these alone; each is a path's end, as `model.py` or `timm/layers`, without a leading slash.
-        installed: show installed packages' files too, each node at its innermost line. Without it they are shown only where no
+        step: an `Analysis`, a report, or a profile. files: show these alone; each is a path's end, as `model.py` or
+        `timm/layers`, without a leading slash. installed: show installed packages' files too, each node at its
+        innermost line. Without it they are shown only where no
             node belongs to a file of the user's own.
 
     Raises:
@@ -138,10 +142,15 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     if not any(places):
         if files:
             known = sorted({source.file for chain in chains for source in chain})
-            raise UsageError(f"expected files of the program, got {', '.join(files)}; its lines are in {', '.join(known) or 'no file that is known'}")
+            raise UsageError(
+                f"expected files of the program, got {', '.join(files)}; its lines are in "
+                f"{', '.join(known) or 'no file that is known'}"
+            )
         places = [_innermost(chain, (), True) for chain in chains]
     sums: dict[tuple[str, int] | str, _Sum] = {}
-    owners = [sums.setdefault(_key(node, place), _Sum(place)) for node, place in zip(profile.nodes, places, strict=True)]
+    owners = [
+        sums.setdefault(_key(node, place), _Sum(place)) for node, place in zip(profile.nodes, places, strict=True)
+    ]
     _add_nodes(profile, owners)
     live = liveness.live_bytes(profile)
     _add_forward(profile, owners, live)
@@ -151,7 +160,8 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     lines = [_line(key, each) for key, each in sums.items() if isinstance(key, tuple)]
     shown = tuple(dict.fromkeys(line.file for line in lines))
     lines.sort(key=lambda line: (shown.index(line.file), line.line))
-    # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not have.
+    # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not
+    # have.
     rest = [Rest(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
     return LineReport(
         **profile.heading(),
@@ -160,8 +170,12 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
         files=shown,
         lines=tuple(lines),
         rest=tuple(rest),
-        forward_allocated_bytes=sum(s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD),
-        forward_left_bytes=_live_before(profile, live, forward[-1].end) if forward else sum(storage.nbytes for storage in resident),
+        forward_allocated_bytes=sum(
+            s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD
+        ),
+        forward_left_bytes=_live_before(profile, live, forward[-1].end)
+        if forward
+        else sum(storage.nbytes for storage in resident),
         saved_bytes=profile.saved_bytes,
     )
 
@@ -171,7 +185,7 @@ def is_installed(file: str) -> bool:
     return _INSTALLED.search(file) is not None
 
 
-# --- whose line ---------------------------------------------------------------------------------------------------------------
+# --- whose line -------------------------------------------------------------------------------------------------------
 
 
 def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
@@ -181,7 +195,10 @@ def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
         if call.source is not None:
             for index in range(call.first_node, call.last_node):
                 around[index] = (call.source, *around[index])
-    return [(*([node.source] if node.source is not None else []), *outer) for node, outer in zip(profile.nodes, around, strict=True)]
+    return [
+        (*([node.source] if node.source is not None else []), *outer)
+        for node, outer in zip(profile.nodes, around, strict=True)
+    ]
 
 
 def _innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
@@ -203,7 +220,7 @@ def _key(node: Node, place: SourceLine | None) -> tuple[str, int] | str:
     return node.op if node.op in ("loss", "optimizer") else "other code"
 
 
-# --- sums ---------------------------------------------------------------------------------------------------------------------
+# --- sums -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -259,7 +276,10 @@ def _groups(storages: Iterable[Storage]) -> tuple[TensorGroup, ...]:
         alike = storage.shape, storage.dtype, storage.kind
         counts[alike] += 1
         nbytes[alike] += storage.nbytes
-    groups = [TensorGroup(count=counts[alike], shape=alike[0], dtype=alike[1], kind=alike[2], nbytes=total) for alike, total in nbytes.items()]
+    groups = [
+        TensorGroup(count=counts[alike], shape=alike[0], dtype=alike[1], kind=alike[2], nbytes=total)
+        for alike, total in nbytes.items()
+    ]
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
 
 
@@ -283,7 +303,9 @@ def _runs(profile: Profile, owners: Sequence[_Sum], phases: Sequence[Phase]) -> 
     """Runs that cover every tick of the phases."""
     for span in profile.phases:
         ops = range(span.first_op, span.last_op) if span.phase in phases else range(0)
-        starts = [i for i in ops if i == span.first_op or owners[profile.ops[i].node] is not owners[profile.ops[i - 1].node]]
+        starts = [
+            i for i in ops if i == span.first_op or owners[profile.ops[i].node] is not owners[profile.ops[i - 1].node]
+        ]
         begins = [span.begin if i == span.first_op else profile.ops[i].begin for i in starts]
         for i, (begin, end) in zip(starts, pairwise([*begins, span.end]), strict=True):
             yield _Run(owners[profile.ops[i].node], begin, end)

@@ -1,7 +1,8 @@
 """What grew from one step to another: two models, two settings of one, or two saved reports.
 
-Modules and calls are matched by path and name, as `fxmem.memory.matching` says: a layer inserted between two others is one addition. Every byte
-and every FLOP of a node is in one row of `nodes`, in the row of its module, and in those of the modules around it.
+Modules and calls are matched by path and name, as `fxmem.memory.matching` says: a layer inserted between two others is
+one addition. Every byte and every FLOP of a node is in one row of `nodes`, in the row of its module, and in those of
+the modules around it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Side(Headed):
 
 
 class Grown(Record):
-    """What a module or a node brings, before and after; 0 on a side that does not have it. Bytes unless it says FLOPs."""
+    """What a module or a node brings, before and after; 0 on a side that does not have it. Bytes unless it says
+    FLOPs."""
 
     at_peak: Change
     """Of what is alive at the step's peak."""
@@ -115,7 +117,8 @@ class Comparison(Versioned):
     flops_unknown: Change
     """Nodes with an operator that has none, forward and backward apart."""
     modules: tuple[ModuleChange, ...]
-    """A tree in preorder, what was removed after its siblings. The first row is the whole step, loss and optimizer included."""
+    """A tree in preorder, what was removed after its siblings. The first row is the whole step, loss and optimizer
+    included."""
     nodes: tuple[NodeChange, ...]
     """All nodes in the order they run after, removed ones last."""
 
@@ -132,7 +135,8 @@ class HasReport(Protocol):
 
 
 def compare(a: Profile | HasReport, b: Profile | HasReport) -> Comparison:
-    """What grew from `a` to `b`; each an `Analysis`, a report, or a profile (of which the requested bytes alone are known)."""
+    """What grew from `a` to `b`; each an `Analysis`, a report, or a profile (of which the requested bytes alone are
+    known)."""
     before, after = _Step(a), _Step(b)
     merged = matched_modules(before.root, after.root)
     kinds = {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}
@@ -144,8 +148,16 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> Comparison:
         allocated_bytes=_of(before.peak.allocated_bytes, after.peak.allocated_bytes),
         reserved_bytes=_of(before.peak.reserved_bytes, after.peak.reserved_bytes),
         process_bytes=_of(before.peak.process_bytes, after.peak.process_bytes),
-        by_kind={kind: _of(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0)) for kind in Kind if kind in kinds},
-        phases={phase: _of(before.phases.get(phase), after.phases.get(phase)) for phase in Phase if phase in {*before.phases, *after.phases}},
+        by_kind={
+            kind: _of(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0))
+            for kind in Kind
+            if kind in kinds
+        },
+        phases={
+            phase: _of(before.phases.get(phase), after.phases.get(phase))
+            for phase in Phase
+            if phase in {*before.phases, *after.phases}
+        },
         saved_bytes=_of(before.profile.saved_bytes, after.profile.saved_bytes),
         params_bytes=_of(before.params, after.params),
         forward_flops=_of(*(figures.forward.known for figures in flops)),
@@ -156,7 +168,7 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> Comparison:
     )
 
 
-# --- a side -------------------------------------------------------------------------------------------------------------------
+# --- a side -----------------------------------------------------------------------------------------------------------
 
 
 class _Step:
@@ -186,14 +198,16 @@ class _Step:
     def figures(self, nodes: Iterable[int]) -> Figures:
         """The sum over nodes."""
         indices = list(nodes)
-        return sum_figures(self.profile.nodes[i] for i in indices) + Figures(at_peak=sum(self.at_peak[i] for i in indices))
+        return sum_figures(self.profile.nodes[i] for i in indices) + Figures(
+            at_peak=sum(self.at_peak[i] for i in indices)
+        )
 
 
 def _of(before: int | None, after: int | None) -> Change:
     return Change(before=before, after=after)
 
 
-# --- changes ------------------------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 def _module_changes(pair: Pair, before: _Step, after: _Step) -> Iterator[ModuleChange]:
@@ -218,7 +232,10 @@ def _sums(pair: Pair, before: _Step, after: _Step) -> list[tuple[Pair, Figures, 
 
 
 def _node_changes(pair: Pair, before: _Step, after: _Step) -> list[NodeChange]:
-    found = sorted(matched_nodes(pair, before.profile.nodes, after.profile.nodes), key=lambda match: (match[1] is None, match[1] or 0, match[0] or 0))
+    found = sorted(
+        matched_nodes(pair, before.profile.nodes, after.profile.nodes),
+        key=lambda match: (match[1] is None, match[1] or 0, match[0] or 0),
+    )
     return [_node_change(one, other, before, after) for one, other in found]
 
 
@@ -239,5 +256,12 @@ def _node_change(one: int | None, other: int | None, before: _Step, after: _Step
 
 
 def _grown(ours: Figures, theirs: Figures) -> dict[str, Change]:
-    found = {name: _of(getattr(ours, name), getattr(theirs, name)) for name in ("at_peak", "saved", "params", "output", "scratch")}
-    return {**found, "forward_flops": _of(ours.forward.known, theirs.forward.known), "backward_flops": _of(ours.backward.known, theirs.backward.known)}
+    found = {
+        name: _of(getattr(ours, name), getattr(theirs, name))
+        for name in ("at_peak", "saved", "params", "output", "scratch")
+    }
+    return {
+        **found,
+        "forward_flops": _of(ours.forward.known, theirs.forward.known),
+        "backward_flops": _of(ours.backward.known, theirs.backward.known),
+    }

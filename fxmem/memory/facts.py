@@ -14,7 +14,8 @@ from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, SourceLine,
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
 
 __all__ = [
-    "LargeTensor", "Share", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive", "peak_facts", "split", "total_facts",
+    "LargeTensor", "Share", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive",
+    "peak_facts", "split", "total_facts",
     "unknowns",
 ]  # fmt: skip
 
@@ -104,7 +105,11 @@ def total_facts(profile: Profile) -> Facts:
     if profile.step.mode == "infer":
         return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)")]
     optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
-    counts = [f"{flops_sum(model.forward)} forward", f"{flops_sum(model.backward)} backward", *(f"{count} optimizer" for count in optimizer)]
+    counts = [
+        f"{flops_sum(model.forward)} forward",
+        f"{flops_sum(model.backward)} backward",
+        *(f"{count} optimizer" for count in optimizer),
+    ]
     return [
         ("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"),
         ("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)"),
@@ -122,16 +127,29 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
     if memory is None:
         return None, f"not compared, because the memory of target {name} is not known"
     if peak.fits is not None:
-        nbytes = peak.requested_bytes if peak.reserved_bytes is None else min(peak.reserved_bytes, memory) if peak.fits else peak.reserved_bytes
+        nbytes = (
+            peak.requested_bytes
+            if peak.reserved_bytes is None
+            else min(peak.reserved_bytes, memory)
+            if peak.fits
+            else peak.reserved_bytes
+        )
         fitting, counted, missing = peak.fits, "what the allocator reserves", "the CUDA context, other processes"
     else:
         nbytes = peak.requested_bytes
-        fitting, counted, missing = nbytes <= memory, "requested bytes", "the allocator's rounding and fragmentation, the CUDA context, other processes"
+        fitting, counted, missing = (
+            nbytes <= memory,
+            "requested bytes",
+            "the allocator's rounding and fragmentation, the CUDA context, other processes",
+        )
     verdict = "fits" if fitting else "does NOT fit"
     why = f" {printable(peak.shortage)}." if peak.shortage else ""
     return (
         fitting,
-        f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}.{why} Counted: {counted}; not counted: {missing}",
+        (
+            f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}.{why} "
+            f"Counted: {counted}; not counted: {missing}"
+        ),
     )
 
 
@@ -142,7 +160,8 @@ def split(peak: Peak) -> list[Share]:
 
 
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
-    """The largest storages alive at the peak, those alike counted together, so that one line of a loop fills one row."""
+    """The largest storages alive at the peak, those alike counted together, so that one line of a loop fills one
+    row."""
     groups: dict[tuple[object, ...], list[Storage]] = {}
     for index in timeline.alive:
         storage = profile.storages[index]
@@ -159,7 +178,10 @@ def assumptions(profile: Profile) -> list[str]:
 
 def unknowns(profile: Profile) -> list[str]:
     """What could not be counted, one phrase each."""
-    return [printable(f"{unknown.topic}: {unknown.what}" + (f" ({unknown.count} times)" if unknown.count > 1 else "")) for unknown in profile.unknowns]
+    return [
+        printable(f"{unknown.topic}: {unknown.what}" + (f" ({unknown.count} times)" if unknown.count > 1 else ""))
+        for unknown in profile.unknowns
+    ]
 
 
 def describe(node: Node) -> str:

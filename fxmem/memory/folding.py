@@ -12,12 +12,16 @@ _Row = TypeVar("_Row")
 
 
 def folded(
-    rows: Sequence[_Row], *, depth: Callable[[_Row], int], label: Callable[[_Row], str], likeness: Callable[[_Row], Hashable]
+    rows: Sequence[_Row],
+    *,
+    depth: Callable[[_Row], int],
+    label: Callable[[_Row], str],
+    likeness: Callable[[_Row], Hashable],
 ) -> Iterator[tuple[_Row, str, int]]:
     """Rows to show, each with its label and how many siblings it stands for.
 
-    Siblings fold if their labels are numbers that count up by one and they and everything below them are alike; the first stays, with
-    what is below it, under a label like `0-31`.
+    Siblings fold if their labels are numbers that count up by one and they and everything below them are alike; the
+    first stays, with what is below it, under a label like `0-31`.
 
     Args:
         rows: a tree in preorder.

@@ -18,10 +18,19 @@ from itertools import accumulate, pairwise
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile, Storage, Timeline
 
-__all__ = ["alive_at", "check", "live_bytes", "node_live_bytes", "node_scratch_bytes", "peak_without_scratch_bytes", "timeline"]
+__all__ = [
+    "alive_at",
+    "check",
+    "live_bytes",
+    "node_live_bytes",
+    "node_scratch_bytes",
+    "peak_without_scratch_bytes",
+    "timeline",
+]
 
 _DEEPEST = 500
-"""Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default (`sys.getrecursionlimit`)."""
+"""Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default
+(`sys.getrecursionlimit`)."""
 
 
 def timeline(profile: Profile) -> Timeline:
@@ -57,7 +66,10 @@ def live_bytes(profile: Profile) -> tuple[int, ...]:
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
     """The most bytes alive when the workspaces that come and go with an op are left out."""
-    return max(_live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)), default=0)
+    return max(
+        _live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)),
+        default=0,
+    )
 
 
 def alive_at(profile: Profile, tick: int) -> tuple[int, ...]:
@@ -91,15 +103,18 @@ def node_scratch_bytes(profile: Profile) -> tuple[PhaseBytes, ...]:
         profile.ticks,
         (s for s in profile.storages if s.op is not None and s.death < runs[run_of[s.op]].end),
     )
-    return _largest_by_phase(len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs))
+    return _largest_by_phase(
+        len(profile.nodes), ((run.node, run.phase, max(inside[run.begin : run.end], default=0)) for run in runs)
+    )
 
 
 def check(profile: Profile) -> None:
     """Refuse a profile that contradicts itself.
 
-    Verified: every index points at something, nodes read from earlier ones, modules lie no deeper than Python can call, live ranges do not
-    end before they begin, ops are in order and do not overlap, phases follow one another and cover all ops and all ticks (but for tick 0,
-    which may come before the first), every op runs in its phase, and `saved_bytes` is the sum over the nodes.
+    Verified: every index points at something, nodes read from earlier ones, modules lie no deeper than Python can call,
+    live ranges do not end before they begin, ops are in order and do not overlap, phases follow one another and cover
+    all ops and all ticks (but for tick 0, which may come before the first), every op runs in its phase, and
+    `saved_bytes` is the sum over the nodes.
 
     Raises:
         UsageError: with the first contradiction found, in one line.
@@ -157,7 +172,10 @@ class _Run:
 def _runs(profile: Profile) -> list[_Run]:
     ops = profile.ops
     starts = [i for i, op in enumerate(ops) if i == 0 or (op.node, op.phase) != (ops[i - 1].node, ops[i - 1].phase)]
-    return [_Run(ops[i].node, ops[i].phase, i, j, ops[i].begin, ops[j].begin if j < len(ops) else profile.ticks) for i, j in pairwise([*starts, len(ops)])]
+    return [
+        _Run(ops[i].node, ops[i].phase, i, j, ops[i].begin, ops[j].begin if j < len(ops) else profile.ticks)
+        for i, j in pairwise([*starts, len(ops)])
+    ]
 
 
 def _contradictions(profile: Profile) -> Iterator[str]:
@@ -175,7 +193,10 @@ def _bad_names(profile: Profile) -> Iterator[str]:
     names = {*profile.modules, *(node.module for node in profile.nodes), *(call.module for call in profile.calls)}
     for name in names:
         if name.count(".") >= _DEEPEST:
-            yield f"module {name[:40]!r}... is {name.count('.') + 1} levels deep, but Python calls no more than {_DEEPEST} within each other"
+            yield (
+                f"module {name[:40]!r}... is {name.count('.') + 1} levels deep, but Python calls no more than "
+                f"{_DEEPEST} within each other"
+            )
 
 
 def _bad_indices(profile: Profile) -> Iterator[str]:
@@ -232,7 +253,10 @@ def _bad_phases(profile: Profile) -> Iterator[str]:
         # Tick 0 may belong to no phase: it is what was there before the step.
         follows = span.begin == tick or (index == 0 and span.begin == 1)
         if not follows or span.first_op != op:
-            yield f"phase {span.phase} begins at tick {span.begin} and op {span.first_op}, expected tick {tick} and op {op}"
+            yield (
+                f"phase {span.phase} begins at tick {span.begin} and op {span.first_op}, expected tick {tick} and "
+                f"op {op}"
+            )
         if span.end < span.begin or span.last_op < span.first_op:
             yield f"phase {span.phase} ends at tick {span.end} and op {span.last_op}, before it begins"
         for i in range(span.first_op, min(span.last_op, len(profile.ops))):
@@ -240,7 +264,10 @@ def _bad_phases(profile: Profile) -> Iterator[str]:
             if inside.phase is not span.phase:
                 yield f"ops[{i}] is of phase {inside.phase}, but stands in phase {span.phase}"
             elif inside.begin < span.begin or inside.end > span.end:
-                yield f"ops[{i}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, {span.end})"
+                yield (
+                    f"ops[{i}] covers ticks [{inside.begin}, {inside.end}), phase {span.phase} only [{span.begin}, "
+                    f"{span.end})"
+                )
         tick, op = span.end, span.last_op
     if (tick, op) != (profile.ticks, len(profile.ops)):
         yield f"its phases cover {tick} of {profile.ticks} ticks and {op} of {len(profile.ops)} ops"

@@ -1,17 +1,19 @@
-"""Where a predicted and a measured log of the allocator part ways: whose blocks only one of the two has, and which live longer.
+"""Where a predicted and a measured log of the allocator part ways: whose blocks only one of the two has, and which live
+longer.
 
 Both logs are signed sizes in order: a block comes (+) or goes (-). Sizes are requested bytes on both sides.
 
-- The allocations of each phase are aligned by a shortest edit script (E. W. Myers, "An O(ND) Difference Algorithm and Its
-  Variations", Algorithmica 1, 1986, the greedy algorithm of section 4; not its linear-space refinement). What is on one side only is
-  a block the other side does not have.
-- A free is placed by how many common allocations lie before it, for nothing that happens between two allocations moves a peak.
-  Two frees of one size at one place are the same; of what is left, each side's own blocks take the next free of their size; what
-  then remains is paired in order, and such a block lives longer on the side where its free comes later.
+- The allocations of each phase are aligned by a shortest edit script (E. W. Myers, "An O(ND) Difference Algorithm and
+  Its Variations", Algorithmica 1, 1986, the greedy algorithm of section 4; not its linear-space refinement). What is on
+  one side only is a block the other side does not have.
+- A free is placed by how many common allocations lie before it, for nothing that happens between two allocations moves
+  a peak. Two frees of one size at one place are the same; of what is left, each side's own blocks take the next free of
+  their size; what then remains is paired in order, and such a block lives longer on the side where its free comes
+  later.
 - Frees at a log's very end are left out: they move no peak, and a program's last line frees as it likes.
 
-A measured log names nothing, so a block that only it has is placed by its neighbour: the last predicted allocation before it
-that both sides have.
+A measured log names nothing, so a block that only it has is placed by its neighbour: the last predicted allocation
+before it that both sides have.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Event:
 
 
 def predicted_events(profile: Profile) -> tuple[Event, ...]:
-    """The log of a profile: blocks that come or go during the step, in order. Empty blocks are none: an allocator is not asked for them."""
+    """The log of a profile: blocks that come or go during the step, in order. Empty blocks are none: an allocator is
+    not asked for them."""
     found = []
     for index, storage in enumerate(profile.storages):
         if not storage.nbytes:
@@ -64,24 +67,31 @@ def _phase_at(profile: Profile, tick: int) -> Phase:
 
 
 def first_differences(
-    predicted: Sequence[Event], measured: Sequence[int], measured_by_phase: Mapping[Phase, int] | None = None, *, limit: int = 20
+    predicted: Sequence[Event],
+    measured: Sequence[int],
+    measured_by_phase: Mapping[Phase, int] | None = None,
+    *,
+    limit: int = 20,
 ) -> tuple[Difference, ...]:
     """The first blocks, in the order of the step, on which two logs disagree.
 
     Args:
-        predicted: as from `predicted_events`.
-        measured: signed requested bytes.
-        measured_by_phase: how many events of `measured` fall into each phase, in the order of the phases; their sum is its
-            length. Without it the logs are aligned as wholes, and a block that only the measurement has is in its neighbour's phase.
+        predicted: as from `predicted_events`. measured: signed requested bytes. measured_by_phase: how many events of
+        `measured` fall into each phase, in the order of the phases; their sum is its
+            length. Without it the logs are aligned as wholes, and a block that only the measurement has is in its
+            neighbour's phase.
         limit: how many to return at most.
 
-    After 1500 allocations that only one side has, the rest of a phase is not looked at: what follows that many is no first difference.
+    After 1500 allocations that only one side has, the rest of a phase is not looked at: what follows that many is no
+    first difference.
 
     Raises:
         ValueError: `measured_by_phase` does not add up to the events.
     """
     if measured_by_phase is not None and sum(measured_by_phase.values()) != len(measured):
-        raise ValueError(f"expected measured_by_phase to add up to the {len(measured)} events, got {sum(measured_by_phase.values())}")
+        raise ValueError(
+            f"expected measured_by_phase to add up to the {len(measured)} events, got {sum(measured_by_phase.values())}"
+        )
     mine = _Log([event.nbytes for event in predicted])
     theirs = _Log(measured)
     found: list[tuple[int, Difference]] = []
@@ -92,7 +102,8 @@ def first_differences(
 
 
 def _ranked(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
-    """With each place how many of its side's stand there before it, so that of many at one place neither side hides the other."""
+    """With each place how many of its side's stand there before it, so that of many at one place neither side hides the
+    other."""
     ranks: Counter[tuple[int, Side]] = Counter()
     for place, difference in found:
         yield place, ranks[place, difference.side], difference
@@ -124,7 +135,9 @@ class _Log:
         return found
 
 
-def _pieces(predicted: Sequence[Event], measured: int, by_phase: Mapping[Phase, int] | None) -> list[tuple[Phase | None, tuple[range, range]]]:
+def _pieces(
+    predicted: Sequence[Event], measured: int, by_phase: Mapping[Phase, int] | None
+) -> list[tuple[Phase | None, tuple[range, range]]]:
     """What to align with what: the two logs' events of each phase, or all of both."""
     if by_phase is None:
         return [(None, (range(len(predicted)), range(measured)))]
@@ -138,7 +151,9 @@ def _pieces(predicted: Sequence[Event], measured: int, by_phase: Mapping[Phase, 
     return pieces
 
 
-def _blocks(predicted: Sequence[Event], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None) -> list[tuple[int, Difference]]:
+def _blocks(
+    predicted: Sequence[Event], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None
+) -> list[tuple[int, Difference]]:
     """The blocks of one piece that one side does not have, each with its place; what both have is noted in the logs."""
     a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
     only_a, only_b, (end_a, end_b) = _edit_script([mine.sizes[at] for at in a], [theirs.sizes[at] for at in b])
@@ -149,15 +164,41 @@ def _blocks(predicted: Sequence[Event], mine: _Log, ours: range, theirs: _Log, o
     found = []
     for at in (a[i] for i in only_a):
         event = predicted[at]
-        found.append((mine.place(at), Difference(side=Side.PREDICTED, nbytes=event.nbytes, phase=event.phase, position=at, op=event.op, node=event.node)))
+        found.append(
+            (
+                mine.place(at),
+                Difference(
+                    side=Side.PREDICTED,
+                    nbytes=event.nbytes,
+                    phase=event.phase,
+                    position=at,
+                    op=event.op,
+                    node=event.node,
+                ),
+            )
+        )
     for at in (b[i] for i in only_b):
         place = theirs.place(at)
         near = predicted[mine.common[place - 1]] if place else Event(0, Phase.FORWARD)
-        found.append((place, Difference(side=Side.MEASURED, nbytes=theirs.sizes[at], phase=phase or near.phase, position=at, op=near.op, node=near.node)))
+        found.append(
+            (
+                place,
+                Difference(
+                    side=Side.MEASURED,
+                    nbytes=theirs.sizes[at],
+                    phase=phase or near.phase,
+                    position=at,
+                    op=near.op,
+                    node=near.node,
+                ),
+            )
+        )
     return found
 
 
-def _frees(predicted: Sequence[Event], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]) -> list[tuple[int, Difference]]:
+def _frees(
+    predicted: Sequence[Event], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]
+) -> list[tuple[int, Difference]]:
     """The blocks both sides have that live longer on one, each with the place where it is gone at last."""
     found = []
     frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
@@ -174,7 +215,15 @@ def _frees(predicted: Sequence[Event], mine: _Log, theirs: _Log, blocks: Sequenc
             if place == other_place:
                 continue
             side, position = (Side.PREDICTED, at) if place > other_place else (Side.MEASURED, other)
-            block = Difference(side=side, lives_longer=True, nbytes=size, phase=event.phase, position=position, op=event.op, node=event.node)
+            block = Difference(
+                side=side,
+                lives_longer=True,
+                nbytes=size,
+                phase=event.phase,
+                position=position,
+                op=event.op,
+                node=event.node,
+            )
             found.append((max(place, other_place), block))
     return found
 
@@ -193,8 +242,8 @@ def _edit_script(a: Sequence[int], b: Sequence[int]) -> tuple[list[int], list[in
 
     Returns the indices only `a` has, those only `b` has, and how far the two were read.
     """
-    # furthest[k] is the furthest x on diagonal k = x - y; k may be negative, which is why the list counts from its end there.
-    # trace[edits] is what of it the step to so many edits reads: diagonals -edits - 1 to edits + 1.
+    # furthest[k] is the furthest x on diagonal k = x - y; k may be negative, which is why the list counts from its end
+    # there. trace[edits] is what of it the step to so many edits reads: diagonals -edits - 1 to edits + 1.
     most = min(len(a) + len(b), _MAX_EDITS)
     furthest = [0] * (2 * most + 3)
     trace: list[list[int]] = []
@@ -214,7 +263,8 @@ def _edit_script(a: Sequence[int], b: Sequence[int]) -> tuple[list[int], list[in
 
 
 def _is_down(left: int, right: int, edits: int, k: int) -> bool:
-    """Whether diagonal `k` is reached by an event of `b` rather than one of `a`; the neighbouring diagonals' furthest x decide."""
+    """Whether diagonal `k` is reached by an event of `b` rather than one of `a`; the neighbouring diagonals' furthest x
+    decide."""
     return k == -edits or (k != edits and left < right)
 
 

@@ -1,15 +1,16 @@
 """Which module and which call of one step is which of another's.
 
-Modules are matched from the top down. Within two matched modules, children match by name; numbered ones (of a `Sequential` or a
-`ModuleList`) by number where both sides have the same classes in the same order, else by the longest runs of children that are equal
-throughout (classes and shapes of parameters), what lies between two such runs by class, then by number. So a layer inserted into a
-`Sequential` is one addition, not a change of all that follow it. Children that are left and equal throughout are the same under another name.
+Modules are matched from the top down. Within two matched modules, children match by name; numbered ones (of a
+`Sequential` or a `ModuleList`) by number where both sides have the same classes in the same order, else by the longest
+runs of children that are equal throughout (classes and shapes of parameters), what lies between two such runs by class,
+then by number. So a layer inserted into a `Sequential` is one addition, not a change of all that follow it. Children
+that are left and equal throughout are the same under another name.
 
-Calls match within matched modules: calls of a module with its calls, calls of a function with those of the same name, in the order they
-occur; where one side has more, those whose results have equal shapes first.
+Calls match within matched modules: calls of a module with its calls, calls of a function with those of the same name,
+in the order they occur; where one side has more, those whose results have equal shapes first.
 
-The longest runs are those of `difflib.SequenceMatcher` (Ratcliff and Metzener, "Pattern Matching: The Gestalt Approach", Dr. Dobb's
-Journal, July 1988).
+The longest runs are those of `difflib.SequenceMatcher` (Ratcliff and Metzener, "Pattern Matching: The Gestalt
+Approach", Dr. Dobb's Journal, July 1988).
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def _pair(before: Module | None, after: Module | None, depth: int) -> Pair:
     theirs: Mapping[str, Module] = {} if after is None else after.children
     matched = dict(_matched(ours, theirs))
     partners = {theirs_name: ours_name for ours_name, theirs_name in matched.items()}
-    children = [_pair(ours[partners[name]] if name in partners else None, child, depth + 1) for name, child in theirs.items()]
+    children = [
+        _pair(ours[partners[name]] if name in partners else None, child, depth + 1) for name, child in theirs.items()
+    ]
     children += [_pair(child, None, depth + 1) for name, child in ours.items() if name not in matched]
     return Pair(before, after, depth, children)
 
@@ -99,7 +102,9 @@ def _pair(before: Module | None, after: Module | None, depth: int) -> Pair:
 def _matched(ours: Mapping[str, Module], theirs: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
     """Pairs of children's names."""
     found = [(name, name) for name in ours if name in theirs and not name.isdecimal()]
-    our_numbered, their_numbered = ([(name, child) for name, child in side.items() if name.isdecimal()] for side in (ours, theirs))
+    our_numbered, their_numbered = (
+        [(name, child) for name, child in side.items() if name.isdecimal()] for side in (ours, theirs)
+    )
     found += _matched_numbers(our_numbered, their_numbered)
     yield from found
     taken, taken_theirs = {name for name, _ in found}, {name for _, name in found}
@@ -125,10 +130,16 @@ def _matched_numbers(ours: Sequence[tuple[str, Module]], theirs: Sequence[tuple[
 
 
 def _aligned(
-    ours: range, theirs: range, our_keys: Sequence[Hashable], their_keys: Sequence[Hashable], pairs: list[tuple[int, int]]
+    ours: range,
+    theirs: range,
+    our_keys: Sequence[Hashable],
+    their_keys: Sequence[Hashable],
+    pairs: list[tuple[int, int]],
 ) -> Iterator[tuple[range, range]]:
     """Add the pairs of equal keys to `pairs`; what lies between them."""
-    matcher = SequenceMatcher(None, our_keys[ours.start : ours.stop], their_keys[theirs.start : theirs.stop], autojunk=False)
+    matcher = SequenceMatcher(
+        None, our_keys[ours.start : ours.stop], their_keys[theirs.start : theirs.stop], autojunk=False
+    )
     one, other = ours.start, theirs.start
     for block in matcher.get_matching_blocks():
         begin, their_begin = ours.start + block.a, theirs.start + block.b
@@ -138,7 +149,7 @@ def _aligned(
         one, other = begin + block.size, their_begin + block.size
 
 
-# --- calls --------------------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def matched_nodes(pair: Pair, before: Sequence[Node], after: Sequence[Node]) -> Iterator[tuple[int | None, int | None]]:
@@ -165,11 +176,16 @@ def _by_name(nodes: Sequence[Node], module: Module | None) -> dict[tuple[str, st
     return found
 
 
-def _matched_calls(ours: Sequence[int], theirs: Sequence[int], before: Sequence[Node], after: Sequence[Node]) -> Iterator[tuple[int | None, int | None]]:
+def _matched_calls(
+    ours: Sequence[int], theirs: Sequence[int], before: Sequence[Node], after: Sequence[Node]
+) -> Iterator[tuple[int | None, int | None]]:
     if len(ours) == len(theirs):
         yield from zip(ours, theirs, strict=True)
         return
-    our_shapes, their_shapes = [first_shape(before[index]) for index in ours], [first_shape(after[index]) for index in theirs]
+    our_shapes, their_shapes = (
+        [first_shape(before[index]) for index in ours],
+        [first_shape(after[index]) for index in theirs],
+    )
     pairs: list[tuple[int, int]] = []
     for one, other in _aligned(range(len(ours)), range(len(theirs)), our_shapes, their_shapes, pairs):
         pairs += zip(one, other, strict=False)

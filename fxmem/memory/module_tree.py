@@ -111,7 +111,8 @@ def module_tree(profile: Profile, timeline: Timeline) -> Row:
 
 
 def step_rows(profile: Profile, timeline: Timeline) -> tuple[Row, ...]:
-    """What the step does outside the model (loss, optimizer), and what is alive at the peak without belonging to a node."""
+    """What the step does outside the model (loss, optimizer), and what is alive at the peak without belonging to a
+    node."""
     at_peak = _bytes_at_peak(profile, timeline)
     rows = [
         Row("step", node.name, node.target if node.target != node.name else "", _figures(node, nbytes), calls=1)
@@ -122,7 +123,13 @@ def step_rows(profile: Profile, timeline: Timeline) -> tuple[Row, ...]:
     for storage, owner in _owners_at_peak(profile, timeline):
         if owner is None:
             by_kind[storage.kind] = by_kind.get(storage.kind, 0) + storage.nbytes
-    return (*rows, *(Row("step", kind.value.replace("_", " "), "of no node", Figures(at_peak=nbytes)) for kind, nbytes in by_kind.items()))
+    return (
+        *rows,
+        *(
+            Row("step", kind.value.replace("_", " "), "of no node", Figures(at_peak=nbytes))
+            for kind, nbytes in by_kind.items()
+        ),
+    )
 
 
 def total_row(rows: Iterable[Row]) -> Row:
@@ -149,7 +156,8 @@ def visible(row: Row, *, depth: int | None, worth: int, level: int = 0) -> Itera
 
 
 def call_name(node: Node) -> str:
-    """What the user called: the function's own name, the parameter's for `get_attr`, the argument's for a placeholder."""
+    """What the user called: the function's own name, the parameter's for `get_attr`, the argument's for a
+    placeholder."""
     return node.target.rsplit(".", 1)[-1] or node.name
 
 
@@ -211,14 +219,16 @@ def _bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
 
 
 def _owners_at_peak(profile: Profile, timeline: Timeline) -> Iterator[tuple[Storage, int | None]]:
-    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the optimizer."""
+    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the
+    optimizer."""
     optimizer = next((index for index, node in enumerate(profile.nodes) if node.op == "optimizer"), None)
     for storage in (profile.storages[index] for index in timeline.alive):
         yield storage, optimizer if storage.node is None and storage.kind is Kind.OPTIMIZER_STATE else storage.node
 
 
 def _fold(rows: Sequence[Row]) -> Iterator[Row]:
-    """Runs of numbered siblings with equal figures become one row. Live bytes may differ: they grow from block to block."""
+    """Runs of numbered siblings with equal figures become one row. Live bytes may differ: they grow from block to
+    block."""
 
     def likeness(place: tuple[int, Row]) -> tuple[int | None, Row]:
         index, row = place

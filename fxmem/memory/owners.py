@@ -33,7 +33,8 @@ class Part:
 
 
 def owners_at_peak(profile: Profile, timeline: Timeline) -> Iterator[tuple[Storage, int | None]]:
-    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the optimizer."""
+    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the
+    optimizer."""
     optimizer = next((index for index, node in enumerate(profile.nodes) if node.op == "optimizer"), None)
     for storage in (profile.storages[index] for index in timeline.alive):
         yield storage, optimizer if storage.node is None and storage.kind is Kind.OPTIMIZER_STATE else storage.node

@@ -22,17 +22,21 @@ _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
 
 @uncollected()
 def load_report(path: Path) -> Report:
-    """The report in a file that `fxmem analyze --json` wrote; `-` is standard input. What is refused: `documents`, and `liveness.check`.
+    """The report in a file that `fxmem analyze --json` wrote; `-` is standard input. What is refused: `documents`, and
+    `liveness.check`.
 
     Raises:
-        UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts itself.
+        UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts
+        itself.
     """
     content = json_reader.parsed(json_reader.read(path, _EXPECTED), path, _EXPECTED)
     _check_version(content, path, "a report", "fxmem analyze --json")
     report = json_reader.record(Report, content, path, _EXPECTED)
     # Every tick is a storage that comes or goes, but for tick 0. Checked first: what follows takes memory by the tick.
     if report.ticks > 2 * len(report.storages) + 1:
-        raise UsageError(f"{_EXPECTED}, got {str(path)!r}, which says {report.ticks} ticks of {len(report.storages)} storages")
+        raise UsageError(
+            f"{_EXPECTED}, got {str(path)!r}, which says {report.ticks} ticks of {len(report.storages)} storages"
+        )
     liveness.check(report)
     return report
 
@@ -49,9 +53,18 @@ def load_plan(path: str | Path) -> Plan:
     plan = json_reader.record(Plan, content, path, _EXPECTED_PLAN)
     for region in plan.all_regions():
         if not 0 <= region.first_node < region.last_node:
-            raise UsageError(f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region covers nodes [{region.first_node}, {region.last_node})")
-        if any(not region.first_node <= within.first_node < within.last_node <= region.last_node for within in region.regions):
-            raise UsageError(f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region within [{region.first_node}, {region.last_node}) goes beyond it")
+            raise UsageError(
+                f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region covers nodes [{region.first_node}, "
+                f"{region.last_node})"
+            )
+        if any(
+            not region.first_node <= within.first_node < within.last_node <= region.last_node
+            for within in region.regions
+        ):
+            raise UsageError(
+                f"{_EXPECTED_PLAN}, got {str(path)!r}, in which a region within [{region.first_node}, "
+                f"{region.last_node}) goes beyond it"
+            )
     return plan
 
 
@@ -64,7 +77,10 @@ def timeline(report: Report) -> Timeline:
     line = liveness.timeline(report)
     for field in _FROM_STORAGES:
         if getattr(report.peak, field) != getattr(line.peak, field):
-            raise UsageError(f"the report contradicts itself: peak.{field} is not what follows from its storages; write it anew with `fxmem analyze --json`")
+            raise UsageError(
+                f"the report contradicts itself: peak.{field} is not what follows from its storages; write it anew "
+                f"with `fxmem analyze --json`"
+            )
     return line.model_copy(update={"peak": report.peak})
 
 
@@ -73,4 +89,6 @@ def _check_version(content: Any, path: Path, what: str, command: str) -> None:
     version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
     if version != SCHEMA_VERSION:
         got = f"{str(version)[:20]!r} in {str(path)!r}"
-        raise UsageError(f"expected {what} of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `{command}`")
+        raise UsageError(
+            f"expected {what} of schema version {SCHEMA_VERSION!r}, got version {got}; write it anew with `{command}`"
+        )

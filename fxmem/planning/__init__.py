@@ -1,6 +1,7 @@
 """Where to checkpoint: planners from a profile and a budget to a plan, with no model and no torch.
 
-What a planner says of a plan's peak is an estimate; a promise needs the plan applied and analysed (`fxmem.whatif.verified_plan`).
+What a planner says of a plan's peak is an estimate; a promise needs the plan applied and analysed
+(`fxmem.whatif.verified_plan`).
 """
 
 from fxmem.planning.certificate import certify

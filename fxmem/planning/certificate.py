@@ -1,7 +1,7 @@
 """How far a plan may be from the cheapest one: a lower bound that CP-SAT proves for every plan within the same peak.
 
-What is bounded, and why it is a bound, stands in `fxmem.planning.lower_bound`. The search is OR-tools' CP-SAT on one thread with a fixed seed,
-ended by deterministic work and not by the clock.
+What is bounded, and why it is a bound, stands in `fxmem.planning.lower_bound`. The search is OR-tools' CP-SAT on one
+thread with a fixed seed, ended by deterministic work and not by the clock.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ _MOST_COST = 1 << 40
 
 
 def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate:
-    """A lower bound on the extra FLOPs of any plan that keeps what this plan keeps: its budget, or without one its own peak.
+    """A lower bound on the extra FLOPs of any plan that keeps what this plan keeps: its budget, or without one its own
+    peak.
 
     Args:
         profile: of the unplanned step that the plan is for.
         plan: from any planner.
         effort: limit of the search, in units of CP-SAT's deterministic time.
 
-    The budget is taken to bound requested bytes. Where it bounds allocated bytes, as on a card, that is less than it asks for, and the bound lower.
+    The budget is taken to bound requested bytes. Where it bounds allocated bytes, as on a card, that is less than it
+    asks for, and the bound lower.
 
     Raises:
         UsageError: a plan of another step, or no positive effort.
@@ -41,10 +43,22 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
     """
     if not 0 < effort < math.inf:
         raise UsageError(f"expected a positive effort for a certificate, got {effort:g}")
-    if (plan.model, plan.inputs, plan.step, plan.target) != (profile.model, profile.inputs, profile.step, profile.target):
-        raise UsageError(f"expected the profile that the plan was made from; the plan is of {plan.model} for {plan.target.name}, or of another step of it")
+    if (plan.model, plan.inputs, plan.step, plan.target) != (
+        profile.model,
+        profile.inputs,
+        profile.step,
+        profile.target,
+    ):
+        raise UsageError(
+            f"expected the profile that the plan was made from; the plan is of {plan.model} for "
+            f"{plan.target.name}, "
+            f"or of another step of it"
+        )
     if plan.application is Application.OPERATORS:
-        raise UsageError("expected a plan of regions, which certificates speak of; got one of single operators (--application graph, or modules, gives one)")
+        raise UsageError(
+            "expected a plan of regions, which certificates speak of; got one of single operators (--application "
+            "graph, or modules, gives one)"
+        )
     cp_model, version = cp_sat()
     budget = plan.after.requested_bytes if plan.budget_bytes is None else plan.budget_bytes
     program = relaxed(profile, budget, plan.application)
@@ -73,7 +87,9 @@ def cp_sat() -> tuple[Any, str]:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise EnvironmentLacksError("a certificate needs OR-tools, which is not installed: pip install 'fxmem[opt]'") from error
+        raise EnvironmentLacksError(
+            "a certificate needs OR-tools, which is not installed: pip install 'fxmem[opt]'"
+        ) from error
     return cp_model, metadata.version("ortools")
 
 

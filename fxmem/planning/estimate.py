@@ -13,18 +13,28 @@ from fxmem.records.profile import Assumption, Peak, Profile
 __all__ = ["estimate"]
 
 
-def estimate(profile: Profile, peak: Peak, strategy: Strategy, budget: str | int | float | None, application: Application | str | None = None) -> Plan:
+def estimate(
+    profile: Profile,
+    peak: Peak,
+    strategy: Strategy,
+    budget: str | int | float | None,
+    application: Application | str | None = None,
+) -> Plan:
     """The plan a planner proposes for a profile; its peak is the planner's own estimate and `analysed` is False.
 
-    Args as for `fxmem.whatif.verified_plan.plan`; `peak` is the profile's. Only the requested bytes are estimated; what the allocator adds to
-    them is taken to stay what it is without a plan.
+    Args as for `fxmem.whatif.verified_plan.plan`; `peak` is the profile's. Only the requested bytes are estimated; what
+    the allocator adds to them is taken to stay what it is without a plan.
 
     Raises:
         UsageError: not a training step, or a budget that cannot be understood.
         ExceededError: no plan keeps the budget.
     """
     if profile.step.mode != "train":
-        raise UsageError("expected the report of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+        raise UsageError(
+            "expected the report of a training step: at inference nothing is saved for backward, so there is "
+            "nothing "
+            "to checkpoint"
+        )
     limit = None if budget is None else budgets.parse(budget).bytes_of(peak)
     overhead = budgets.counted_bytes(peak) - peak.requested_bytes
     plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
@@ -33,19 +43,31 @@ def estimate(profile: Profile, peak: Peak, strategy: Strategy, budget: str | int
     if chosen.application is Application.GRAPH:
         note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
     assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
-    return chosen.model_copy(update={"strategy": strategy, "budget_bytes": limit, "before": peak, "assumptions": assumptions})
+    return chosen.model_copy(
+        update={"strategy": strategy, "budget_bytes": limit, "before": peak, "assumptions": assumptions}
+    )
 
 
-def _plans(profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None) -> Iterator[Plan]:
+def _plans(
+    profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None
+) -> Iterator[Plan]:
     wanted = ways_of(strategy, application, regions_only=True)
     if not wanted:
-        raise UsageError("expected a model to plan single operators of; a report does not say what each operator reads. Other strategies do with it")
+        raise UsageError(
+            "expected a model to plan single operators of; a report does not say what each operator reads. Other "
+            "strategies do with it"
+        )
     refused: list[ExceededError] = []
     for way in wanted:
         planner = Planner(profile, way)
         if nbytes is None and strategy not in ONE_PLAN:
             curve = planner.curve()
-            best = min(curve, key=lambda plan: plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0)))
+            best = min(
+                curve,
+                key=lambda plan: (
+                    plan.after.requested_bytes * (sum(op.flops or 0 for op in profile.ops) + (plan.extra_flops or 0))
+                ),
+            )
             yield best.model_copy(update={"curve": tuple(_point(plan) for plan in curve)})
             continue
         try:

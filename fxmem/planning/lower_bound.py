@@ -1,23 +1,25 @@
-"""A 0-1 program that every checkpoint plan within a budget satisfies, and that costs no more than the plan: what its least cost bounds.
+"""A 0-1 program that every checkpoint plan within a budget satisfies, and that costs no more than the plan: what its
+least cost bounds.
 
-For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each product, is its result
-kept from the region's first run. From these follow
+For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each
+product, is its result kept from the region's first run. From these follow
 
-- *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early stop), without
-  products whose results are kept. What regions within regions cost beyond that is left out;
-- *bytes held through forward*: a storage that a node outside all regions keeps for backward, and one that a region reads and another
-  part of the step has made, from the node that needs it until that node's backward; a product's result that is kept, from there on until
-  forward ends (in backward it may be gone: its region hands it out once);
-- *bytes at a moment*: at one tick of each node's forward and one of its backward, what is held, what the unplanned step has there that no
-  plan can take away (parameters, gradients, workspaces, outputs, what the node itself is working on), and nothing else.
+- *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early
+  stop), without products whose results are kept. What regions within regions cost beyond that is left out;
+- *bytes held through forward*: a storage that a node outside all regions keeps for backward, and one that a region
+  reads and another part of the step has made, from the node that needs it until that node's backward; a product's
+  result that is kept, from there on until forward ends (in backward it may be gone: its region hands it out once);
+- *bytes at a moment*: at one tick of each node's forward and one of its backward, what is held, what the unplanned step
+  has there that no plan can take away (parameters, gradients, workspaces, outputs, what the node itself is working on),
+  and nothing else.
 
-Everything that is not counted (what recomputation itself allocates, what the rest of a region holds meanwhile, deeper levels, the
-allocator's rounding) could only add to bytes or to FLOPs. So a real plan of a given peak is a solution for any budget not below that
-peak, whatever regions it nests, and no plan costs less than the program's least cost.
+Everything that is not counted (what recomputation itself allocates, what the rest of a region holds meanwhile, deeper
+levels, the allocator's rounding) could only add to bytes or to FLOPs. So a real plan of a given peak is a solution for
+any budget not below that peak, whatever regions it nests, and no plan costs less than the program's least cost.
 
-The variables for what is held are MOCCASIN's retention intervals (Bartan et al. 2023, arXiv:2304.14463) with their ends at the nodes that
-need the storage. A second interval of a storage is not a variable, as there, but a region that is run again: MOCCASIN's bound on how often
-a tensor is computed would make this no bound for plans that nest more deeply.
+The variables for what is held are MOCCASIN's retention intervals (Bartan et al. 2023, arXiv:2304.14463) with their ends
+at the nodes that need the storage. A second interval of a storage is not a variable, as there, but a region that is run
+again: MOCCASIN's bound on how often a tensor is computed would make this no bound for plans that nest more deeply.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from fxmem.records.profile import Kind, Phase, Profile
 __all__ = ["Load", "Relaxation", "relaxed"]
 
 _SMALL = 1000
-"""Storages that together are less than this part of the budget are not counted: a program of fewer variables, and a bound hardly lower."""
+"""Storages that together are less than this part of the budget are not counted: a program of fewer variables, and a
+bound hardly lower."""
 _MOMENTS = 1200
 """Moments that are counted at most: those with most bytes alive without a plan."""
 
@@ -85,8 +88,8 @@ def relaxed(profile: Profile, budget_bytes: int, application: Application) -> Re
     """The program for the plans of a training step with a peak of at most so many requested bytes.
 
     Args:
-        profile: of the unplanned step.
-        application: MODULES: outermost regions are calls of modules, or of consecutive children of an `nn.Sequential`. GRAPH: any nodes.
+        profile: of the unplanned step. application: MODULES: outermost regions are calls of modules, or of consecutive
+        children of an `nn.Sequential`. GRAPH: any nodes.
     """
     return _Builder(profile, budget_bytes, application).built()
 
@@ -116,7 +119,9 @@ class _Builder:
         program = self.program
         self.inside = {node: program.variable() for node in self.nodes}
         self.joined = {node: program.variable() for node in self.nodes}  # to the node before it, in one region
-        self.whole = {node: program.variable() for node in self.nodes}  # run again as a whole, not up to its last saved tensor only
+        self.whole = {
+            node: program.variable() for node in self.nodes
+        }  # run again as a whole, not up to its last saved tensor only
         self._regions()
         self.kept: dict[int, int] = {}  # by storage, whether it is a product's result that is kept
         self._costs()
@@ -129,7 +134,7 @@ class _Builder:
                 program.loads.append(load)
         return program
 
-    # --- the unplanned step ------------------------------------------------------------------------------------------------
+    # --- the unplanned step -------------------------------------------------------------------------------------------
 
     @cached_property
     def _ops(self) -> dict[Phase, dict[int, list[int]]]:
@@ -183,14 +188,19 @@ class _Builder:
         found: dict[int, list[int]] = defaultdict(list)
         nodes = self.profile.nodes
         for node in self.nodes:
-            for storage in {output.storage for source in nodes[node].inputs for output in nodes[source].outputs if output.storage is not None}:
+            for storage in {
+                output.storage
+                for source in nodes[node].inputs
+                for output in nodes[source].outputs
+                if output.storage is not None
+            }:
                 found[storage].append(node)
         return found
 
     def _keeps(self, node: int) -> bool:
         return bool(self.profile.nodes[node].saved) and node in self._ops[Phase.BACKWARD]
 
-    # --- regions and what they cost ------------------------------------------------------------------------------------------
+    # --- regions and what they cost -----------------------------------------------------------------------------------
 
     def _regions(self) -> None:
         add = self.program.clauses.append
@@ -201,7 +211,9 @@ class _Builder:
         for node in self.nodes:
             if earliest[node] < 0:
                 add((-self.inside[node],))
-            for between in range(max(int(earliest[node]), self.nodes.start) + 1, node + 1) if earliest[node] >= 0 else ():
+            for between in (
+                range(max(int(earliest[node]), self.nodes.start) + 1, node + 1) if earliest[node] >= 0 else ()
+            ):
                 add((-self.inside[node], self.joined[between]))
         if self.application is Application.MODULES:
             self._spans()
@@ -241,10 +253,11 @@ class _Builder:
         self.kept.update(dict.fromkeys(self._results.get(product, ()), keeps))
         return runs
 
-    # --- bytes -------------------------------------------------------------------------------------------------------------
+    # --- bytes --------------------------------------------------------------------------------------------------------
 
     def _held(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """By storage: nodes, ascending, with two variables: whether that node or one before it has the storage held through backward; through forward."""
+        """By storage: nodes, ascending, with two variables: whether that node or one before it has the storage held
+        through backward; through forward."""
         program = self.program
         for storage in self._counted:
             maker = self.profile.storages[storage].node
@@ -296,7 +309,9 @@ class _Builder:
         others = np.setdiff1d(self._droppable, np.asarray(counted, dtype=np.int64))
         droppable = [self._column(name, [*counted, *others]) for name in ("birth", "death", "nbytes")]
 
-        def moment(node: int, backward: bool, ticks: Iterable[int], needed: NDArray[np.bool_], until: Ints) -> _Moment | None:
+        def moment(
+            node: int, backward: bool, ticks: Iterable[int], needed: NDArray[np.bool_], until: Ints
+        ) -> _Moment | None:
             best = None
             for tick in ticks:
                 there = needed & (births <= tick) & (tick < np.minimum(deaths, until))
@@ -324,7 +339,8 @@ class _Builder:
         return range(max(self.profile.ops[op].begin - 1, 0), self.profile.ops[op].end)
 
     def _read_until(self) -> Ints:
-        """By counted storage, the tick until which forward is sure to need it: its last reader is to come, or is one operator and runs."""
+        """By counted storage, the tick until which forward is sure to need it: its last reader is to come, or is one
+        operator and runs."""
         ops, forward = self.profile.ops, self._ops[Phase.FORWARD]
         until = np.zeros(len(self._counted), dtype=np.int64)
         for at, storage in enumerate(self._counted):
@@ -338,15 +354,17 @@ class _Builder:
         return len(self._ops[Phase.FORWARD].get(node, ())) == 1
 
     def _needed(self, node: int) -> list[int]:
-        """What a node keeps and its backward at `_backward_ops` is sure to have: what nothing keeps longer, and all it keeps if it is one operator."""
+        """What a node keeps and its backward at `_backward_ops` is sure to have: what nothing keeps longer, and all it
+        keeps if it is one operator."""
         saved = self.profile.nodes[node].saved
         return [storage for storage in saved if self._keepers.get(storage, [node])[0] == node or self._single(node)]
 
     def _backward_ops(self, node: int) -> list[int]:
         """Ops of a node's backward that run while it is sure to hold what it kept.
 
-        Up to the first release of something that no other node keeps; where the node is several operators, the last of those ops alone: the others
-        may belong to an operator that kept nothing. What the engine does to a gradient afterwards is left out: recomputed tensors are gone by then.
+        Up to the first release of something that no other node keeps; where the node is several operators, the last of
+        those ops alone: the others may belong to an operator that kept nothing. What the engine does to a gradient
+        afterwards is left out: recomputed tensors are gone by then.
         """
         backward, profile = self._ops[Phase.BACKWARD].get(node, []), self.profile
         own = [profile.storages[s].death for s in profile.nodes[node].saved if self._keepers.get(s, [None])[0] == node]

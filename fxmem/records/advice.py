@@ -9,9 +9,9 @@ from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versi
 __all__ = ["Advice", "Effect", "Refused", "Suggestion"]
 
 Effect = Literal["none", "rounding", "training"]
-"""What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of accumulation
-(which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another precision. `training`: another
-optimisation, whose result has to be judged by training."""
+"""What a change does to the numbers. `none`: the same results to the bit, or the same sums in another order of
+accumulation (which cuDNN does not promise between two runs either). `rounding`: the same mathematics at another
+precision. `training`: another optimisation, whose result has to be judged by training."""
 
 
 class Suggestion(Record):
@@ -26,7 +26,8 @@ class Suggestion(Record):
     peak: Peak
     """Of the step with the change."""
     saved_bytes: int
-    """Of the peak that budgets are held against (allocated; requested for the CPU); negative where the change costs memory."""
+    """Of the peak that budgets are held against (allocated; requested for the CPU); negative where the change costs
+    memory."""
     extra_flops: int | None = 0
     """FLOPs of the changed step beyond the unchanged one's; None where an operator without a formula is among them."""
     step_seconds: float | None = None
@@ -55,7 +56,7 @@ class Advice(Headed, Versioned):
     suggestions: tuple[Suggestion, ...]
     """Single changes, the largest saving first."""
     together: Suggestion | None = None
-    """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs. None without a budget, where the
-    step keeps it as it is, and where no set does."""
+    """The cheapest set that keeps the budget: as little change to the numbers as possible, then as few extra FLOPs.
+    None without a budget, where the step keeps it as it is, and where no set does."""
     refused: tuple[Refused, ...] = ()
     assumptions: tuple[Assumption, ...] = ()

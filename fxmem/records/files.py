@@ -13,7 +13,8 @@ __all__ = ["write_bytes", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text beside `path` and move it into place; an interrupt leaves the old file. UsageError if it cannot be written.
+    """Write UTF-8 text beside `path` and move it into place; an interrupt leaves the old file. UsageError if it cannot
+    be written.
 
     Half of a surrogate pair, which UTF-8 has no form for, is spelled out.
     """
@@ -31,7 +32,9 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(beside, whole)
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise UsageError(f"expected a file that can be written, got {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(
+            f"expected a file that can be written, got {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     finally:
         if beside is not None:
             with contextlib.suppress(OSError):

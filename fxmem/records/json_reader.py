@@ -1,9 +1,10 @@
 """JSON documents that anybody may have written, read into records in bounded time and memory.
 
-A report, a plan, a baseline or a target file is data: nothing in it is evaluated, imported or looked up. What is refused,
-each in one line: a file larger than `max_bytes()`, a directory or a device, text that is no JSON or only a part of one, nesting
-deeper than Python's parser goes, a number that is none (`NaN`, `Infinity`) or has thousands of digits, a key given twice (RFC 8259,
-section 4, leaves open which one counts), a field that the record does not know, and whatever the record itself refuses.
+A report, a plan, a baseline or a target file is data: nothing in it is evaluated, imported or looked up. What is
+refused, each in one line: a file larger than `max_bytes()`, a directory or a device, text that is no JSON or only a
+part of one, nesting deeper than Python's parser goes, a number that is none (`NaN`, `Infinity`) or has thousands of
+digits, a key given twice (RFC 8259, section 4, leaves open which one counts), a field that the record does not know,
+and whatever the record itself refuses.
 """
 
 from __future__ import annotations
@@ -89,15 +90,23 @@ def parsed(text: bytes, path: Path, expected: str) -> Any:
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except RecursionError as error:
-        raise UsageError(f"{expected}, got {_named(path)}, which is no JSON of ours: it is nested too deeply") from error
+        raise UsageError(
+            f"{expected}, got {_named(path)}, which is no JSON of ours: it is nested too deeply"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{expected}, got {_named(path)}, which is no JSON: no {error.encoding} at byte {error.start}") from error
+        raise UsageError(
+            f"{expected}, got {_named(path)}, which is no JSON: no {error.encoding} at byte {error.start}"
+        ) from error
     except UnicodeEncodeError as error:
-        raise UsageError(f"{expected}, got {_named(path)}, which is no JSON of ours: half of a surrogate pair stands alone in it") from error
+        raise UsageError(
+            f"{expected}, got {_named(path)}, which is no JSON of ours: half of a surrogate pair stands alone in it"
+        ) from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{expected}, got {_named(path)}, which is no JSON, or only a part of one: {error}") from error
     except ValueError as error:
-        raise UsageError(f"{expected}, got {_named(path)}, which is no JSON of ours: {str(error).partition(';')[0]}") from error
+        raise UsageError(
+            f"{expected}, got {_named(path)}, which is no JSON of ours: {str(error).partition(';')[0]}"
+        ) from error
 
 
 @uncollected()
@@ -107,7 +116,8 @@ def record(kind: type[_Record], content: Any, path: Path, expected: str) -> _Rec
     Raises:
         UsageError: a field is missing, unknown or wrong; the message names the first.
     """
-    # pydantic lists every mistake, at more than a kilobyte each. Its sequences stop at the first one (`records.Many`); these cannot be told to.
+    # pydantic lists every mistake, at more than a kilobyte each. Its sequences stop at the first one (`records.Many`);
+    # these cannot be told to.
     for where, what in _unbounded(kind, [content], lambda _: ""):
         raise UsageError(f"{expected}, got {_named(path)}, in which {where} is wrong: {what}")
     try:
@@ -122,7 +132,9 @@ def _bounded(file: BinaryIO, path: Path, expected: str) -> bytes:
     limit = max_bytes()
     text = file.read(limit + 1)
     if len(text) > limit:
-        raise UsageError(f"{expected}, of at most {limit} bytes, got {_named(path)}, which is longer; {_LIMIT} sets another limit")
+        raise UsageError(
+            f"{expected}, of at most {limit} bytes, got {_named(path)}, which is longer; {_LIMIT} sets another limit"
+        )
     return text
 
 
@@ -152,23 +164,35 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-# --- what would be as many mistakes as the file is long ---------------------------------------------------------------------
+# --- what would be as many mistakes as the file is long ---------------------------------------------------------------
 
 
-def _unbounded(kind: type[BaseModel], contents: Sequence[Any], place: Callable[[int], str]) -> Iterator[tuple[str, str]]:
-    """Keys that records do not know or lack, and values that a mapping does not take, and where. Goes by columns, hence quick.
+def _unbounded(
+    kind: type[BaseModel], contents: Sequence[Any], place: Callable[[int], str]
+) -> Iterator[tuple[str, str]]:
+    """Keys that records do not know or lack, and values that a mapping does not take, and where. Goes by columns, hence
+    quick.
 
     `place` is where the content of an index stands.
     """
-    places, objects = [index for index, each in enumerate(contents) if type(each) is dict], [each for each in contents if type(each) is dict]
+    places, objects = (
+        [index for index, each in enumerate(contents) if type(each) is dict],
+        [each for each in contents if type(each) is dict],
+    )
     if not objects:
         return
-    known, required = frozenset(kind.model_fields), frozenset(name for name, field in kind.model_fields.items() if field.is_required())
+    known, required = (
+        frozenset(kind.model_fields),
+        frozenset(name for name, field in kind.model_fields.items() if field.is_required()),
+    )
     for index, each in zip(places, objects, strict=True):
         if not known.issuperset(each):
             yield place(index) + next(key for key in each if key not in known)[:40], "Extra inputs are not permitted"
         if not required <= each.keys():
-            yield place(index) + next(name for name in kind.model_fields if name in required and name not in each), "Field required"
+            yield (
+                place(index) + next(name for name in kind.model_fields if name in required and name not in each),
+                "Field required",
+            )
     for name, field in kind.model_fields.items():
         inner, mapping = _held(field.annotation)
         if inner is None and mapping is None:

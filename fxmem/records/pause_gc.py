@@ -27,9 +27,10 @@ _rest = _Rest()
 def uncollected() -> Iterator[None]:
     """No collection by itself in here, on any thread; as before once nobody is in here. Also a decorator.
 
-    For work that makes records by the ten thousand and no reference cycles. The collector starts by what has been made since it last ran, and then
-    looks at all there is, a loaded torch included: half the time of accounting for an 80-layer Llama, and of replaying the allocator for it, went there,
-    and two thirds of reading a report of 200,000 events.
+    For work that makes records by the ten thousand and no reference cycles. The collector starts by what has been made
+    since it last ran, and then looks at all there is, a loaded torch included: half the time of accounting for an
+    80-layer Llama, and of replaying the allocator for it, went there, and two thirds of reading a report of 200,000
+    events.
     """
     with _rest.lock:
         if not _rest.inside:

@@ -6,8 +6,9 @@ backward only the region's inputs stay, and the region is run again when backwar
 products, which then do not run again. Regions of a plan do not overlap; a region may hold regions of its own, which are
 checkpointed again while the outer one is being recomputed.
 
-A plan for single results of operators (`Application.OPERATORS`) has a region for each part of the model in which anything is made again. Its nodes are not
-run a second time as a whole: each result that backward asks for is made again from what is held, by the operators that lead to it.
+A plan for single results of operators (`Application.OPERATORS`) has a region for each part of the model in which
+anything is made again. Its nodes are not run a second time as a whole: each result that backward asks for is made again
+from what is held, by the operators that lead to it.
 
 *Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
 """
@@ -30,13 +31,15 @@ __all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan
 Strategy = Literal["auto", "mincut", "flat", "nested", "modules", "sqrt", "chen", "norms"]
 """How regions are chosen.
 
-`auto`: the cheapest of the others that keeps the budget. `mincut`: single results of operators, by minimum cuts of the graph of operators (as torch.compile's
-partitioner finds them) with prices that follow the peak, improved from what `flat` finds. `flat`: optimal under one level of regions with any borders.
-`nested`: regions within regions; selective are those that stand alone. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`.
-`sqrt`: about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search
-(both Chen et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next convolution, so that
-only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et al. 2017, arXiv:1707.06990; of in-place activated batch
-norm, Rota Bulo et al. 2018, arXiv:1712.02616, it is the form that recomputes rather than inverts).
+`auto`: the cheapest of the others that keeps the budget. `mincut`: single results of operators, by minimum cuts of the
+graph of operators (as torch.compile's partitioner finds them) with prices that follow the peak, improved from what
+`flat` finds. `flat`: optimal under one level of regions with any borders. `nested`: regions within regions; selective
+are those that stand alone. `modules`: regions that are modules, or consecutive children of an `nn.Sequential`. `sqrt`:
+about sqrt(N) regions of equal length, and `chen`: regions of about equal saved bytes, the best of a search (both Chen
+et al. 2016, arXiv:1604.06174). `norms`: each batch, group or instance norm with what lies between it and the next
+convolution, so that only the norm's input is kept, and no convolution runs twice (memory-efficient DenseNet, Pleiss et
+al. 2017, arXiv:1707.06990; of in-place activated batch norm, Rota Bulo et al. 2018, arXiv:1712.02616, it is the form
+that recomputes rather than inverts).
 """
 ONE_PLAN: Final[tuple[Strategy, ...]] = ("sqrt", "chen", "norms")
 """Strategies with one plan, whatever the budget: they have no curve."""
@@ -50,7 +53,8 @@ class Application(StrEnum):
     GRAPH = "graph"
     """The model is rewritten from `torch.fx.symbolic_trace`'s graph; regions may begin and end anywhere."""
     OPERATORS = "operators"
-    """The model runs as it is, once; results of single operators are let go of and made again when backward asks for them."""
+    """The model runs as it is, once; results of single operators are let go of and made again when backward asks for
+    them."""
 
 
 class Edit(Record):
@@ -82,11 +86,13 @@ class Region(Record):
     nodes: Many[str] = ()
     """Names of those nodes; in a GRAPH plan, as `torch.fx.symbolic_trace` names them."""
     modules: Many[str] = ()
-    """The module whose call this is, or consecutive children of one `nn.Sequential`, in order; empty if it is no module's."""
+    """The module whose call this is, or consecutive children of one `nn.Sequential`, in order; empty if it is no
+    module's."""
     source: SourceLine | None = None
     """Where it begins in the user's code."""
     freed_bytes: Bytes = 0
-    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and outputs that stay and what it `keeps`."""
+    """What its nodes save for backward and no longer keep through forward: their saved bytes, less its inputs and
+    outputs that stay and what it `keeps`."""
     extra_flops: Flops | None = None
     """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
     keeps: Many[int] = ()
@@ -142,21 +148,25 @@ class CurvePoint(Record):
 
 
 class Certificate(Record):
-    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again than `lower_bound_flops`."""
+    """How much cheaper a plan of checkpoints could be at most: no plan within `budget_bytes` runs fewer FLOPs again
+    than `lower_bound_flops`."""
 
     budget_bytes: Bytes
     """Peak of requested bytes that every plan spoken of keeps."""
     application: Application
-    """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth, that begin and end at any node
-    (GRAPH), or that are calls of modules or of consecutive children of an `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
+    """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth,
+    that begin and end at any node (GRAPH), or that are calls of modules or of consecutive children of an
+    `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
     lower_bound_flops: int | None
     """Extra FLOPs that any of them needs; operators without a formula count as 0. None: no plan keeps the budget."""
     gap_flops: int | None
-    """What the plan may run again needlessly, at most. None where either is unknown, and where the plan's peak is an estimate that the bound contradicts."""
+    """What the plan may run again needlessly, at most. None where either is unknown, and where the plan's peak is an
+    estimate that the bound contradicts."""
     optimal: bool
     """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
     complete: bool
-    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it might raise the bound."""
+    """Whether the bound is the relaxation's exact optimum; otherwise the search ended at its limit, and more of it
+    might raise the bound."""
     effort: float
     """Limit of the search, in CP-SAT's units of deterministic work: the same answer on every machine."""
     solver: str
@@ -186,13 +196,14 @@ class Plan(Headed, Versioned):
     extra_flops: Flops | None
     """FLOPs run again, all together."""
     before_seconds: float | None = Field(default=None)
-    """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at its memory's bandwidth
-    (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not known. A ratio of two such estimates is
-    of use, one alone is a lower bound."""
+    """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at
+    its memory's bandwidth (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not
+    known. A ratio of two such estimates is of use, one alone is a lower bound."""
     after_seconds: float | None = None
     """The same for the step with the plan."""
     curve: Many[CurvePoint] = ()
-    """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget was given."""
+    """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget
+    was given."""
     certificate: Certificate | None = None
     """A bound on what any plan within the budget costs; None if none was asked for."""
     assumptions: Many[Assumption] = ()
@@ -209,7 +220,10 @@ class Plan(Headed, Versioned):
         """How much is made again, in words: `6 regions of whole modules`."""
         count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)
         if self.application is Application.OPERATORS:
-            return f"{results} result{'s' if results > 1 else ''} of operators in {count} part{'s' if count > 1 else ''} of the model"
+            return (
+                f"{results} result{'s' if results > 1 else ''} of operators in {count} "
+                f"part{'s' if count > 1 else ''} of the model"
+            )
         where = "whole modules" if self.application is Application.MODULES else "the traced graph"
         return f"{count} region{'s' if count > 1 else ''} of {where}"
 
@@ -231,7 +245,8 @@ class Plan(Headed, Versioned):
     def to_code(self) -> str:
         """The edits that make the user's own source do this: each line as it is and as it becomes, by file.
 
-        A region that no single line stands for is named in a comment; `fxmem.checkpoint(model, plan)` carries out those too.
+        A region that no single line stands for is named in a comment; `fxmem.checkpoint(model, plan)` carries out those
+        too.
         """
         if not self.regions:
             return "# nothing to change\n"
@@ -250,9 +265,24 @@ class Plan(Headed, Versioned):
             lines.append("import fxmem")
         lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
-            lines += [f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: {', '.join(region.title for region in regions)}"]
-            lines += [f"- {line}" for line in edit.source.code.splitlines()] + [f"+ {line}" for line in edit.after.splitlines()] + [""]
+            lines += [
+                (
+                    f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: "
+                    f"{', '.join(region.title for region in regions)}"
+                )
+            ]
+            lines += (
+                [f"- {line}" for line in edit.source.code.splitlines()]
+                + [f"+ {line}" for line in edit.after.splitlines()]
+                + [""]
+            )
         if others:
             lines += ["# No single line stands for these; fxmem.checkpoint(model, plan) carries them out:"]
-            lines += textwrap.wrap(", ".join(region.title for region in others), 100, initial_indent="#   ", subsequent_indent="#   ", break_long_words=False)
+            lines += textwrap.wrap(
+                ", ".join(region.title for region in others),
+                100,
+                initial_indent="#   ",
+                subsequent_indent="#   ",
+                break_long_words=False,
+            )
         return "\n".join(lines).rstrip("\n") + "\n"

@@ -55,7 +55,8 @@ SCHEMA_VERSION = "1"
 _MOST = 10**30
 
 Bytes = Annotated[int, Field(ge=0, le=_MOST)]
-"""A number of bytes. The bound is beyond any sum of sizes that 64 bits address, and within what a float holds and a table prints."""
+"""A number of bytes. The bound is beyond any sum of sizes that 64 bits address, and within what a float holds and a
+table prints."""
 
 Flops = Annotated[int, Field(ge=0, le=_MOST)]
 """A number of floating-point operations, one multiply-add being 2; bounded as `Bytes`."""
@@ -65,7 +66,8 @@ Tick = Annotated[int, Field(ge=0)]
 
 _Item = TypeVar("_Item")
 Many = Annotated[tuple[_Item, ...], FailFast()]
-"""A sequence, of which validation reports the first wrong item: a file of a million wrong ones is refused as quickly as a file of one."""
+"""A sequence, of which validation reports the first wrong item: a file of a million wrong ones is refused as quickly as
+a file of one."""
 
 
 class Record(BaseModel):
@@ -159,7 +161,8 @@ class Node(Record):
     op: Literal["placeholder", "get_attr", "call_module", "call_function", "call_method", "output", "loss", "optimizer"]
     target: str
     module: str = ""
-    """Path of the innermost module whose code made the call; empty for the model itself. For `call_module`, the module called."""
+    """Path of the innermost module whose code made the call; empty for the model itself. For `call_module`, the module
+    called."""
     module_type: str = ""
     """Class name of that module."""
     source: SourceLine | None = None
@@ -167,13 +170,15 @@ class Node(Record):
     """Indices of the nodes whose results it reads, in argument order, each once."""
     outputs: Many[TensorInfo] = ()
     view_of: int | None = None
-    """Index of the node that owns the storage of its first output, when this node brought none (a view or an in-place result)."""
+    """Index of the node that owns the storage of its first output, when this node brought none (a view or an in-place
+    result)."""
     params_bytes: Bytes = 0
     """Parameters and buffers the node reads, each storage once per model: its first reader owns it."""
     output_bytes: Bytes = 0
     """New storage its outputs bring; 0 for a view or an in-place result."""
     saved_bytes: Bytes = 0
-    """New-to-the-saved-set storage it keeps for backward until forward ends; parameters, buffers and step inputs excluded."""
+    """New-to-the-saved-set storage it keeps for backward until forward ends; parameters, buffers and step inputs
+    excluded."""
     saved: Many[int] = ()
     """Storages it keeps for backward, whether or not an earlier node already kept them; the same exclusions."""
     scratch_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
@@ -252,7 +257,8 @@ class RecomputedRegion(Record):
 
 
 class RecomputedOp(Record):
-    """An op that ran in backward to make again what had been let go of: in a checkpointed region that ran again, or in an unpack hook."""
+    """An op that ran in backward to make again what had been let go of: in a checkpointed region that ran again, or in
+    an unpack hook."""
 
     op: int
     """Its index."""
@@ -261,7 +267,8 @@ class RecomputedOp(Record):
 
 
 class RestoredTensor(Record):
-    """What the backward of a node read besides what is saved for it: a checkpointed region made it again, or an unpack hook gave it."""
+    """What the backward of a node read besides what is saved for it: a checkpointed region made it again, or an unpack
+    hook gave it."""
 
     node: int
     storage: int
@@ -345,7 +352,12 @@ class Headed(Record):
     def heading(self) -> Heading:
         """The same for another record about this step."""
         return Heading(
-            fxmem_version=self.fxmem_version, torch_version=self.torch_version, model=self.model, inputs=self.inputs, step=self.step, target=self.target
+            fxmem_version=self.fxmem_version,
+            torch_version=self.torch_version,
+            model=self.model,
+            inputs=self.inputs,
+            step=self.step,
+            target=self.target,
         )
 
 
@@ -380,14 +392,15 @@ class Peak(Record):
     requested_bytes: Bytes
     """Bytes the program asked for and has not given back."""
     allocated_bytes: Bytes | None = None
-    """The same in the allocator's blocks; what `torch.cuda.max_memory_allocated()` reports. None: not modelled for this target."""
+    """The same in the allocator's blocks; what `torch.cuda.max_memory_allocated()` reports. None: not modelled for this
+    target."""
     reserved_bytes: Bytes | None = None
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
     process_bytes: Bytes | None = None
     """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
     fits: bool | None = None
-    """Whether a loop over the step runs in the target's memory, the allocator giving its cache back where it must; the CUDA
-    context is not counted. None: not modelled, or the memory is not known."""
+    """Whether a loop over the step runs in the target's memory, the allocator giving its cache back where it must; the
+    CUDA context is not counted. None: not modelled, or the memory is not known."""
     shortage: str = ""
     """Where it runs out, in words; empty when it fits."""
     phase: Phase

@@ -1,4 +1,5 @@
-"""How the peak grows with an input's size, what that fits into, and the peaks that tests hold a model to: frozen records, as in `records`.
+"""How the peak grows with an input's size, what that fits into, and the peaks that tests hold a model to: frozen
+records, as in `records`.
 
 *Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
 program asked for. Unknown is None.
@@ -11,7 +12,19 @@ from typing import Annotated
 from pydantic import Field
 
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Assumption, Bytes, Headed, InputTensor, Kind, Many, Phase, Record, Step, Target, Versioned
+from fxmem.records.profile import (
+    Assumption,
+    Bytes,
+    Headed,
+    InputTensor,
+    Kind,
+    Many,
+    Phase,
+    Record,
+    Step,
+    Target,
+    Versioned,
+)
 
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
 
@@ -30,8 +43,8 @@ class SizePoint(Record):
     allocated_bytes: Bytes | None = None
     """The same in the allocator's blocks; None also where no allocator is modelled."""
     reserved_bytes: Bytes | None = None
-    """What the allocator holds when nothing limits it; None as for `allocated_bytes`. A step that fits can have more than there
-    is: an allocator that runs short gives its cache back."""
+    """What the allocator holds when nothing limits it; None as for `allocated_bytes`. A step that fits can have more
+    than there is: an allocator that runs short gives its cache back."""
     phase: Phase | None = None
     """Where the peak falls; None where the model cannot run."""
     fits: bool
@@ -61,18 +74,19 @@ class SizeCurve(Headed, Versioned):
     points: Many[SizePoint] = Field(min_length=1)
     """Every size that was analysed, the smallest first."""
     largest: Size | None
-    """The largest size found to fit; the next one was analysed, too, and does not (unless it is `limit`). Some larger one, up to
-    `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. None: nothing that was tried fits."""
+    """The largest size found to fit; the next one was analysed, too, and does not (unless it is `limit`). Some larger
+    one, up to `last_possible`, may fit all the same: it depends on how the allocator's pieces fall. None: nothing that
+    was tried fits."""
     per_sample_bytes: int | None
-    """Counted bytes that one more element along the dimension adds: slope of the least-squares line through the points from
-    half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran."""
+    """Counted bytes that one more element along the dimension adds: slope of the least-squares line through the points
+    from half of `largest` to twice of it (of the smallest that ran, if none fits). None: fewer than two points ran."""
     constant_bytes: int | None
     """Intercept of that line: what is there whatever the size. Negative where the curve bends upwards."""
     line_error_bytes: Bytes | None
     """Largest distance of those points from it."""
     monotone: bool | None
-    """Whether no larger size has fewer counted bytes than a smaller one, among the points; None if fewer than two ran. Library
-    workspaces can shrink as inputs grow."""
+    """Whether no larger size has fewer counted bytes than a smaller one, among the points; None if fewer than two ran.
+    Library workspaces can shrink as inputs grow."""
     assumptions: Many[Assumption] = ()
 
     @property
@@ -82,7 +96,8 @@ class SizeCurve(Headed, Versioned):
 
     @property
     def last_possible(self) -> int | None:
-        """Where the line of counted bytes reaches the memory: beyond it no size fits, however the allocator's pieces fall."""
+        """Where the line of counted bytes reaches the memory: beyond it no size fits, however the allocator's pieces
+        fall."""
         if not self.per_sample_bytes or self.per_sample_bytes < 0 or self.constant_bytes is None:
             return None
         return max((self.memory_bytes - self.constant_bytes) // self.per_sample_bytes, self.largest or 0)
@@ -103,12 +118,13 @@ class CardFit(Record):
     """As in `SizePoint`."""
     fits: bool
     headroom_bytes: int
-    """The card's memory less what the allocator holds when nothing limits it. Negative and `fits`: the step runs because the
-    allocator gives its cache back when it runs short, which can take time at every step."""
+    """The card's memory less what the allocator holds when nothing limits it. Negative and `fits`: the step runs
+    because the allocator gives its cache back when it runs short, which can take time at every step."""
     obstacle: str = ""
     """Why it does not fit, in words; empty when it fits."""
     plan: Plan | None = None
-    """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there are none, or nobody asked."""
+    """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there
+    are none, or nobody asked."""
 
 
 class CardFits(Versioned):
@@ -149,7 +165,8 @@ class PeakBaseline(Record):
     by_kind: dict[Kind, Bytes]
     """Splits `requested_bytes`."""
     by_node: dict[str, Bytes]
-    """Requested bytes alive at the peak by the node they came from; only nodes with at least a thousandth of the peak."""
+    """Requested bytes alive at the peak by the node they came from; only nodes with at least a thousandth of the
+    peak."""
 
     @property
     def counted_bytes(self) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["exact_bytes", "format_bytes", "format_flops", "format_shape", "percent", "printable", "short_bytes", "spreadsheet_text"]
+__all__ = [
+    "exact_bytes",
+    "format_bytes",
+    "format_flops",
+    "format_shape",
+    "percent",
+    "printable",
+    "short_bytes",
+    "spreadsheet_text",
+]
 
 
 def format_bytes(n: int | None) -> str:
@@ -26,7 +35,8 @@ def short_bytes(n: int) -> str:
 
 
 def format_flops(n: int | None) -> str:
-    """Floating-point operations in powers of 1000: `512`, `1.2 K`, `3.0 G`. One multiply-add is 2. None is `unknown`."""
+    """Floating-point operations in powers of 1000: `512`, `1.2 K`, `3.0 G`. One multiply-add is 2. None is
+    `unknown`."""
     if n is None:
         return "unknown"
     if abs(n) < 1000:
@@ -60,9 +70,11 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def spreadsheet_text(text: str) -> str:
-    """The text as `printable` writes it; with an apostrophe in front where a spreadsheet would take it for a formula, and run it.
+    """The text as `printable` writes it; with an apostrophe in front where a spreadsheet would take it for a formula,
+    and run it.
 
-    As OWASP advises (https://owasp.org/www-community/attacks/CSV_Injection); some spreadsheets also read the full-width signs.
+    As OWASP advises (https://owasp.org/www-community/attacks/CSV_Injection); some spreadsheets also read the full-width
+    signs.
     """
     shown = printable(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown

@@ -58,14 +58,16 @@ class Machine(Record):
 class MeasuredOp(Record):
     """The scratch memory of one operator at one set of input shapes in one phase, over all its calls.
 
-    Scratch is what an operator's kernel allocates and frees inside one call, so that no tensor outside the call ever owns it, and
-    what it keeps for its own backward in a size that only its library knows (oneDNN's workspace of a recurrent layer).
+    Scratch is what an operator's kernel allocates and frees inside one call, so that no tensor outside the call ever
+    owns it, and what it keeps for its own backward in a size that only its library knows (oneDNN's workspace of a
+    recurrent layer).
     """
 
     name: str
     """Qualified overload as in `Op.name`, e.g. `aten.convolution.default`."""
     kernel: str
-    """The innermost operator that encloses the scratch, e.g. `aten.mkldnn_convolution.default`; `name` itself if there is none."""
+    """The innermost operator that encloses the scratch, e.g. `aten.mkldnn_convolution.default`; `name` itself if there
+    is none."""
     phase: Phase
     input_shapes: tuple[tuple[int, ...] | None, ...]
     """Of the arguments in order; None for what is no tensor."""
@@ -80,7 +82,8 @@ class MeasuredOp(Record):
 
 
 class MeasuredPhase(Record):
-    """What a card's caching allocator reports of one phase, or is predicted to: its largest values, each at its own moment."""
+    """What a card's caching allocator reports of one phase, or is predicted to: its largest values, each at its own
+    moment."""
 
     phase: Phase
     requested_bytes: Bytes
@@ -99,13 +102,14 @@ class Measurement(Record):
     step: Step
     machine: Machine
     resident_bytes: Bytes
-    """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once; on a card also what no tensor
-    of the step owns, as the libraries' workspaces."""
+    """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once; on a card also what
+    no tensor of the step owns, as the libraries' workspaces."""
     resident_by_kind: dict[Kind, Bytes]
-    """Splits `resident_bytes`; kinds with nothing are left out. On a card, `workspace` is what no tensor found in the model, the
-    inputs or the optimizer owns."""
+    """Splits `resident_bytes`; kinds with nothing are left out. On a card, `workspace` is what no tensor found in the
+    model, the inputs or the optimizer owns."""
     retained_bytes: int
-    """Alive when the step's function has returned, less `resident_bytes`. 0 in a steady state; the gradients if there is no optimizer."""
+    """Alive when the step's function has returned, less `resident_bytes`. 0 in a steady state; the gradients if there
+    is no optimizer."""
     peak_bytes: PositiveBytes
     """The most bytes alive at once."""
     peak_phase: Phase
@@ -117,7 +121,8 @@ class Measurement(Record):
     set_aside: tuple[str, ...] = ()
     """Operators whose scratch `peak_without_kernel_scratch_bytes` leaves out."""
     peak_without_kernel_scratch_bytes: PositiveBytes
-    """The peak of the same log less the scratch of the operators in `set_aside`. It may fall at another moment than `peak_bytes`."""
+    """The peak of the same log less the scratch of the operators in `set_aside`. It may fall at another moment than
+    `peak_bytes`."""
     peak_without_scratch_bytes: PositiveBytes
     """The peak of the same log less the scratch of every operator."""
     scratch: tuple[MeasuredOp, ...] = ()
@@ -127,12 +132,13 @@ class Measurement(Record):
     reserved_bytes: Bytes | None = None
     """Peak of the caching allocator; `torch.cuda.max_memory_reserved()`. None: this device has none."""
     process_bytes: Bytes | None = None
-    """`reserved_bytes` plus everything else in use on the card when the step is over: the CUDA context, loaded kernels, and other
-    processes if there are any. None: this device has none, or it was not measured."""
+    """`reserved_bytes` plus everything else in use on the card when the step is over: the CUDA context, loaded kernels,
+    and other processes if there are any. None: this device has none, or it was not measured."""
     phases: tuple[MeasuredPhase, ...] = ()
     """What the card's allocator reports phase by phase, in their order; empty on the CPU."""
     events: tuple[int, ...] = ()
-    """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest running sum is `peak_bytes`."""
+    """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest
+    running sum is `peak_bytes`."""
     events_by_phase: dict[Phase, int] = Field(default_factory=dict)
     """How many events fall into each phase, in the order of the phases; empty if there is no log."""
 
@@ -145,7 +151,8 @@ class Quantity(StrEnum):
     REQUESTED_WITHOUT_KERNEL_SCRATCH = "requested_without_kernel_scratch"
     """`Peak.requested_bytes` with `Measurement.peak_without_kernel_scratch_bytes`."""
     REQUESTED_WITHOUT_SCRATCH = "requested_without_scratch"
-    """The predicted peak without workspaces that come and go with an op, with `Measurement.peak_without_scratch_bytes`."""
+    """The predicted peak without workspaces that come and go with an op, with
+    `Measurement.peak_without_scratch_bytes`."""
     ALLOCATED = "allocated"
     RESERVED = "reserved"
     PROCESS = "process"
@@ -164,8 +171,8 @@ class Comparison(Record):
 class Share(Record):
     """Some of the kinds, predicted and measured, that make up the peak.
 
-    A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the rest
-    only together. That rest is negative where the step lets go of more of what was there than it makes.
+    A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the
+    rest only together. That rest is negative where the step lets go of more of what was there than it makes.
     """
 
     kinds: tuple[Kind, ...]
@@ -193,8 +200,8 @@ class Difference(Record):
     position: int
     """Index into that side's log of its allocation, or of the free that comes late."""
     op: str = ""
-    """Operator that takes it, e.g. `aten.convolution.default`; of a block that only the measurement has, that of the last common
-    allocation before it. Empty before the first."""
+    """Operator that takes it, e.g. `aten.convolution.default`; of a block that only the measurement has, that of the
+    last common allocation before it. Empty before the first."""
     node: str = ""
     """Name of the node that operator runs for."""
 
@@ -231,5 +238,5 @@ class Verdict(Record):
     phases: tuple[ComparedPhase, ...] = ()
     """What the card's allocator reports phase by phase, beside the prediction, in their order; empty on the CPU."""
     differences: tuple[Difference, ...] = ()
-    """The first blocks on which the predicted and the measured log disagree, in the order of the step. Empty on the CPU, where most of
-    what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""
+    """The first blocks on which the predicted and the measured log disagree, in the order of the step. Empty on the
+    CPU, where most of what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""

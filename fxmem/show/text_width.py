@@ -29,7 +29,8 @@ def fit(text: str, size: float, width: float, *, bold: bool = False) -> str:
 
 
 def wrap(text: str, size: float, width: float, *, lines: int, bold: bool = False) -> list[str]:
-    """The text in lines of at most `width` pixels, broken at spaces, the last of at most `lines` cut short if need be."""
+    """The text in lines of at most `width` pixels, broken at spaces, the last of at most `lines` cut short if need
+    be."""
     done: list[str] = []
     line = ""
     words = text.split(" ")

@@ -84,7 +84,8 @@ class Analysis:
         """
         if self._traced.opaque:
             raise AnalysisError(
-                f"expected a program whose every argument a graph can hold; it passes {', '.join(self._traced.opaque)}. "
+                f"expected a program whose every argument a graph can hold; it passes "
+                f"{', '.join(self._traced.opaque)}. "
                 "The profile is complete; only graph_module is not to be had."
             )
         return _graph_module(self._model, self._traced)
@@ -100,12 +101,16 @@ class Analysis:
         return self._call
 
     def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
-        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`. Nothing is told while it runs.
+        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`.
+        Nothing is told while it runs.
 
         Whoever makes many analyses says what each is for; that each runs a step says nothing more.
         """
         call = dataclasses.replace(self._call, **{"progress": None, **changes})
-        return analyze_call(self._model if model is None else model, **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)})
+        return analyze_call(
+            self._model if model is None else model,
+            **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)},
+        )
 
     def report(self) -> Report:
         """The profile and its peak, as `fxmem analyze --json` writes them."""
@@ -128,7 +133,10 @@ class Analysis:
         """Write the report as one self-contained page (whole or not at all); options as for `fxmem.show.html.html`."""
         from fxmem.show import html
 
-        write_text(Path(path), html.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}))
+        write_text(
+            Path(path),
+            html.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}),
+        )
 
     def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
         """Write the step for another tool (whole or not at all); formats as in `fxmem.show.export.FORMATS`."""
@@ -147,7 +155,10 @@ class Analysis:
 
     def __repr__(self) -> str:
         peak = self.peak
-        return f"<fxmem.Analysis of {self.profile.model} for {self.profile.target.name}: peak {peak.requested_bytes:,} bytes in {peak.phase.value}>"
+        return (
+            f"<fxmem.Analysis of {self.profile.model} for {self.profile.target.name}: peak "
+            f"{peak.requested_bytes:,} bytes in {peak.phase.value}>"
+        )
 
     def _repr_html_(self) -> str:
         from fxmem.show.html import notebook
@@ -171,20 +182,22 @@ def analyze(
 ) -> Analysis:
     """Predict the memory of one training or inference step, with no GPU and no weights.
 
-    Analyses in several threads take turns. What one replaces in torch it replaces for the whole process and puts back, whatever is raised.
+    Analyses in several threads take turns. What one replaces in torch it replaces for the whole process and puts back,
+    whatever is raised.
 
     Args:
         model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
             it was. Its `training` flags are kept where the root's agrees with `mode`.
-        inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides, dtypes and
+        inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides,
+        dtypes and
             `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
         mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
         loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
             `params -> Optimizer`, or None to leave it out.
-        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
-        settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
-        accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them, and the
+        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes. settings: which kernels may run
+        (`fxmem.KernelSettings`); by default as torch's flags are in this process. accumulate: micro-batches of the size
+        of `inputs` to one optimizer step; above 1, the step is the last of them, and the
             gradients of those before are there when it begins.
         prefetch: further batches like `inputs` that wait on the card throughout the step.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
@@ -233,7 +246,8 @@ def analyze_call(
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
-    """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built join the assumptions."""
+    """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built
+    join the assumptions."""
     model, taken_off = plain_model(model)
     notes = (*notes, *taken_off)
     if mode not in ("train", "infer"):
@@ -264,7 +278,9 @@ def analyze_call(
             name=name,
             progress=progress or (lambda _: None),
         )
-    noted = tuple(dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes))))
+    noted = tuple(
+        dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes)))
+    )
     call = Call(
         args=args,
         kwargs=kwargs,
@@ -305,7 +321,9 @@ def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callabl
         with torch.device("meta"):
             built = model()
     except Exception as error:
-        raise failure(error, f"the factory {getattr(model, '__qualname__', type(model).__name__)} under torch.device('meta')") from error
+        raise failure(
+            error, f"the factory {getattr(model, '__qualname__', type(model).__name__)} under torch.device('meta')"
+        ) from error
     if not isinstance(built, torch.nn.Module):
         raise UsageError(f"expected the factory to return an nn.Module, got {type(built).__name__}")
     return built
@@ -318,7 +336,9 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return inputs, {}
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
-    raise UsageError(f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}")
+    raise UsageError(
+        f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}"
+    )
 
 
 def _graph_module(model: torch.nn.Module, traced: run.Traced) -> torch.fx.GraphModule:

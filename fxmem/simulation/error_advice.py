@@ -1,4 +1,5 @@
-"""What a model's error means for its analysis, in one line: what was expected, what came, on which line of the user's code, and what to do."""
+"""What a model's error means for its analysis, in one line: what was expected, what came, on which line of the user's
+code, and what to do."""
 
 from __future__ import annotations
 
@@ -21,11 +22,20 @@ _NO_FAKE_KERNEL: Final = (
 )
 _HIGHER_ORDER: Final = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 _DEVICES: Final = ("two different devices", "on the same device")
-_DRIVER: Final = ("Found no NVIDIA driver", "CUDA driver version is insufficient", "libcuda.so", "No CUDA GPUs are available", "0 active drivers")
+_DRIVER: Final = (
+    "Found no NVIDIA driver",
+    "CUDA driver version is insufficient",
+    "libcuda.so",
+    "No CUDA GPUs are available",
+    "0 active drivers",
+)
 _HIGHER_ORDER_ADVICE: Final = {
     "cond": "Call the branch that is to be analysed",
     "while_loop": "Write the loop in Python, with the number of rounds to be analysed",
-    "flex_attention": "Analyse with torch.nn.functional.scaled_dot_product_attention in its place, which keeps the same tensors for backward",
+    "flex_attention": (
+        "Analyse with torch.nn.functional.scaled_dot_product_attention in its place, which keeps the "
+        "same tensors for backward"
+    ),
 }
 
 
@@ -45,14 +55,19 @@ def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:
     expected = "expected a model whose control flow and shapes do not depend on the data"
     if "_pack_padded_sequence" in text or "_pad_packed_sequence" in text:
         bound = "an upper bound, reached where no sequence is shorter"
-        return f"{expected}; {model} packs sequences by their lengths{at}. Give the recurrent layer the padded batch instead: {bound}."
+        return (
+            f"{expected}; {model} packs sequences by their lengths{at}. Give the recurrent layer the padded batch "
+            f"instead: {bound}."
+        )
     if _is_from(error, "/torch/nested/"):
         instead = "a padded batch, or with one dense tensor of as many rows in all"
         return f"{expected}; {model} uses a nested tensor, whose lengths are data{at}. Analyse it with {instead}."
     if isinstance(error, torch_common.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
         return (
-            f"{expected}; {model} asks for a tensor's value ({text.removesuffix(' is not supported for tensor subclasses.')}){at}. "
-            "Replace .item(), .tolist(), .numpy(), nonzero or a boolean mask there by something of known shape (torch.where, masked_fill), "
+            f"{expected}; {model} asks for a tensor's value "
+            f"({text.removesuffix(' is not supported for tensor subclasses.')}){at}. "
+            "Replace .item(), .tolist(), .numpy(), nonzero or a boolean mask there by something of known shape "
+            "(torch.where, masked_fill), "
             "or analyse the part of the model without it."
         )
     return None
@@ -68,13 +83,17 @@ def _of_operators(error: Exception, text: str, at: str, model: str) -> str | Non
     if operator is not None:
         return (
             f"expected every operator to have a fake kernel, which says what it returns; {operator} has none{at}. "
-            f"Register one beside its definition: @torch.library.register_fake({operator!r}) over a function of the same arguments that returns "
+            f"Register one beside its definition: @torch.library.register_fake({operator!r}) over a function of the "
+            f"same arguments that returns "
             "torch.empty(...) of the result's shape, dtype and device."
         )
     higher = _HIGHER_ORDER.search(text)
     if higher is not None:
         advice = _HIGHER_ORDER_ADVICE.get(higher[1], "Call the function it is given instead")
-        return f"expected operators that run one after the other; {model} calls torch's {higher[1]}, which is compiled or chosen at run time{at}. {advice}."
+        return (
+            f"expected operators that run one after the other; {model} calls torch's {higher[1]}, which is "
+            f"compiled or chosen at run time{at}. {advice}."
+        )
     return None
 
 
@@ -82,13 +101,17 @@ def _of_devices(error: Exception, text: str, at: str, model: str) -> str | None:
     if any(words in text for words in _DEVICES):
         mixed = " with ".join(dict.fromkeys(re.findall(r"\b(?:cuda(?::\d+)?|cpu|meta)\b", text))) or "devices"
         return (
-            f"expected every tensor on the target's device, where parameters, buffers and inputs are; {model} mixes {mixed}{at}. "
-            "Make the tensor there with device=x.device, or register it as a buffer; on a real card the step fails the same way."
+            f"expected every tensor on the target's device, where parameters, buffers and inputs are; {model} mixes "
+            f"{mixed}{at}. "
+            "Make the tensor there with device=x.device, or register it as a buffer; on a real card the step fails "
+            "the same way."
         )
     if any(words in text for words in _DRIVER):
         return (
-            f"expected a model that leaves the CUDA driver to torch; {model} calls it, and none is here ({type(error).__name__}){at}. "
-            "Take streams, events and other driver calls out of the model that is analysed, or analyse for target='cpu'."
+            f"expected a model that leaves the CUDA driver to torch; {model} calls it, and none is here "
+            f"({type(error).__name__}){at}. "
+            "Take streams, events and other driver calls out of the model that is analysed, or analyse for "
+            "target='cpu'."
         )
     return None
 

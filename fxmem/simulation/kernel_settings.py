@@ -1,14 +1,16 @@
 """Torch's process-wide switches that decide which kernels run, set for the time of an analysis or of a real run.
 
-An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Whoever wants to ask about
-other settings than this process's sets them through `applied`: the same flags, put back at the end. There is no second road.
+An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Whoever wants to
+ask about other settings than this process's sets them through `applied`: the same flags, put back at the end. There is
+no second road.
 
 What each moves in memory
 - the attention backend: everything, for `math` keeps the matrix of scores and the others do not;
-- TF32: which plan cuDNN takes for a float32 convolution, and so its workspace. Matrix products take the same memory either way,
-  so `torch.backends.cuda.matmul` is left alone;
+- TF32: which plan cuDNN takes for a float32 convolution, and so its workspace. Matrix products take the same memory
+  either way, so `torch.backends.cuda.matmul` is left alone;
 - cuDNN's benchmarking: the plan is found by timing, which nobody can predict;
-- determinism: cuDNN's and the attention kernels' choice, further buffers in flash attention's backward, and cuBLAS's workspace.
+- determinism: cuDNN's and the attention kernels' choice, further buffers in flash attention's backward, and cuBLAS's
+  workspace.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class KernelSettings(Record):
     """Which kernels may run. None: as torch's own flag is in this process."""
 
     sdpa: Sdpa | None = None
-    """What `scaled_dot_product_attention` may run: one backend and nothing else, as `torch.nn.attention.sdpa_kernel` does, so that a call
-    it cannot run is an error; or `auto`: the first that can, in torch's order."""
+    """What `scaled_dot_product_attention` may run: one backend and nothing else, as `torch.nn.attention.sdpa_kernel`
+    does, so that a call it cannot run is an error; or `auto`: the first that can, in torch's order."""
     allow_tf32: bool | None = None
     """Whether float32 convolutions and recurrent networks may compute in TF32 (`torch.backends.cudnn.allow_tf32`)."""
     cudnn_benchmark: bool | None = None
@@ -114,7 +116,11 @@ def _benchmark(wanted: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
     cudnn = torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(), cudnn.deterministic
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.deterministic,
+    )
     torch.use_deterministic_algorithms(wanted)
     cudnn.deterministic = wanted
     try:

@@ -3,16 +3,16 @@
 A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
 look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
 dearer way. Such values do not depend on data, so they can simply be computed: each integer or boolean tensor that comes
-from constants, or from inputs whose values were given, carries its real value along. So does a floating-point tensor made
-from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
+from constants, or from inputs whose values were given, carries its real value along. So does a floating-point tensor
+made from these: masks of 0 and 1, or of 0 and the lowest number, that a program compares with 0 again.
 
-Values are kept for up to `LIMIT` elements in memory, on the CPU; whatever is made from unknown tensors is unknown, and so
-is every parameter, buffer and input in floating point.
+Values are kept for up to `LIMIT` elements in memory, on the CPU; whatever is made from unknown tensors is unknown, and
+so is every parameter, buffer and input in floating point.
 
-Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so that a
-program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its tensors
-(`assert`, `if ...: raise`, `torch._check_tensor_all`, arguments of distributions) holds; and that a single random number drawn on the
-CPU is the middle of its range, so that layer drop (p < 0.5) keeps the layer.
+Three things are assumed rather than known, and said so among a profile's assumptions: that all numbers are finite, so
+that a program that asks (`isfinite(x).all()`) goes the way it goes when nothing is wrong; that what it checks of its
+tensors (`assert`, `if ...: raise`, `torch._check_tensor_all`, arguments of distributions) holds; and that a single
+random number drawn on the CPU is the middle of its range, so that layer drop (p < 0.5) keeps the layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ import torch
 
 from fxmem._torch import common as torch_common
 
-__all__ = ["LIMIT", "VALUE", "follow", "forget", "give", "is_known", "known", "libraries_ask_for_values", "presumed", "recover"]
+__all__ = [
+    "LIMIT",
+    "VALUE",
+    "follow",
+    "forget",
+    "give",
+    "is_known",
+    "known",
+    "libraries_ask_for_values",
+    "presumed",
+    "recover",
+]
 
 aten = torch.ops.aten
 
@@ -85,9 +96,15 @@ def known(tensor: Any) -> torch.Tensor | None:
 
 
 def presumed(function: Any) -> Callable[..., Any] | None:
-    """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every other."""
+    """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every
+    other."""
     try:
-        everywhere, reduces, sums, holds = _WHETHER_FINITE.get(function), function in _REDUCTIONS, function in _SUMS, function in torch_common.CHECKS
+        everywhere, reduces, sums, holds = (
+            _WHETHER_FINITE.get(function),
+            function in _REDUCTIONS,
+            function in _SUMS,
+            function in torch_common.CHECKS,
+        )
     except TypeError:  # not hashable
         return None
     if function in _READ_NUMBERS:
@@ -105,7 +122,12 @@ def presumed(function: Any) -> Callable[..., Any] | None:
         def reduced(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
-            if uniform is not None and not (sums and uniform) and isinstance(result, torch_common.FakeTensor) and not is_known(result):
+            if (
+                uniform is not None
+                and not (sums and uniform)
+                and isinstance(result, torch_common.FakeTensor)
+                and not is_known(result)
+            ):
                 with torch_common.no_modes():
                     setattr(result, VALUE, torch.full(result.shape, uniform, dtype=result.dtype))
             return result
@@ -115,14 +137,18 @@ def presumed(function: Any) -> Callable[..., Any] | None:
 
 
 def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
-    """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be known, in their place."""
+    """`torch.tensor` of a list with scalar tensors in it, whose memory it would read: their numbers, which may be
+    known, in their place."""
     if isinstance(data, (list, tuple)):
-        data = torch_common.tree_map_only(torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data)
+        data = torch_common.tree_map_only(
+            torch_common.FakeTensor, lambda each: each if each.dim() else each.item(), data
+        )
     return torch.tensor(data, **kwargs)
 
 
 def _picking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`x[rows, columns]`, where sequences of scalar tensors become the tensors that indexing makes of them; it would read their memory."""
+    """`x[rows, columns]`, where sequences of scalar tensors become the tensors that indexing makes of them; it would
+    read their memory."""
 
     def pick(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
         if isinstance(index, tuple):
@@ -164,7 +190,9 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         with torch_common.no_modes():
             setattr(result, VALUE, torch.full(result.shape, (low + high) / 2))
         return
-    if not _is_trackable(result) or (result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES):
+    if not _is_trackable(result) or (
+        result.dtype.is_floating_point and _is_factory(func) and torch_common.op_name(func) not in _FLOAT_FACTORIES
+    ):
         return
     value = _compute(func, args, kwargs)
     if value is None:
@@ -174,10 +202,18 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         setattr(result, VALUE, value)
 
 
-def recover(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
-    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape where the op's tensors are.
+def recover(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mode: torch_common.FakeTensorMode,
+    note: Callable[[Any], None],
+) -> tuple[bool, Any]:
+    """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape
+    where the op's tensors are.
 
-    Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel finds first.
+    Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel
+    finds first.
     """
     if func is aten.nonzero.default and (mask := known(args[0])) is not None:
         return True, _places(mask, mask.shape, mode, args[0].device)
@@ -196,8 +232,11 @@ def _fake(value: torch.Tensor, mode: torch_common.FakeTensorMode, device: torch.
     return fake
 
 
-def _places(mask: torch.Tensor, shape: torch.Size, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """`mask.expand(shape).nonzero()` of known numbers; of more than `LIMIT`, as in a mask expanded to features, only their count is found."""
+def _places(
+    mask: torch.Tensor, shape: torch.Size, mode: torch_common.FakeTensorMode, device: torch.device
+) -> torch.Tensor:
+    """`mask.expand(shape).nonzero()` of known numbers; of more than `LIMIT`, as in a mask expanded to features, only
+    their count is found."""
     with torch_common.no_modes():
         mask = mask.expand(shape)
         if mask.numel() <= LIMIT:
@@ -208,7 +247,9 @@ def _places(mask: torch.Tensor, shape: torch.Size, mode: torch_common.FakeTensor
         return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
 
 
-def _picked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]) -> tuple[bool, Any]:
+def _picked(
+    func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]
+) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
     if func not in (aten.index.Tensor, aten.masked_select.default):
         return False, None
@@ -231,7 +272,8 @@ def _picked(func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode,
 
 @contextlib.contextmanager
 def libraries_ask_for_values() -> Iterator[None]:
-    """Let libraries that treat every FakeTensor as "no values, being traced" treat those with values as ordinary tensors.
+    """Let libraries that treat every FakeTensor as "no values, being traced" treat those with values as ordinary
+    tensors.
 
     transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
     """
@@ -239,7 +281,9 @@ def libraries_ask_for_values() -> Iterator[None]:
     if module is None or not hasattr(module, "is_fake_tensor"):
         yield
         return
-    with torch_common.patched(module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)):
+    with torch_common.patched(
+        module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)
+    ):
         yield
 
 
@@ -256,7 +300,11 @@ def _is_trackable(tensor: torch.Tensor) -> bool:
 def _value(tensor: Any) -> torch.Tensor | None:
     if not isinstance(tensor, torch_common.FakeTensor):
         # A real tensor in a fake run: a literal the program wrote, or a constant of its own.
-        return tensor if isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor) else None
+        return (
+            tensor
+            if isinstance(tensor, torch.Tensor) and torch_common.device_type(tensor) == "cpu" and _is_integer(tensor)
+            else None
+        )
     value: torch.Tensor | None = getattr(tensor, VALUE, None)
     return value if value is not None else tensor.constant
 
@@ -278,7 +326,9 @@ def _forget(tensor: torch.Tensor) -> None:
 def _is_factory(func: Any) -> bool:
     known = _factory_calls.get(func)
     if known is None:
-        known = _factory_calls[func] = torch_common.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
+        known = _factory_calls[func] = (
+            torch_common.op_name(func) in _FACTORIES and getattr(func, "namespace", "") == "aten"
+        )
     return known
 
 
@@ -307,7 +357,9 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch_common.no_modes():
         for tensor in tensors:
             value = _value(tensor)
-            real[id(tensor)] = value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            real[id(tensor)] = (
+                value if value is not None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            )
         arguments, options = torch_common.tree_map(swap, (args, kwargs))
         if factory and tensors:
             options = {**options, "device": torch.device("cpu")}

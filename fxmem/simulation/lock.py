@@ -32,7 +32,10 @@ def one_at_a_time() -> Iterator[None]:
     """
     turn, me = _turn, threading.get_ident()
     if turn.holder == me:
-        raise UsageError("expected no analysis within another: the model, its loss or its optimizer called fxmem while it was being analysed")
+        raise UsageError(
+            "expected no analysis within another: the model, its loss or its optimizer called fxmem while it was "
+            "being analysed"
+        )
     with turn.lock:
         turn.holder = me
         try:

@@ -89,7 +89,10 @@ def account(run: Run) -> Profile:
         ticks=log.tick,
         phases=tuple(log.phases),
         nodes=nodes,
-        ops=tuple(Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops) for op in log.ops),
+        ops=tuple(
+            Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops)
+            for op in log.ops
+        ),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=run.calls,
@@ -101,16 +104,30 @@ def account(run: Run) -> Profile:
         unknowns=tuple(_unknowns(run)),
     )
     profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
-    assumed, unknown = (*profile.assumptions, *run.collector.assumptions()), (*profile.unknowns, *run.collector.unknowns())
+    assumed, unknown = (
+        (*profile.assumptions, *run.collector.assumptions()),
+        (*profile.unknowns, *run.collector.unknowns()),
+    )
     profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
     return _annotated(profile)
 
 
 def _annotated(profile: Profile) -> Profile:
     """What only the finished log tells of each node."""
-    live, scratch, counted = liveness.node_live_bytes(profile), liveness.node_scratch_bytes(profile), _node_flops(profile.ops, len(profile.nodes))
+    live, scratch, counted = (
+        liveness.node_live_bytes(profile),
+        liveness.node_scratch_bytes(profile),
+        _node_flops(profile.ops, len(profile.nodes)),
+    )
     nodes = (
-        node.model_copy(update={"live_bytes": live[i], "scratch_bytes": scratch[i], "forward_flops": counted[i][0], "backward_flops": counted[i][1]})
+        node.model_copy(
+            update={
+                "live_bytes": live[i],
+                "scratch_bytes": scratch[i],
+                "forward_flops": counted[i][0],
+                "backward_flops": counted[i][1],
+            }
+        )
         for i, node in enumerate(profile.nodes)
     )
     return profile.model_copy(update={"nodes": tuple(nodes)})
@@ -119,7 +136,9 @@ def _annotated(profile: Profile) -> Profile:
 def _restored(run: Run, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
     """What unpack hooks gave, but for what had been saved as it was."""
     found = ((run.row(node), renumbered[index]) for node, index in run.log.restored if index in renumbered)
-    return tuple(RestoredTensor(node=node, storage=storage) for node, storage in found if storage not in nodes[node].saved)
+    return tuple(
+        RestoredTensor(node=node, storage=storage) for node, storage in found if storage not in nodes[node].saved
+    )
 
 
 def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
@@ -132,7 +151,7 @@ def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | N
     return [(row.get(False, 0), row.get(True, 0)) for row in sums]
 
 
-# --- storages ---------------------------------------------------------------------------------------------------------------
+# --- storages ---------------------------------------------------------------------------------------------------------
 
 
 def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
@@ -181,7 +200,7 @@ def _first_readers(run: Run) -> dict[int, int]:
     return readers
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 _NOT_YET = PhaseBytes(forward=0, backward=None)
@@ -197,7 +216,10 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
             parameters[storage.node] += storage.nbytes
     for index, owner in log.saved_at_end.items():
         saved[run.row(owner)] += log.nbytes[index]
-    kept = {run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in log.saved_at_end) for node, indices in log.saved_by_node.items()}
+    kept = {
+        run.row(node): tuple(renumbered[i] for i in indices if i in renumbered and i in log.saved_at_end)
+        for node, indices in log.saved_by_node.items()
+    }
     first: dict[int, int] = {}
     nodes: list[Node] = []
     for i, node in enumerate(run.nodes):
@@ -217,7 +239,10 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
                 module_type=module_type,
                 source=run.sources[i],
                 inputs=tuple(position[n] for n in node.all_input_nodes),
-                outputs=tuple(TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s)) for shape, dtype, s in outputs),
+                outputs=tuple(
+                    TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s))
+                    for shape, dtype, s in outputs
+                ),
                 view_of=view_of,
                 params_bytes=parameters[i],
                 output_bytes=sum(log.nbytes[s] for s in fresh),
@@ -230,7 +255,15 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
     loss, step = run.row(LOSS), run.row(OPTIMIZER)
     optimizer = "none" if run.optimizer is None else type(run.optimizer).__name__
     nodes.append(
-        Node(name="loss", op="loss", target="loss", inputs=(loss - 1,), params_bytes=parameters[loss], saved_bytes=saved[loss], saved=kept.get(loss, ()))
+        Node(
+            name="loss",
+            op="loss",
+            target="loss",
+            inputs=(loss - 1,),
+            params_bytes=parameters[loss],
+            saved_bytes=saved[loss],
+            saved=kept.get(loss, ()),
+        )
     )
     nodes.append(Node(name="optimizer", op="optimizer", target=optimizer, params_bytes=parameters[step]))
     return tuple(nodes)
@@ -254,27 +287,46 @@ def _target_name(target: Any) -> str:
     for public, holder in (("torch", torch), ("torch.nn.functional", torch.nn.functional)):
         if getattr(holder, name, None) is target:
             return f"{public}.{name}"
-    module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(target.__module__ or "", target.__module__ or "torch")
+    module = {"_operator": "operator", "torch._C._nn": "torch.nn.functional"}.get(
+        target.__module__ or "", target.__module__ or "torch"
+    )
     return f"{module}.{getattr(target, '__qualname__', name)}".removeprefix("builtins.")
 
 
-# --- what was taken for granted, what is not known ----------------------------------------------------------------------------
+# --- what was taken for granted, what is not known --------------------------------------------------------------------
 
 
 def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
     recorder, log = run.recorder, run.log
     if run.step.mode == "train":
-        stepped, left = "the optimizer steps and gradients are set to None", "the step ends there; whoever runs it again clears the gradients"
+        stepped, left = (
+            "the optimizer steps and gradients are set to None",
+            "the step ends there; whoever runs it again clears the gradients",
+        )
         last = left if run.optimizer is None else stepped
-        text = f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the step's function returns"
+        text = (
+            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
+            f"step's function returns"
+        )
         yield Assumption(topic="step", text=text)
     else:
-        yield Assumption(topic="step", text="one forward under no_grad; the output lives until the step's function returns")
+        yield Assumption(
+            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
+        )
     if run.step.accumulate > 1:
-        text = f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those before are there when it begins"
+        text = (
+            f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
+            f"before are there when it begins"
+        )
         yield Assumption(topic="step", text=text)
-    ahead = f"so are {run.step.prefetch} further batches like it" if run.step.prefetch else "a prefetched next batch is not counted"
-    yield Assumption(topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}")
+    ahead = (
+        f"so are {run.step.prefetch} further batches like it"
+        if run.step.prefetch
+        else "a prefetched next batch is not counted"
+    )
+    yield Assumption(
+        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
+    )
     if run.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
     if run.optimizer is not None:
@@ -289,15 +341,29 @@ def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
     if recorder.made_up_scalars:
-        yield Assumption(topic="optimizer", text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends")
+        yield Assumption(
+            topic="optimizer",
+            text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends",
+        )
     if run.cycles > 0:
-        text = f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them when Python's garbage collector happens to run"
+        text = (
+            f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them "
+            f"when Python's garbage collector happens to run"
+        )
         yield Assumption(topic="cycles", text=text)
     if run.target.device == "cpu":
-        yield Assumption(topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included")
-    unread = sum(log.nbytes[i] for i, kind in enumerate(log.kind) if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers)
+        yield Assumption(
+            topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
+        )
+    unread = sum(
+        log.nbytes[i]
+        for i, kind in enumerate(log.kind)
+        if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers
+    )
     if unread:
-        yield Assumption(topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same")
+        yield Assumption(
+            topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same"
+        )
     # torch's math attention is the only caller of `_safe_softmax`.
     if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
         yield from card_emulation.assumptions(run.target)
@@ -313,7 +379,11 @@ def _unknowns(run: Run) -> Iterator[Unknown]:
         yield Unknown(topic="flops", what=op, count=count)
     layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)
     if layers:
-        yield Unknown(topic="memory", what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows", count=layers)
+        yield Unknown(
+            topic="memory",
+            what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows",
+            count=layers,
+        )
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:

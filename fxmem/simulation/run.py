@@ -1,9 +1,9 @@
 """One step of a model, run once on FakeTensors, becomes a `Profile`.
 
-The program that runs is the plain training step of `fxmem.simulation.step`, on a fake copy of the model. Around it stand, each in
-its own module: FakeTensors on the target's device, the kernels the target would choose, the autograd engine, the
-tracer that writes the graph, and the recorder that logs every allocation and free. What is here ties them together;
-`fxmem.simulation.profile_builder` turns the log into records.
+The program that runs is the plain training step of `fxmem.simulation.step`, on a fake copy of the model. Around it
+stand, each in its own module: FakeTensors on the target's device, the kernels the target would choose, the autograd
+engine, the tracer that writes the graph, and the recorder that logs every allocation and free. What is here ties them
+together; `fxmem.simulation.profile_builder` turns the log into records.
 
 The steady state. Optimizer state exists before the step: at the optimizer's turn it is stepped once unrecorded and what
 it leaves behind counts as there from the start. If anything else outlives the step (a cache the first call fills), the
@@ -78,23 +78,32 @@ def profile(
     """Run one step of `model(*args, **kwargs)` as it would run on `target` and account for every byte.
 
     Args:
-        model: real or on meta; neither it nor its tensors are changed. Run as it is: `train()` or `eval()` is the caller's.
-        args, kwargs: tensors real, meta or fake, nested as the model takes them.
-        mode: `train` (forward, backward, optimizer) or `infer` (forward under `no_grad`).
-        loss: output -> scalar tensor; None takes `output.loss`, else the sum of the floating-point outputs.
-        optimizer: see `fxmem.simulation.step.make_optimizer`; None leaves the optimizer out.
-        precision: autocast dtype, None for none.
-        accumulate: micro-batches to one optimizer step; the step is the last of them, and the gradients of those before are there.
-        prefetch: further batches like the inputs that are there throughout.
-        name: what to call the model in the record.
-        progress: told in a few words what happens next.
+        model: real or on meta; neither it nor its tensors are changed. Run as it is: `train()` or `eval()` is the
+        caller's. args, kwargs: tensors real, meta or fake, nested as the model takes them. mode: `train` (forward,
+        backward, optimizer) or `infer` (forward under `no_grad`). loss: output -> scalar tensor; None takes
+        `output.loss`, else the sum of the floating-point outputs. optimizer: see
+        `fxmem.simulation.step.make_optimizer`; None leaves the optimizer out. precision: autocast dtype, None for none.
+        accumulate: micro-batches to one optimizer step; the step is the last of them, and the gradients of those before
+        are there. prefetch: further batches like the inputs that are there throughout. name: what to call the model in
+        the record. progress: told in a few words what happens next.
 
     Raises:
         AnalysisError: the model raised, or asked for a value that only real data has.
         EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
     """
     _require_device(target)
-    run = _Run(model, args, kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, accumulate=accumulate, prefetch=prefetch, target=target)
+    run = _Run(
+        model,
+        args,
+        kwargs,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        accumulate=accumulate,
+        prefetch=prefetch,
+        target=target,
+    )
     progress("running one step on fake tensors")
     with uncollected():
         with run.environment():
@@ -113,7 +122,8 @@ def _replacement(function: Any) -> Callable[..., Any] | None:
 def _require_device(target: Target) -> None:
     if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
-            f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for the CPU only "
+            f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for "
+            f"the CPU only "
             "and cannot hold CUDA gradients, even fake ones. "
             "Install the ordinary wheel (pip install torch; it needs no GPU), or use target='cpu'."
         )
@@ -140,10 +150,14 @@ class _Run:
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
         self.collector: Collector | CpuCollector = CpuCollector()
         if target.device == "cuda":
-            self.collector = Collector(target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic())
+            self.collector = Collector(
+                target, torch.__version__, os.environ, convolution_settings(), deterministic=is_deterministic()
+            )
         context = target, convolution_settings(), torch.are_deterministic_algorithms_enabled(), is_deterministic()
         self.log = StepLog(device)
-        self.recorder = Recorder(self.log, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context))
+        self.recorder = Recorder(
+            self.log, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context)
+        )
         self.model, rebound = fake_copy(model, self.fakes, device)
         self.loss = rebound(loss)
         with self.fakes:
@@ -151,8 +165,12 @@ class _Run:
         self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
         self.inputs = _name_inputs(self.model, self.args, self.kwargs)
         with self.fakes:
-            self.waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs]
-        self.tracer = ProgramTracer(self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method)
+            self.waiting = [
+                (f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs
+            ]
+        self.tracer = ProgramTracer(
+            self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method
+        )
         self.engine = Engine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
         self.optimizer_spec = optimizer if mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -174,11 +192,12 @@ class _Run:
             for label, tensor in tensors:
                 self.log.resident(tensor, kind, label)
 
-    # --- running -------------------------------------------------------------------------------------------------------
+    # --- running ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Everything the step runs inside; nothing global is left changed. A collection in mid-step would free at a moment no real run can be held to."""
+        """Everything the step runs inside; nothing global is left changed. A collection in mid-step would free at a
+        moment no real run can be held to."""
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(process_unchanged())
@@ -246,7 +265,8 @@ class _Run:
                 self.log.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
 
     def _forget_unused_gradients(self) -> None:
-        """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they have none."""
+        """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they
+        have none."""
         for parameter in self.parameters.values():
             if self.accumulate > 1 and parameter.grad is not None and not torch_autograd.version(parameter.grad):
                 self.log.forget(parameter.grad)
@@ -332,7 +352,9 @@ class _Run:
                 log=self.log,
                 nodes=tuple(tracer.nodes),
                 sources=tuple(tracer.sources),
-                calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
+                calls=tuple(
+                    sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))
+                ),
                 recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
                 collector=self.collector,
                 ran_compiled=self.ran_compiled,
@@ -346,7 +368,8 @@ class _Run:
 
 @contextlib.contextmanager
 def _little_garbage() -> Iterator[None]:
-    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands of objects."""
+    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands
+    of objects."""
     if gc.get_freeze_count():
         yield  # somebody else's freeze is not ours to undo
         return
@@ -357,7 +380,9 @@ def _little_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _name_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+def _name_inputs(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     for label, value in named_arguments(model, args, kwargs):
         tensors = [t for t in torch_common.tree_leaves(value) if isinstance(t, torch.Tensor)]

@@ -31,7 +31,19 @@ from fxmem.errors import UsageError
 from fxmem.records.profile import Step
 from fxmem.simulation.user_code import closest
 
-__all__ = ["Loss", "Mark", "Mode", "OptimizerSpec", "Precision", "autocast", "default_loss", "describe", "make_optimizer", "run_step", "set_training"]
+__all__ = [
+    "Loss",
+    "Mark",
+    "Mode",
+    "OptimizerSpec",
+    "Precision",
+    "autocast",
+    "default_loss",
+    "describe",
+    "make_optimizer",
+    "run_step",
+    "set_training",
+]
 
 Mode = Literal["train", "infer"]
 Precision = Literal["bf16", "fp16"]
@@ -87,8 +99,8 @@ def run_step(
 def default_loss(out: Any) -> torch.Tensor:
     """The output's `.loss` if it has one that is not None, else the sum of its floating-point tensors.
 
-    The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which an fp16 sum would
-    overflow) and the sums added from left to right.
+    The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which
+    an fp16 sum would overflow) and the sums added from left to right.
 
     Raises:
         UsageError: the output holds no floating-point tensor.
@@ -102,7 +114,10 @@ def default_loss(out: Any) -> torch.Tensor:
             term = leaf.sum() if leaf.element_size() >= 4 else leaf.float().sum()
             total = term if total is None else total + term
     if total is None:
-        raise UsageError(f"expected an output with a `.loss` or floating-point tensors to sum, got {_what(out)}; pass loss=, a function of the output")
+        raise UsageError(
+            f"expected an output with a `.loss` or floating-point tensors to sum, got {_what(out)}; pass loss=, a "
+            f"function of the output"
+        )
     return total
 
 
@@ -138,16 +153,27 @@ def set_training(model: nn.Module, mode: Mode) -> None:
             model.train(mode == "train")
 
 
-def describe(mode: Mode, loss: Loss | None, optimizer: Optimizer | None, precision: Precision | None, accumulate: int = 1, prefetch: int = 0) -> Step:
+def describe(
+    mode: Mode,
+    loss: Loss | None,
+    optimizer: Optimizer | None,
+    precision: Precision | None,
+    accumulate: int = 1,
+    prefetch: int = 0,
+) -> Step:
     """The step as a record."""
     if mode == "infer":
         return Step(mode=mode, optimizer=None, loss=None, precision=precision, prefetch=prefetch)
-    how = "the output's .loss, else the sum of its floating-point tensors" if loss is None else getattr(loss, "__qualname__", type(loss).__qualname__)
+    how = (
+        "the output's .loss, else the sum of its floating-point tensors"
+        if loss is None
+        else getattr(loss, "__qualname__", type(loss).__qualname__)
+    )
     name = None if optimizer is None else type(optimizer).__name__
     return Step(mode=mode, optimizer=name, loss=how, precision=precision, accumulate=accumulate, prefetch=prefetch)
 
 
-# --- optimizers ---------------------------------------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {"sgd-momentum": ("sgd", {"momentum": 0.9})}
 _REFUSED = {
@@ -157,11 +183,17 @@ _REFUSED = {
 
 
 def _classes() -> dict[str, type[Optimizer]]:
-    found = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, Optimizer)}
+    found = {
+        name.lower(): value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, Optimizer)
+    }
     return {name: value for name, value in found.items() if value is not Optimizer and name not in _REFUSED}
 
 
-def make_optimizer(spec: OptimizerSpec, params: Iterable[nn.Parameter], *, foreach: bool | None = None) -> Optimizer | None:
+def make_optimizer(
+    spec: OptimizerSpec, params: Iterable[nn.Parameter], *, foreach: bool | None = None
+) -> Optimizer | None:
     """The optimizer that `spec` names, over `params`.
 
     A string is the name of a `torch.optim` class in any case, or `sgd-momentum` (momentum 0.9), with options after a
@@ -176,14 +208,23 @@ def make_optimizer(spec: OptimizerSpec, params: Iterable[nn.Parameter], *, forea
         return None
     given = list(params)
     cls, options = _parse(spec) if isinstance(spec, str) else (spec, {})
-    if isinstance(cls, type) and foreach is not None and "foreach" in _options_of(cls) and not {"foreach", "fused"} & options.keys():
+    if (
+        isinstance(cls, type)
+        and foreach is not None
+        and "foreach" in _options_of(cls)
+        and not {"foreach", "fused"} & options.keys()
+    ):
         options = {**options, "foreach": foreach}
     try:
         made = cls(given, **options)
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise UsageError(f"optimizer {_name(spec)} cannot take these {len(given)} parameters: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"optimizer {_name(spec)} cannot take these {len(given)} parameters: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(made, Optimizer):
-        raise UsageError(f"expected optimizer factory {_name(spec)} to return a torch.optim.Optimizer, got {type(made).__name__}")
+        raise UsageError(
+            f"expected optimizer factory {_name(spec)} to return a torch.optim.Optimizer, got {type(made).__name__}"
+        )
     return made
 
 
@@ -229,7 +270,10 @@ def _name(spec: Any) -> str:
 
 def _check_output(out: Any) -> None:
     if inspect.isgenerator(out):
-        raise UsageError("expected the model to return what it computed, got a generator, whose body has not run; return list(...) of it")
+        raise UsageError(
+            "expected the model to return what it computed, got a generator, whose body has not run; return "
+            "list(...) of it"
+        )
 
 
 def _check_loss(value: Any) -> None:
@@ -237,4 +281,6 @@ def _check_loss(value: Any) -> None:
         came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise UsageError(f"expected the loss to be a tensor of one element, got {came}")
     if not value.requires_grad:
-        raise UsageError("the loss does not depend on any parameter that requires a gradient; unfreeze one, or use mode='infer'")
+        raise UsageError(
+            "the loss does not depend on any parameter that requires a gradient; unfreeze one, or use mode='infer'"
+        )

@@ -25,7 +25,10 @@ from types import ModuleType, TracebackType
 from typing import Any, Literal
 
 import torch
-from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
@@ -71,7 +74,8 @@ def is_file_reference(text: str) -> bool:
 
 
 def closest(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
-    """`; closest: a, b, c` for an error message: at most three of `names` that look like `name`, whatever their case."""
+    """`; closest: a, b, c` for an error message: at most three of `names` that look like `name`, whatever their
+    case."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.55)
     return f"; closest: {', '.join(by_lower[match] for match in found)}" if found else otherwise
@@ -157,7 +161,8 @@ def importable(reference: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def process_unchanged() -> Iterator[None]:
-    """What building a model or a batch may touch is put back: random states, default dtype and device, grad mode, `sys.path`.
+    """What building a model or a batch may touch is put back: random states, default dtype and device, grad mode,
+    `sys.path`.
 
     Random states are those of Python, NumPy (if it is imported) and torch, CUDA's only if CUDA is already in use.
     Meanwhile standard output goes to standard error, because standard output carries the result.
@@ -211,7 +216,7 @@ def without_network() -> Iterator[None]:
             hub.HF_HUB_OFFLINE = offline
 
 
-# --- running a constructor without weights ----------------------------------------------------------------------------------
+# --- running a constructor without weights ----------------------------------------------------------------------------
 
 
 def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"], tuple[str, ...]]:
@@ -231,7 +236,11 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
         reason = one_line(error)
     else:
         real = isinstance(made, torch.nn.Module) and any(not p.is_meta for p in made.parameters())
-        return made, "cpu" if real else "meta", ("its parameters were allocated before fxmem saw the module",) if real else ()
+        return (
+            made,
+            "cpu" if real else "meta",
+            ("its parameters were allocated before fxmem saw the module",) if real else (),
+        )
     with process_unchanged(), _On("cpu"), _SkipInitialisers():
         made = make()
     if isinstance(made, torch.nn.Module):
@@ -257,7 +266,13 @@ class _On(TorchFunctionMode):
         super().__init__()
         self.device = torch.device(device)
 
-    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         with self.device:
             return func(*args, **(kwargs or {}))
 
@@ -266,10 +281,17 @@ class _SkipInitialisers(TorchFunctionMode):
     """Leaves out in-place writes to parameters: they set values, and touching the pages is what costs memory."""
 
     _WRITES = re.compile(
-        "(add|bernoulli|cauchy|clamp|constant|copy|div|erfinv|exponential|fill|kaiming_uniform|log_normal|mul|normal|ones|random|sub|uniform|zero|zeros)_"
+        "(add|bernoulli|cauchy|clamp|constant|copy|div|erfinv|exponential|fill|kaiming_uniform|"
+        "log_normal|mul|normal|ones|random|sub|uniform|zero|zeros)_"
     )
 
-    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if self._WRITES.fullmatch(getattr(func, "__name__", "")):
             written = args[0] if args else kwargs.get("tensor")
@@ -283,7 +305,9 @@ def _registered_on_meta() -> Iterator[None]:
     """What a module registers goes to meta: `torch.Tensor(n)` and `torch.from_numpy` know no default device."""
     moved: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
-    def move(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> Any:  # what it returns is registered instead
+    def move(
+        module: torch.nn.Module, name: str, tensor: torch.Tensor | None
+    ) -> Any:  # what it returns is registered instead
         if tensor is None or tensor.is_meta or is_lazy(tensor):
             return None
         known = moved.get(id(tensor))
@@ -312,7 +336,7 @@ def _move_to_meta(module: torch.nn.Module) -> None:
                 setattr(part, name, tensor)
 
 
-# --- finding it -------------------------------------------------------------------------------------------------------------
+# --- finding it -------------------------------------------------------------------------------------------------------
 
 
 def _is_path(where: str) -> bool:

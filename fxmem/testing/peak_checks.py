@@ -33,11 +33,14 @@ _SMALL = 1000
 """A node whose share of the peak is less than one in this many is not written down."""
 
 
-def assert_peak_below(model: torch.nn.Module | Callable[[], torch.nn.Module], inputs: Any, budget: int | str, **options: Any) -> Analysis:
+def assert_peak_below(
+    model: torch.nn.Module | Callable[[], torch.nn.Module], inputs: Any, budget: int | str, **options: Any
+) -> Analysis:
     """Assert that a step's peak is at most `budget`; return the analysis.
 
-    The budget bounds the allocated bytes, `torch.cuda.max_memory_allocated()` (the requested ones for the CPU); on a card a loop
-    over the step also has to run where the driver gives the allocator no more than that. `fxmem analyze --budget` asks the same.
+    The budget bounds the allocated bytes, `torch.cuda.max_memory_allocated()` (the requested ones for the CPU); on a
+    card a loop over the step also has to run where the driver gives the allocator no more than that. `fxmem analyze
+    --budget` asks the same.
 
     Args:
         model: as for `fxmem.analyze`.
@@ -53,7 +56,9 @@ def assert_peak_below(model: torch.nn.Module | Callable[[], torch.nn.Module], in
     __tracebackhide__ = True
     limit = budgets.parse(budget).nbytes
     if limit is None:
-        raise UsageError(f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: a share of the peak is always exceeded")
+        raise UsageError(
+            f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: a share of the peak is always exceeded"
+        )
     analysis = analyze(model, inputs, **options)
     found = complaint(analysis, limit)
     if found:
@@ -66,12 +71,24 @@ def complaint(analysis: Analysis, limit: int) -> str:
     profile, peak = analysis.profile, analysis.peak
     used, measure = budgets.counted_bytes(peak), _measure(peak.allocated_bytes)
     if used > limit:
-        first = f"the peak is {exact_bytes(used)} {measure}, {format_bytes(used - limit)} above the budget of {exact_bytes(limit)}"
+        first = (
+            f"the peak is {exact_bytes(used)} {measure}, {format_bytes(used - limit)} above the budget of "
+            f"{exact_bytes(limit)}"
+        )
     elif not fits.keeps(profile, peak, limit):
-        first = f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a loop the allocator runs out of it"
+        first = (
+            f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a "
+            f"loop the allocator runs out of it"
+        )
     else:
         return ""
-    lines = [first, f"  in {peak.phase}{f', while {peak.node} runs' if peak.node else ''}; {profile.model}, {profile.step.mode}, {profile.target.name}"]
+    lines = [
+        first,
+        (
+            f"  in {peak.phase}{f', while {peak.node} runs' if peak.node else ''}; {profile.model}, "
+            f"{profile.step.mode}, {profile.target.name}"
+        ),
+    ]
     kinds = sorted(peak.by_kind.items(), key=lambda pair: -pair[1])
     lines.append("  " + ", ".join(f"{_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds))
     lines.append("  most of it by line:")
@@ -80,7 +97,8 @@ def complaint(analysis: Analysis, limit: int) -> str:
 
 
 def _contributors(profile: Profile, timeline: Timeline) -> list[str]:
-    """The lines of code whose nodes hold most at the peak, largest first; nodes of one line, as those of a loop, count together."""
+    """The lines of code whose nodes hold most at the peak, largest first; nodes of one line, as those of a loop, count
+    together."""
     held: defaultdict[tuple[str, int] | str, int] = defaultdict(int)
     nodes: defaultdict[tuple[str, int] | str, dict[int, int]] = defaultdict(dict)
     for index, nbytes in _alive_by_node(profile, timeline).items():
@@ -92,11 +110,13 @@ def _contributors(profile: Profile, timeline: Timeline) -> list[str]:
     for place in sorted(held, key=lambda place: -held[place])[:_SHOWN]:
         first = max(nodes[place], key=lambda index: nodes[place][index])
         share = percent(held[place], timeline.peak.requested_bytes)
-        lines.append(f"{format_bytes(held[place])} ({share}) {_node_words(profile.nodes[first], len(nodes[place]) - 1)}")
+        lines.append(
+            f"{format_bytes(held[place])} ({share}) {_node_words(profile.nodes[first], len(nodes[place]) - 1)}"
+        )
     return lines
 
 
-# --- against a baseline -----------------------------------------------------------------------------------------------------
+# --- against a baseline -----------------------------------------------------------------------------------------------
 
 
 def baseline_of(analysis: Analysis) -> PeakBaseline:
@@ -129,8 +149,13 @@ def allowed_growth(tolerance: str | int | float, before: PeakBaseline) -> int:
     try:
         allowed = budgets.parse(tolerance)
     except UsageError as error:
-        raise UsageError(f"expected a tolerance as a share of the peak (1%, 0.01), as bytes or with a unit (64MiB), got {tolerance!r}") from error
-    return allowed.nbytes if allowed.nbytes is not None else math.floor((allowed.fraction or 0.0) * before.counted_bytes)
+        raise UsageError(
+            f"expected a tolerance as a share of the peak (1%, 0.01), as bytes or with a unit (64MiB), got "
+            f"{tolerance!r}"
+        ) from error
+    return (
+        allowed.nbytes if allowed.nbytes is not None else math.floor((allowed.fraction or 0.0) * before.counted_bytes)
+    )
 
 
 def growth(before: PeakBaseline, analysis: Analysis, allowed: int) -> str:
@@ -144,13 +169,24 @@ def growth(before: PeakBaseline, analysis: Analysis, allowed: int) -> str:
     lines = [
         f"the peak grew by {format_bytes(more)} ({percent(more, was)}); {limit}",
         f"  was {exact_bytes(was)} {measure}, in {before.phase}",
-        f"  is  {exact_bytes(now.counted_bytes)} {measure}, in {now.phase}{f', while {analysis.peak.node} runs' if analysis.peak.node else ''}",
+        (
+            f"  is  {exact_bytes(now.counted_bytes)} {measure}, in "
+            f"{now.phase}{f', while {analysis.peak.node} runs' if analysis.peak.node else ''}"
+        ),
     ]
-    lines += [f"  the {what} is not the same: was {old}, is {new}" for what, old, new in _settings(before, now) if old != new]
+    lines += [
+        f"  the {what} is not the same: was {old}, is {new}" for what, old, new in _settings(before, now) if old != new
+    ]
     kinds = {kind: now.by_kind.get(kind, 0) - before.by_kind.get(kind, 0) for kind in Kind}
-    lines += _table("by kind", [(delta, _words(kind), before.by_kind.get(kind, 0), now.by_kind.get(kind, 0)) for kind, delta in kinds.items()])
+    lines += _table(
+        "by kind",
+        [(delta, _words(kind), before.by_kind.get(kind, 0), now.by_kind.get(kind, 0)) for kind, delta in kinds.items()],
+    )
     known = {node.name: node for node in analysis.profile.nodes}
-    nodes = [(nbytes - before.by_node.get(name, 0), name, before.by_node.get(name, 0), nbytes) for name, nbytes in now.by_node.items()]
+    nodes = [
+        (nbytes - before.by_node.get(name, 0), name, before.by_node.get(name, 0), nbytes)
+        for name, nbytes in now.by_node.items()
+    ]
     lines += _table("by node", [(delta, _node_words(known[name]), old, new) for delta, name, old, new in nodes])
     return printable_lines(lines)
 
@@ -166,7 +202,9 @@ def load_baseline(path: Path) -> Baseline:
     if not path.exists():
         return Baseline(peaks={})
     try:
-        baseline = json_reader.record(Baseline, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected)
+        baseline = json_reader.record(
+            Baseline, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected
+        )
     except UsageError as error:
         raise UsageError(f"{error}; {advice}") from error
     if baseline.schema_version != BASELINE_SCHEMA_VERSION:
@@ -201,7 +239,10 @@ def _table(title: str, rows: list[tuple[int, str, int, int]]) -> list[str]:
     if not grown:
         return []
     more = [f"    and {len(grown) - _GROWN} more"] if len(grown) > _GROWN else []
-    lines = [f"    +{format_bytes(delta):<9} {format_bytes(old):>9} -> {format_bytes(new):<9}  {what}" for delta, what, old, new in grown[:_GROWN]]
+    lines = [
+        f"    +{format_bytes(delta):<9} {format_bytes(old):>9} -> {format_bytes(new):<9}  {what}"
+        for delta, what, old, new in grown[:_GROWN]
+    ]
     return [f"  what grew {title} (requested bytes at the peak):", *lines, *more]
 
 

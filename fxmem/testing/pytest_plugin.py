@@ -3,8 +3,9 @@
     def test_memory(fxmem_peak):
         fxmem_peak(build_model, torch.empty(8, 3, 224, 224, device="meta"), target="rtx4090")
 
-`pytest --fxmem-update` writes the peaks to `fxmem-baseline.json` in the test's folder; commit it. From then on the test fails when
-the peak is more than the tolerance above, and says what grew. Tests spread over processes by pytest-xdist write one file, too.
+`pytest --fxmem-update` writes the peaks to `fxmem-baseline.json` in the test's folder; commit it. From then on the test
+fails when the peak is more than the tolerance above, and says what grew. Tests spread over processes by pytest-xdist
+write one file, too.
 
 Until a test asks for the fixture nothing is imported but pytest.
 """
@@ -35,10 +36,18 @@ _COLLECTOR = "fxmem-collector"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options and settings."""
     group = parser.getgroup("fxmem", "fxmem: peak memory")
-    group.addoption("--fxmem-update", action="store_true", help="write the peaks of the tests that run to the baseline instead of comparing them")
-    group.addoption("--fxmem-tolerance", metavar="1%|64MiB", help="how much a peak may grow (default: the setting fxmem_tolerance)")
+    group.addoption(
+        "--fxmem-update",
+        action="store_true",
+        help="write the peaks of the tests that run to the baseline instead of comparing them",
+    )
+    group.addoption(
+        "--fxmem-tolerance", metavar="1%|64MiB", help="how much a peak may grow (default: the setting fxmem_tolerance)"
+    )
     parser.addini("fxmem_tolerance", "how much a peak may grow: a share of it, or bytes", default="1%")
-    parser.addini("fxmem_baseline", "file of the peaks, relative to the folder of the test", default="fxmem-baseline.json")
+    parser.addini(
+        "fxmem_baseline", "file of the peaks, relative to the folder of the test", default="fxmem-baseline.json"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,7 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let a passed test's report carry what it measured: reports travel between processes."""
     report = yield
     if report.when == "call" and report.passed and _MEASURED in item.stash:
@@ -58,7 +69,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def fxmem_peak(request: pytest.FixtureRequest) -> PeakCheck:
-    """Checks a step's peak against the baseline: `fxmem_peak(model, inputs, name="", budget=None, tolerance=None, **options)`."""
+    """Checks a step's peak against the baseline: `fxmem_peak(model, inputs, name="", budget=None, tolerance=None,
+    **options)`."""
     return PeakCheck(request.node)
 
 
@@ -102,25 +114,50 @@ class PeakCheck:
         before = None if config.getoption("fxmem_update") else peak_checks.load_baseline(path).peaks.get(key)
         if tolerance is None:
             tolerance = config.getoption("fxmem_tolerance") or config.getini("fxmem_tolerance")
-        analysis = peak_checks.assert_peak_below(model, inputs, budget, **options) if budget is not None else analyze(model, inputs, **options)
+        analysis = (
+            peak_checks.assert_peak_below(model, inputs, budget, **options)
+            if budget is not None
+            else analyze(model, inputs, **options)
+        )
         now = peak_checks.baseline_of(analysis)
         if before is not None:
             allowed = peak_checks.allowed_growth(tolerance, before)
             found = peak_checks.growth(before, analysis, allowed)
             if found:
-                pytest.fail(f"{key}: {found}\n  If that is meant: pytest --fxmem-update, and commit {_shown(config, path)}", pytrace=False)
+                pytest.fail(
+                    f"{key}: {found}\n  If that is meant: pytest --fxmem-update, and commit {_shown(config, path)}",
+                    pytrace=False,
+                )
         elif not config.getoption("fxmem_update"):
-            pytest.fail(f"{key} has no peak in {_shown(config, path)}: run pytest --fxmem-update once, look at the file and commit it", pytrace=False)
-        measured = {"path": str(path), "key": key, "peak": now.model_dump(mode="json"), "was": None if before is None else before.counted_bytes}
+            pytest.fail(
+                (
+                    f"{key} has no peak in {_shown(config, path)}: run pytest --fxmem-update once, look at the "
+                    "file and commit it"
+                ),
+                pytrace=False,
+            )
+        measured = {
+            "path": str(path),
+            "key": key,
+            "peak": now.model_dump(mode="json"),
+            "was": None if before is None else before.counted_bytes,
+        }
         self._item.stash.setdefault(_MEASURED, []).append({**measured, "is": now.counted_bytes})
         return analysis
 
     def _key(self, path: Path, name: str) -> str:
-        """The test's id with its file relative to the baseline's folder, so that it does not depend on where pytest is started."""
+        """The test's id with its file relative to the baseline's folder, so that it does not depend on where pytest is
+        started."""
         __tracebackhide__ = True
         if name in self._seen:
             what = f"named {name!r}" if name else "without a name"
-            pytest.fail(f"expected each peak of a test to have a name of its own, got a second one {what}: fxmem_peak(..., name='...')", pytrace=False)
+            pytest.fail(
+                (
+                    f"expected each peak of a test to have a name of its own, got a second one {what}: fxmem_peak(..., "
+                    f"name='...')"
+                ),
+                pytrace=False,
+            )
         self._seen.add(name)
         file = Path(os.path.relpath(self._item.path, path.parent)).as_posix()
         return f"{file}::{self._item.nodeid.partition('::')[2]}{f'#{name}' if name else ''}"
@@ -150,7 +187,10 @@ class _Collector:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from_before = [each for each in self._measured if each["was"] is not None and each["is"] < each["was"]]
-        fell = [f"{each['key']}: the peak fell from {each['was']:,} to {each['is']:,} bytes; --fxmem-update holds it there" for each in from_before]
+        fell = [
+            f"{each['key']}: the peak fell from {each['was']:,} to {each['is']:,} bytes; --fxmem-update holds it there"
+            for each in from_before
+        ]
         if self._written or fell:
             terminalreporter.section("fxmem")
             for line in [*self._written, *fell]:

@@ -5,12 +5,13 @@ bytes that were asked for (c10/core/CPUAllocator.cpp, `ProfiledCPUMemoryReporter
 running sum over what was alive before the step is the number of bytes alive. That is the truth a lifetime model is
 held to, and it needs no GPU.
 
-The same log holds memory that no tensor of the program ever owns. A *leaf operator* is what the dispatcher hands
-to a kernel once composite operators are taken apart: `aten.convolution`, not `aten.conv2d`. It is also the smallest
-thing a program can see, and a FakeTensor run of it where the operator has a meta kernel. What one call of a leaf operator
-both allocates and frees is its *scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above
-all. It depends on the CPU's instruction set and the number of threads; what is left without it does not. Counted with it is
-what a kernel keeps for its own backward in a tensor whose size only its library knows: oneDNN's workspace of a recurrent layer.
+The same log holds memory that no tensor of the program ever owns. A *leaf operator* is what the dispatcher hands to a
+kernel once composite operators are taken apart: `aten.convolution`, not `aten.conv2d`. It is also the smallest thing a
+program can see, and a FakeTensor run of it where the operator has a meta kernel. What one call of a leaf operator both
+allocates and frees is its *scratch*: oneDNN's blocked copies of inputs, weights and outputs in a convolution, above
+all. It depends on the CPU's instruction set and the number of threads; what is left without it does not. Counted with
+it is what a kernel keeps for its own backward in a tensor whose size only its library knows: oneDNN's workspace of a
+recurrent layer.
 
 Assumptions. Scratch in OpenMP worker threads and in libraries that do not use torch's allocator (MKL) is not seen,
 because the profiler does not see it. Memory on other devices is not counted.
@@ -44,9 +45,18 @@ from fxmem.records.validation import Machine, MeasuredOp, Measurement
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
 from fxmem.simulation.user_code import failure
 
-__all__ = ["WORKSPACE_KERNELS", "Call", "Event", "check_on_cpu", "collected", "measure_cpu", "resident_bytes", "scratch_events"]
+__all__ = [
+    "WORKSPACE_KERNELS",
+    "Call",
+    "Event",
+    "check_on_cpu",
+    "collected",
+    "measure_cpu",
+    "resident_bytes",
+    "scratch_events",
+]
 
-# --- the log ------------------------------------------------------------------------------------------------------------------
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 WORKSPACE_KERNELS = (
     "aten.convolution.default",
@@ -56,12 +66,12 @@ WORKSPACE_KERNELS = (
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
 )
-"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and recurrent
-layers as it likes, and the CPU's flash attention takes buffers for each thread."""
+"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and
+recurrent layers as it likes, and the CPU's flash attention takes buffers for each thread."""
 
 _RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
-"""Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and cell state,
-workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
+"""Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and
+cell state, workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
 
 _OPERATOR = re.compile(r"\w+::\w+")
 _MARK = "fxmem.simulation.step:"
@@ -127,13 +137,19 @@ def _kept_by_kernels(events: Sequence[Event], scratch: Mapping[int, Call]) -> It
 
 def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -> list[int]:
     """Bytes alive before the first event and after each, the events `without` not counted."""
-    return list(itertools.accumulate((0 if index in without else event.nbytes for index, event in enumerate(events)), initial=resident))
+    return list(
+        itertools.accumulate(
+            (0 if index in without else event.nbytes for index, event in enumerate(events)), initial=resident
+        )
+    )
 
 
 def _read(profiled: profile) -> list[Event]:
     """The memory events of a profile in order of time."""
     found: list[tuple[int, Event | Phase]] = []
-    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [(root, None, ()) for root in torch_profiler.event_tree(profiled)]
+    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [
+        (root, None, ()) for root in torch_profiler.event_tree(profiled)
+    ]
     while pending:
         entry, call, path = pending.pop()
         if torch_profiler.is_allocation(entry):
@@ -151,12 +167,15 @@ def _read(profiled: profile) -> list[Event]:
 
 
 def _leaf_call(entry: Any) -> Call | None:
-    """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the operator itself."""
+    """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the
+    operator itself."""
     name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
     if torch_profiler.is_composite(name):
         return None
     inner = (child for child in entry.children if torch_profiler.is_function(child))
-    if torch_profiler.has_autocast(name) and any(child.name == entry.name and child.overload_name == entry.overload_name for child in inner):
+    if torch_profiler.has_autocast(name) and any(
+        child.name == entry.name and child.overload_name == entry.overload_name for child in inner
+    ):
         return None
     shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
     return Call(_qualified(entry), shapes)
@@ -175,7 +194,7 @@ def _in_phases(entries: Iterator[Event | Phase]) -> Iterator[Event]:
             yield Event(entry.nbytes, entry.address, phase, entry.call, entry.path)
 
 
-# --- the run ------------------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def measure_cpu(
@@ -209,7 +228,9 @@ def measure_cpu(
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
     check_on_cpu(model, args, kwargs)
     stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
-    step = functools.partial(run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode)
+    step = functools.partial(
+        run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode
+    )
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         with _quiet(), torch_profiler.profiler(acc_events=True):  # acc_events: else it warns of cycles there are not
@@ -230,7 +251,9 @@ def measure_cpu(
         raise
     except Exception as error:
         raise failure(error, "a real step on the CPU") from error
-    return _measurement(type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside)
+    return _measurement(
+        type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside
+    )
 
 
 def _nowhere(_: str) -> None:
@@ -269,21 +292,36 @@ def _quiet() -> Iterator[None]:
 
 
 def resident_bytes(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: Optimizer | None, *, device_type: str = "cpu"
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    optimizer: Optimizer | None,
+    *,
+    device_type: str = "cpu",
 ) -> dict[Kind, int]:
-    """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of `Kind`.
+    """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of
+    `Kind`.
 
     Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one; what a
     module keeps inside objects of other classes is not found. Kinds with nothing are left out.
     """
-    kept = (leaf for module in model.modules() for key, value in vars(module).items() if key not in ("_parameters", "_modules") for leaf in tree_leaves(value))
+    kept = (
+        leaf
+        for module in model.modules()
+        for key, value in vars(module).items()
+        if key not in ("_parameters", "_modules")
+        for leaf in tree_leaves(value)
+    )
     inputs = tree_leaves((args, dict(kwargs)))
     owners: list[tuple[Kind, Any]] = [
         (Kind.PARAMETER, model.parameters()),
         (Kind.BUFFER, kept),
         (Kind.INPUT, inputs),
         (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer.state.values())) if optimizer else ()),
-        (Kind.GRADIENT, (leaf.grad for leaf in (*model.parameters(), *inputs) if isinstance(leaf, torch.Tensor) and leaf.is_leaf)),
+        (
+            Kind.GRADIENT,
+            (leaf.grad for leaf in (*model.parameters(), *inputs) if isinstance(leaf, torch.Tensor) and leaf.is_leaf),
+        ),
     ]
     seen: set[int] = set()
     sizes: dict[Kind, int] = defaultdict(int)
@@ -303,16 +341,22 @@ def check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     Raises:
         UsageError: names the first that is not.
     """
-    named = [*model.named_parameters(), *model.named_buffers(), *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs)))))]
+    named = [
+        *model.named_parameters(),
+        *model.named_buffers(),
+        *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs))))),
+    ]
     for name, tensor in named:
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             raise UsageError(f"expected everything on the CPU before it is measured, but {name} is on {tensor.device}")
 
 
-# --- the record ---------------------------------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
-def _measurement(model: str, step: Any, resident: dict[Kind, int], events: Sequence[Event], set_aside: tuple[str, ...]) -> Measurement:
+def _measurement(
+    model: str, step: Any, resident: dict[Kind, int], events: Sequence[Event], set_aside: tuple[str, ...]
+) -> Measurement:
     start = sum(resident.values())
     scratch = scratch_events(events)
     of_kernels = {index: call for index, call in scratch.items() if call.name in set_aside}
@@ -361,7 +405,12 @@ def _scratch_by_op(events: Sequence[Event], scratch: Mapping[int, Call], peak: i
         event = events[index]
         tally = calls.setdefault(call, _Tally(event.phase, event.path))
         if event.call is call:  # what is kept is freed elsewhere
-            tally.kernel = tuple(mine for mine, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)))
+            tally.kernel = tuple(
+                mine
+                for mine, other in itertools.takewhile(
+                    lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)
+                )
+            )
         tally.allocations += event.nbytes > 0
         tally.alive += event.nbytes
         tally.most = max(tally.most, tally.alive)

@@ -1,12 +1,14 @@
 """What one real step on a card takes: the caching allocator's peaks phase by phase, and its log.
 
-The step is `fxmem.simulation.step.run_step`, the very function that is predicted. Before the one that is measured come warm-up steps (they
-bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection and
-`torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks are read and reset.
+The step is `fxmem.simulation.step.run_step`, the very function that is predicted. Before the one that is measured come
+warm-up steps (they bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection
+and `torch.cuda.reset_peak_memory_stats()`; at each border of two phases the card is waited for, the peaks are read and
+reset.
 
-Assumptions. One card, the current one. What the process has there already is counted before the model is moved there, and
-subtracted. That is exact for all but the reserved bytes: a segment that holds such tensors may have room for the step's, so measure
-in a process of its own where reserved bytes matter. A captured CUDA graph or a pluggable allocator is not seen.
+Assumptions. One card, the current one. What the process has there already is counted before the model is moved there,
+and subtracted. That is exact for all but the reserved bytes: a segment that holds such tensors may have room for the
+step's, so measure in a process of its own where reserved bytes matter. A captured CUDA graph or a pluggable allocator
+is not seen.
 """
 
 from __future__ import annotations
@@ -31,20 +33,36 @@ from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe
 from fxmem.simulation.user_code import failure
 from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
 
-__all__ = ["Meter", "card_machine", "card_target", "cudnn_version", "found_card", "measure_cuda", "require_card", "used_bytes"]
+__all__ = [
+    "Meter",
+    "card_machine",
+    "card_target",
+    "cudnn_version",
+    "found_card",
+    "measure_cuda",
+    "require_card",
+    "used_bytes",
+]
 
 _KINDS = ("requested", "allocated", "active", "reserved")
 
 
-# --- the card ---------------------------------------------------------------------------------------------------------------
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 
 def require_card() -> None:
     """Raise `EnvironmentLacksError` unless torch can run on a card here."""
     if torch.cuda.is_available():
         return
-    built = f"torch {torch.__version__} sees none" if torch.version.cuda else f"torch {torch.__version__} is built for the CPU only"
-    raise EnvironmentLacksError(f"expected an NVIDIA GPU to measure on, but {built}; run it on a machine that has one, or measure with device='cpu'")
+    built = (
+        f"torch {torch.__version__} sees none"
+        if torch.version.cuda
+        else f"torch {torch.__version__} is built for the CPU only"
+    )
+    raise EnvironmentLacksError(
+        f"expected an NVIDIA GPU to measure on, but {built}; run it on a machine that has one, or measure with "
+        f"device='cpu'"
+    )
 
 
 def found_card() -> Target:
@@ -55,7 +73,8 @@ def found_card() -> Target:
 
 
 def card_target(name: str, capability: tuple[int, int], memory_bytes: int | None) -> Target:
-    """The target that is a card of that name: the catalogue's, if it knows the name with this capability, else one of these properties.
+    """The target that is a card of that name: the catalogue's, if it knows the name with this capability, else one of
+    these properties.
 
     The memory is the card's own: what a driver reports moves by a few per cent.
     """
@@ -87,7 +106,8 @@ def card_machine() -> Machine:
 
 
 def cudnn_version() -> str | None:
-    """The cuDNN that torch loads, as in `9.19.0`; None without one. Its number is major * 10000 + minor * 100 + patch (`cudnn_version.h`, since 9)."""
+    """The cuDNN that torch loads, as in `9.19.0`; None without one. Its number is major * 10000 + minor * 100 + patch
+    (`cudnn_version.h`, since 9)."""
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return None if number is None else f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
@@ -98,7 +118,8 @@ def _driver_version() -> str | None:
 
 
 def used_bytes() -> int | None:
-    """In use on the first card by everybody, as nvidia-smi says; needs no context of this process. None if it is not there or does not answer."""
+    """In use on the first card by everybody, as nvidia-smi says; needs no context of this process. None if it is not
+    there or does not answer."""
     said = _nvidia_smi("memory.used")
     return int(said) << 20 if said is not None and said.isdigit() else None
 
@@ -116,7 +137,7 @@ def _nvidia_smi(field: str) -> str | None:
     return next(iter(said.split()), None)
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 class Meter:
@@ -148,7 +169,8 @@ class Meter:
 
 
 def current_bytes(what: Literal["current", "peak"]) -> dict[str, int]:
-    """`requested`, `allocated`, `active` and `reserved` bytes of the current card's allocator, everything queued there done."""
+    """`requested`, `allocated`, `active` and `reserved` bytes of the current card's allocator, everything queued there
+    done."""
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     return {kind: stats[f"{kind}_bytes.all.{what}"] for kind in _KINDS}
@@ -167,9 +189,9 @@ def measure_cuda(
 ) -> Measurement:
     """Run `steps` real steps on the current card and measure the last.
 
-    The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS held before
-    are given back, to be taken anew as in a process of the step's own. Where the step has no optimizer, gradients are cleared
-    before each step.
+    The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS
+    held before are given back, to be taken anew as in a process of the step's own. Where the step has no optimizer,
+    gradients are cleared before each step.
 
     Raises:
         UsageError: fewer than two steps, or something that is not on the CPU.
@@ -188,7 +210,17 @@ def measure_cuda(
     stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
 
     def step(mark: Callable[[str], None]) -> None:
-        run_step(model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cuda", mode=mode, mark=mark)
+        run_step(
+            model,
+            args,
+            kwargs,
+            loss=loss,
+            optimizer=stepper,
+            precision=precision,
+            device_type="cuda",
+            mode=mode,
+            mark=mark,
+        )
 
     meter = Meter()
     try:
@@ -221,7 +253,8 @@ def measure_cuda(
 
 
 def _on_card(tree: Any) -> Any:
-    """Nested arguments with their tensors on the current card: layouts and `requires_grad` as they were; tensors that are one stay one."""
+    """Nested arguments with their tensors on the current card: layouts and `requires_grad` as they were; tensors that
+    are one stay one."""
     moved: dict[int, torch.Tensor] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -245,7 +278,7 @@ def _in_phases(step: Callable[[Callable[[str], None]], None], meter: Meter) -> N
     meter.end(running[-1].value)
 
 
-# --- the record -------------------------------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
 def measurement_of(
@@ -295,7 +328,10 @@ def measurement_of(
         allocated_bytes=largest["allocated"],
         reserved_bytes=largest["reserved"],
         process_bytes=None if beside is None else largest["reserved"] + beside,
-        phases=tuple(MeasuredPhase(phase=phase, **{f"{kind}_bytes": found[kind] for kind in _KINDS}) for phase, found in own.items()),
+        phases=tuple(
+            MeasuredPhase(phase=phase, **{f"{kind}_bytes": found[kind] for kind in _KINDS})
+            for phase, found in own.items()
+        ),
         events=tuple(size for sizes in events.values() for size in sizes),
         events_by_phase={phase: len(sizes) for phase, sizes in events.items()},
     )

@@ -1,8 +1,8 @@
 """Hold a prediction against a real run of the same step.
 
 The model handed in is not touched: the run is on a copy. A model on meta has no values; its parameters get small random
-ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to be
-right, so such a model is refused in favour of a function that builds it.
+ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to
+be right, so such a model is refused in favour of a function that builds it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ def validate(
     """Predict a step, run it for real, and say how far apart they are.
 
     Args:
-        model: real, on meta, or a function without arguments that builds it.
-        inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
-        mode, loss, optimizer, precision: as in `fxmem.analyze`.
-        settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this process.
-        device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes allocated there.
-        tolerance: largest absolute error allowed, as a fraction of the measured peak.
-        progress: told in a few words what happens next.
+        model: real, on meta, or a function without arguments that builds it. inputs: a tensor, a tuple (positional) or
+        a dict (keyword); real, meta or fake. mode, loss, optimizer, precision: as in `fxmem.analyze`. settings: which
+        kernels may run, in the prediction and in the run; by default as torch's flags are in this process. device:
+        where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
+        allocated there. tolerance: largest absolute error allowed, as a fraction of the measured peak. progress: told
+        in a few words what happens next.
 
     Raises:
         UsageError: the model or the inputs cannot be made real; no such device.
@@ -148,17 +147,26 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         return _built(model)
     model, _ = plain_model(model)
     held = [*model.named_parameters(), *model.named_buffers()]
-    memo: dict[int, Any] = {id(tensor): _real_state(name, tensor) for name, tensor in held if _is_valueless(tensor) or tensor.device.type != "cpu"}
+    memo: dict[int, Any] = {
+        id(tensor): _real_state(name, tensor)
+        for name, tensor in held
+        if _is_valueless(tensor) or tensor.device.type != "cpu"
+    }
     kind = type(model).__name__
     try:
         made = copy.deepcopy(model, memo)
         Rebinder(memo).model(model)
     except Exception as error:
-        raise UsageError(f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead") from error
+        raise UsageError(
+            f"{kind} cannot be copied ({one_line(error)}); pass a function that builds it instead"
+        ) from error
     for module in made.modules():
         for leaf in tree_leaves(list(vars(module).values())):
             if isinstance(leaf, torch.Tensor) and _is_valueless(leaf):
-                raise UsageError(f"{kind} holds a tensor without values that is no parameter or buffer; pass a function that builds it instead")
+                raise UsageError(
+                    f"{kind} holds a tensor without values that is no parameter or buffer; pass a function that "
+                    f"builds it instead"
+                )
     return made
 
 
@@ -173,7 +181,11 @@ def _built(factory: Callable[[], nn.Module]) -> nn.Module:
         raise failure(error, "building the model") from error
     if not isinstance(made, nn.Module):
         raise UsageError(f"expected the factory to return a torch.nn.Module, got {type(made).__name__}")
-    return real_model(made) if any(tensor.device.type != "cpu" for tensor in [*made.parameters(), *made.buffers()]) else made
+    return (
+        real_model(made)
+        if any(tensor.device.type != "cpu" for tensor in [*made.parameters(), *made.buffers()])
+        else made
+    )
 
 
 def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -188,7 +200,10 @@ def _real_state(name: str, tensor: torch.Tensor) -> torch.Tensor:
         elif values.is_floating_point() or values.dim() == 0:
             values.fill_(1)
         else:
-            raise UsageError(f"{name} is on meta and holds {values.dtype}, which the model may index with; pass a function that builds the model instead")
+            raise UsageError(
+                f"{name} is on meta and holds {values.dtype}, which the model may index with; pass a function that "
+                f"builds the model instead"
+            )
     return nn.Parameter(values, requires_grad=tensor.requires_grad) if parameter else values
 
 

@@ -1,8 +1,9 @@
 """A prediction beside a measurement: the differences, which of them counts, and the same as text.
 
 Pure functions of records. Which difference counts: on a card, the allocator's blocks, because that is what the card
-reports. On the CPU, the requested bytes; and where the prediction holds no workspace of the kernels that the measurement
-sets aside, as fxmem's for the CPU does not, those without the scratch of these kernels. The full figure stands beside it.
+reports. On the CPU, the requested bytes; and where the prediction holds no workspace of the kernels that the
+measurement sets aside, as fxmem's for the CPU does not, those without the scratch of these kernels. The full figure
+stands beside it.
 """
 
 from __future__ import annotations
@@ -72,8 +73,15 @@ def _phases(prediction: Profile, measurement: Measurement) -> tuple[ComparedPhas
     if measurement.machine.device != "cuda":
         return ()
     settings = settings_of({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
-    predicted = {peak.phase: MeasuredPhase.model_validate(peak.model_dump()) for peak in replay(prediction, settings=settings).phases}
-    return tuple(ComparedPhase(predicted=predicted[found.phase], measured=found) for found in measurement.phases if found.phase in predicted)
+    predicted = {
+        peak.phase: MeasuredPhase.model_validate(peak.model_dump())
+        for peak in replay(prediction, settings=settings).phases
+    }
+    return tuple(
+        ComparedPhase(predicted=predicted[found.phase], measured=found)
+        for found in measurement.phases
+        if found.phase in predicted
+    )
 
 
 def _differences(prediction: Profile, measurement: Measurement) -> tuple[Difference, ...]:
@@ -92,21 +100,34 @@ def _check_same(prediction: Profile, measurement: Measurement) -> None:
     }
     for what, (predicted, measured) in pairs.items():
         if predicted != measured:
-            raise UsageError(f"expected a prediction and a measurement of the same step, but {what} is {predicted} in one and {measured} in the other")
+            raise UsageError(
+                f"expected a prediction and a measurement of the same step, but {what} is {predicted} in one and "
+                f"{measured} in the other"
+            )
 
 
 def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
     aside, observed = bool(measurement.set_aside), bool(measurement.set_aside or measurement.scratch)
     pairs = (
         (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
-        (Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, peak.requested_bytes, measurement.peak_without_kernel_scratch_bytes if aside else None),
-        (Quantity.REQUESTED_WITHOUT_SCRATCH, liveness.peak_without_scratch_bytes(prediction), measurement.peak_without_scratch_bytes if observed else None),
+        (
+            Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH,
+            peak.requested_bytes,
+            measurement.peak_without_kernel_scratch_bytes if aside else None,
+        ),
+        (
+            Quantity.REQUESTED_WITHOUT_SCRATCH,
+            liveness.peak_without_scratch_bytes(prediction),
+            measurement.peak_without_scratch_bytes if observed else None,
+        ),
         (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
         (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
         (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
     )
     return tuple(
-        Comparison(quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1)
+        Comparison(
+            quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
+        )
         for quantity, predicted, measured in pairs
         if predicted is not None and measured is not None
     )
@@ -117,7 +138,11 @@ def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity])
         return Quantity.ALLOCATED, "it is what the card reports"
     if Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH not in known:
         return Quantity.REQUESTED, "it is all that both sides know"
-    holding = (prediction.ops[storage.op].name for storage in prediction.storages if storage.kind is Kind.WORKSPACE and storage.op is not None)
+    holding = (
+        prediction.ops[storage.op].name
+        for storage in prediction.storages
+        if storage.kind is Kind.WORKSPACE and storage.op is not None
+    )
     if any(name in measurement.set_aside for name in holding):
         return Quantity.REQUESTED, "the prediction counts these kernels' workspaces"
     return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace of these kernels for this device"
@@ -130,14 +155,21 @@ def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Q
     for storage in prediction.storages:
         if storage.birth == 0:
             resident[storage.kind] += storage.nbytes
-    shares = [Share(kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0)) for kind in _KNOWN_BEFORE_THE_STEP]
+    shares = [
+        Share(kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0))
+        for kind in _KNOWN_BEFORE_THE_STEP
+    ]
     rest = tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
     predicted = peak.requested_bytes - sum(share.predicted_bytes for share in shares)
-    shares.append(Share(kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)))
+    shares.append(
+        Share(
+            kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)
+        )
+    )
     return tuple(shares)
 
 
-# --- as text ------------------------------------------------------------------------------------------------------------------
+# --- as text ----------------------------------------------------------------------------------------------------------
 
 _LABELS = {
     Quantity.REQUESTED: "requested",
@@ -150,16 +182,24 @@ _LABELS = {
 
 
 def report(verdict: Verdict) -> str:
-    """The verdict as plain text of at most 80 columns, names of models, nodes and cards apart, without a newline at the end."""
+    """The verdict as plain text of at most 80 columns, names of models, nodes and cards apart, without a newline at the
+    end."""
     measured = verdict.measurement
     lines = [
         f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}",
         f"measured on {_machine(measured)}",
         "",
         f"{'':<32}{'predicted':>12}{'measured':>12}{'difference':>12}{'error':>11}",
-        *(_row(_LABELS[c.quantity], c.predicted_bytes, c.measured_bytes, c.quantity is verdict.judged) for c in verdict.comparisons),
+        *(
+            _row(_LABELS[c.quantity], c.predicted_bytes, c.measured_bytes, c.quantity is verdict.judged)
+            for c in verdict.comparisons
+        ),
         "",
-        *(_row(_kinds(share), share.predicted_bytes, share.measured_bytes) for share in verdict.shares if share.predicted_bytes or share.measured_bytes),
+        *(
+            _row(_kinds(share), share.predicted_bytes, share.measured_bytes)
+            for share in verdict.shares
+            if share.predicted_bytes or share.measured_bytes
+        ),
         "",
         *_by_phase(verdict.phases),
         f"peak in {measured.peak_phase}{_running(measured)}, predicted in {verdict.predicted.phase}",
@@ -172,7 +212,10 @@ def report(verdict: Verdict) -> str:
     sign = "<=" if verdict.within_tolerance else ">"
     lines += [
         f"judged: {_LABELS[verdict.judged]}, because {verdict.reason}",
-        f"{'within' if verdict.within_tolerance else 'NOT within'} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}",
+        (
+            f"{'within' if verdict.within_tolerance else 'NOT within'} tolerance: {abs(error):.4%} {sign} "
+            f"{verdict.tolerance:.4%}"
+        ),
     ]
     return "\n".join(lines)
 
@@ -180,7 +223,10 @@ def report(verdict: Verdict) -> str:
 def _row(label: str, predicted: int, measured: int, judged: bool = False) -> str:
     error = f"{predicted / measured - 1:+.4%}" if measured > 0 else ""
     mark = "*" if judged else " "
-    return f"{mark} {label:<30}{format_bytes(predicted):>12}{format_bytes(measured):>12}{format_bytes(predicted - measured):>12}{error:>11}"
+    return (
+        f"{mark} {label:<30}{format_bytes(predicted):>12}{format_bytes(measured):>12}"
+        f"{format_bytes(predicted - measured):>12}{error:>11}"
+    )
 
 
 def _kinds(share: Share) -> str:
@@ -198,7 +244,11 @@ def _step(measurement: Measurement) -> str:
 def _machine(measurement: Measurement) -> str:
     machine = measurement.machine
     versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
-    parts = [printable(machine.name), f"torch {machine.torch_version}", *(f"{name} {version}" for name, version in versions.items() if version)]
+    parts = [
+        printable(machine.name),
+        f"torch {machine.torch_version}",
+        *(f"{name} {version}" for name, version in versions.items() if version),
+    ]
     if machine.onednn is not None:
         parts.append("oneDNN" if machine.onednn else "no oneDNN")
     if machine.threads is not None:
@@ -207,7 +257,10 @@ def _machine(measurement: Measurement) -> str:
 
 
 def _by_phase(phases: Sequence[ComparedPhase]) -> list[str]:
-    rows = [_row(f"allocated in {phase.measured.phase}", phase.predicted.allocated_bytes, phase.measured.allocated_bytes) for phase in phases]
+    rows = [
+        _row(f"allocated in {phase.measured.phase}", phase.predicted.allocated_bytes, phase.measured.allocated_bytes)
+        for phase in phases
+    ]
     return [*rows, ""] if len(rows) > 1 else []
 
 
@@ -222,7 +275,10 @@ def describe_difference(difference: Difference) -> str:
     where = f"{difference.op.removesuffix('.default')} of {difference.node}" if difference.op else "the step's begin"
     after = "after " if difference.side is Side.MEASURED and not difference.lives_longer else ""
     verb = "lives longer where" if difference.lives_longer else "only"
-    return f"{format_bytes(difference.nbytes):>9} {verb} {difference.side.value}, {difference.phase}: {after}{printable(where)}"
+    return (
+        f"{format_bytes(difference.nbytes):>9} {verb} {difference.side.value}, {difference.phase}: "
+        f"{after}{printable(where)}"
+    )
 
 
 def _parting(differences: Sequence[Difference]) -> list[str]:
@@ -230,7 +286,11 @@ def _parting(differences: Sequence[Difference]) -> list[str]:
         return []
     more = len(differences) - _DIFFERENCES_SHOWN
     shown = [f"  {describe_difference(difference)}" for difference in differences[:_DIFFERENCES_SHOWN]]
-    return ["blocks on which the two logs disagree, the first ones:", *shown, *([f"  and {more} more in the JSON"] if more > 0 else [])]
+    return [
+        "blocks on which the two logs disagree, the first ones:",
+        *shown,
+        *([f"  and {more} more in the JSON"] if more > 0 else []),
+    ]
 
 
 def _scratch(measurement: Measurement) -> list[str]:
@@ -246,5 +306,8 @@ def _scratch(measurement: Measurement) -> list[str]:
         where = "at the peak" if op.at_peak_bytes else op.phase
         kind = "workspace" if op.name in measurement.set_aside else "scratch"
         calls = f"{op.calls} call{'s' * (op.calls != 1)}"
-        lines.append(f"  {format_bytes(op.scratch_bytes):>9} {kind} in {op.kernel.removesuffix('.default')}, {where}, {calls}: {shapes}")
+        lines.append(
+            f"  {format_bytes(op.scratch_bytes):>9} {kind} in {op.kernel.removesuffix('.default')}, {where}, "
+            f"{calls}: {shapes}"
+        )
     return lines

@@ -37,20 +37,24 @@ def cards(
     then held against the memory of each card of that capability: eight analyses for the whole catalogue.
 
     Args:
-        model: as for `fxmem.analyze`.
-        inputs: as for `fxmem.analyze`.
-        names: the cards of interest; None for every card of the catalogue.
-        plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on which the step
+        model: as for `fxmem.analyze`. inputs: as for `fxmem.analyze`. names: the cards of interest; None for every card
+        of the catalogue. plans: whether to look for the cheapest checkpoints with which it fits where it does not by
+        itself. Cards on which the step
             is the same share one search.
         progress: told of each analysis in a few words.
         options: further ones of `fxmem.analyze`, but `target`.
 
     Raises:
-        UsageError: an unknown card, or one without memory; an option that cannot be understood; plans for a step that is not of training.
-        AnalysisError: the model cannot be analysed.
+        UsageError: an unknown card, or one without memory; an option that cannot be understood; plans for a step that
+        is not of training. AnalysisError: the model cannot be analysed.
     """
     chosen = _chosen(names)
-    return cards_of(analyze(model, inputs, target=chosen[0], progress=progress, **options), names=names, plans=plans, progress=progress)
+    return cards_of(
+        analyze(model, inputs, target=chosen[0], progress=progress, **options),
+        names=names,
+        plans=plans,
+        progress=progress,
+    )
 
 
 def cards_of(
@@ -98,7 +102,9 @@ def cards_of(
 
 def _chosen(names: Iterable[str] | None) -> list[Target]:
     wanted = (
-        [card.target for card in catalogue.CATALOGUE.values() if card.target.device == "cuda"] if names is None else [catalogue.target(name) for name in names]
+        [card.target for card in catalogue.CATALOGUE.values() if card.target.device == "cuda"]
+        if names is None
+        else [catalogue.target(name) for name in names]
     )
     for card in wanted:
         if card.memory_bytes is None or card.device != "cuda":
@@ -132,7 +138,11 @@ def _filed(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, shor
         return
     profile = analysis.profile
     for other, cards in steps:
-        if (profile.ops, profile.storages, profile.nodes) == (other.profile.ops, other.profile.storages, other.profile.nodes):
+        if (profile.ops, profile.storages, profile.nodes) == (
+            other.profile.ops,
+            other.profile.storages,
+            other.profile.nodes,
+        ):
             cards += short
             return
     steps.append((analysis, short))
@@ -145,7 +155,11 @@ def _with_plans(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], 
     fits = []
     for fit in short:
         plan, planned = found.get(fit.target.memory_bytes or 0, (None, None))
-        fits.append(fit if plan is None or planned is None else fit.model_copy(update={"plan": _for_card(plan, fit.target, step, planned)}))
+        fits.append(
+            fit
+            if plan is None or planned is None
+            else fit.model_copy(update={"plan": _for_card(plan, fit.target, step, planned)})
+        )
     return fits, tried
 
 

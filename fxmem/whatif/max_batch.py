@@ -1,9 +1,9 @@
 """How large an input may be, found by analysing the step at each size.
 
-No formula decides. A line through the sizes analysed so far only proposes the next one, so that few are needed; the size
-returned was analysed and fits, the next one was analysed and does not. A larger size that nobody tried may fit all the same:
-library workspaces do not always grow with the input, and which pieces an allocator has left depends on every size before
-(ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 686).
+No formula decides. A line through the sizes analysed so far only proposes the next one, so that few are needed; the
+size returned was analysed and fits, the next one was analysed and does not. A larger size that nobody tried may fit all
+the same: library workspaces do not always grow with the input, and which pieces an allocator has left depends on every
+size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 686).
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
 
 _CURVE_QUARTERS = (1, 2, 3)
-"""Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people read it."""
+"""Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
+read it."""
 
 Change = Callable[[Analysis], Analysis]
-"""What is done to a step before it is judged, e.g. `lambda analysis: promising.applied(analysis, regions, application)`."""
+"""What is done to a step before it is judged, e.g. `lambda analysis: promising.applied(analysis, regions,
+application)`."""
 
 
 def max_batch(
@@ -50,29 +52,37 @@ def max_batch(
 ) -> SizeCurve:
     """The largest size of an input's dimension at which the step fits the target, with the curve of peak against size.
 
-    Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache leaves
-    uncertain, three for the curve below.
+    Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
+    leaves uncertain, three for the curve below.
 
     Args:
-        model: as for `fxmem.analyze`.
-        inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their values.
-        target: as for `fxmem.analyze`; the step has to fit its memory.
-        budget: bytes or "16GiB" to fit into instead.
-        dim: "batch" for dimension 0 of the first tensor, or the number of another of its dimensions, and the same dimension of
-            all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors, and of other 2-d tensors of
-            their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward calls it.
+        model: as for `fxmem.analyze`. inputs: as for `fxmem.analyze`; the search begins with the size they have.
+        Tensors that change size lose their values. target: as for `fxmem.analyze`; the step has to fit its memory.
+        budget: bytes or "16GiB" to fit into instead. dim: "batch" for dimension 0 of the first tensor, or the number of
+        another of its dimensions, and the same dimension of
+            all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors, and of other
+            2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward calls it.
         limit: no larger size is tried.
         progress: told of each size in a few words.
         options: further ones of `fxmem.analyze`.
 
     Raises:
-        UsageError: a budget, dimension or option that cannot be understood; a target whose memory is not known, and no budget.
-        AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less). Where it raises at another
+        UsageError: a budget, dimension or option that cannot be understood; a target whose memory is not known, and no
+        budget. AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less).
+        Where it raises at another
             size, that size does not fit.
     """
     _check_limit(limit)
-    _memory(catalogue.target(target) if isinstance(target, str) else target, budget)  # a wrong budget is found before the work is done
-    return curve_of(analyze(model, inputs, target=target, progress=progress, **options), budget=budget, dim=dim, limit=limit, progress=progress)
+    _memory(
+        catalogue.target(target) if isinstance(target, str) else target, budget
+    )  # a wrong budget is found before the work is done
+    return curve_of(
+        analyze(model, inputs, target=target, progress=progress, **options),
+        budget=budget,
+        dim=dim,
+        limit=limit,
+        progress=progress,
+    )
 
 
 def curve_of(
@@ -84,7 +94,8 @@ def curve_of(
     change: Change | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
-    """`max_batch` for a step that has been analysed; `change` is done to the step at every size, the given one included."""
+    """`max_batch` for a step that has been analysed; `change` is done to the step at every size, the given one
+    included."""
     profile, tell = analysis.profile, progress or (lambda _: None)
     memory = _memory(profile.target, budget)
     _check_limit(limit)
@@ -106,7 +117,9 @@ def curve_of(
     points = search(measure, memory, start=start, limit=limit)
     largest = max((point.size for point in points if point.fits), default=None)
     tried = {point.size for point in points}
-    points += [measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried]
+    points += [
+        measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
+    ]
     points.sort(key=lambda point: point.size)
     line = fitted_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
@@ -127,17 +140,23 @@ def curve_of(
     )
 
 
-# --- one size ---------------------------------------------------------------------------------------------------------------
+# --- one size ---------------------------------------------------------------------------------------------------------
 
 
 def _memory(target: Target, budget: int | str | None) -> int:
     if budget is None:
         if target.memory_bytes is None:
-            raise UsageError(f"expected a budget such as 16GiB, because the memory of target {target.name!r} is not known")
+            raise UsageError(
+                f"expected a budget such as 16GiB, because the memory of target {target.name!r} is not known"
+            )
         return target.memory_bytes
     nbytes = budgets.parse(budget).nbytes
     if nbytes is None:
-        raise UsageError(f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: every size has another peak to take a share of")
+        raise UsageError(
+            f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: every size has another peak to "
+            f"take "
+            f"a share of"
+        )
     return nbytes
 
 
@@ -168,27 +187,33 @@ def _noted(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Ite
     """What an analysis without data cannot see of a size."""
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and largest is not None and largest > positions and "input_ids:1" in varied.names:
-        text = f"the model's configuration has {positions} positions; if they are looked up in a table, a real run fails beyond them, and no analysis sees it"
+        text = (
+            f"the model's configuration has {positions} positions; if they are looked up in a table, a real run "
+            f"fails beyond them, and no analysis sees it"
+        )
         yield Assumption(topic="size", text=text)
 
 
 def _said(dim: str, point: SizePoint, memory: int) -> str:
     if point.counted_bytes is None:
         return f"{dim} {point.size}: cannot run"
-    return f"{dim} {point.size}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} {format_bytes(memory)}"
+    return (
+        f"{dim} {point.size}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} "
+        f"{format_bytes(memory)}"
+    )
 
 
-# --- the search -------------------------------------------------------------------------------------------------------------
+# --- the search -------------------------------------------------------------------------------------------------------
 
 
 def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int) -> list[SizePoint]:
     """Points that show a size that fits beside one that does not, in the order they were measured.
 
-    Between what fits and what does not, the next size is in the middle of where the line through the two nearest points says
-    that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a step that did
-    not halve what was left, it is in the middle of that. Before anything failed to fit, the line is followed upwards; after two steps
-    that did not double the size together, it doubles. Ends with `n` that fits and `n + 1` that does not both measured, with `limit` that
-    fits, or with 1 that does not.
+    Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
+    says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a
+    step that did not halve what was left, it is in the middle of that. Before anything failed to fit, the line is
+    followed upwards; after two steps that did not double the size together, it doubles. Ends with `n` that fits and `n
+    + 1` that does not both measured, with `limit` that fits, or with 1 that does not.
 
     A size at which the model cannot run does not fit; one below every size that ran is taken to be too small for it.
     """
@@ -205,7 +230,8 @@ def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limi
 
 
 def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
-    """The largest size known to fit (or too small to run; 0 if there is none), and the smallest known not to (or `limit + 1`)."""
+    """The largest size known to fit (or too small to run; 0 if there is none), and the smallest known not to (or `limit
+    + 1`)."""
     smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
     below = max((size for size, point in points.items() if point.fits or size < smallest_run), default=0)
     above = min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
@@ -220,7 +246,8 @@ def _proposed(points: Mapping[int, SizePoint], memory: int, below: int, above: i
     if surely is None or hardly is None:
         size = middle
     elif nothing_failed:
-        # Far away the line is coarse: what fits for certain is the better stepping stone. Near, look for what does not fit.
+        # Far away the line is coarse: what fits for certain is the better stepping stone. Near, look for what does not
+        # fit.
         size = surely if 4 * surely >= 5 * below else hardly + 1
     else:
         size = (min(max(surely, below), above - 1) + min(max(hardly + 1, below + 1), above)) // 2
@@ -228,7 +255,8 @@ def _proposed(points: Mapping[int, SizePoint], memory: int, below: int, above: i
 
 
 def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int) -> tuple[int | None, int | None]:
-    """The sizes at which reserved and allocated bytes reach the memory, on the line through the two points nearest to the bracket."""
+    """The sizes at which reserved and allocated bytes reach the memory, on the line through the two points nearest to
+    the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
     under, over = [size for size in ran if size <= below], [size for size in ran if size >= above]
     pair = sorted({*under[-1:], *over[:1]})
@@ -241,16 +269,21 @@ def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int)
 
 
 def _crossing(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) -> int | None:
-    low, high = ((point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0 for point in (one, other))
+    low, high = (
+        (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
+        for point in (one, other)
+    )
     if high <= low:
         return None
     return one.size + (memory - low) * (other.size - one.size) // (high - low)
 
 
 def fitted_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:
-    """Slope, intercept and largest distance, in bytes, of the least-squares line through the counted bytes near the largest size.
+    """Slope, intercept and largest distance, in bytes, of the least-squares line through the counted bytes near the
+    largest size.
 
-    Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two ran.
+    Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two
+    ran.
     """
     ran = [(point.size, point.counted_bytes) for point in points if point.counted_bytes is not None]
     if len(ran) < 2:

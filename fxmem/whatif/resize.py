@@ -1,4 +1,5 @@
-"""Inputs of another size: which dimensions of a step's arguments vary together, and the arguments with those changed."""
+"""Inputs of another size: which dimensions of a step's arguments vary together, and the arguments with those
+changed."""
 
 from __future__ import annotations
 
@@ -66,10 +67,17 @@ def resizing_of(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resizin
         case str() if dim.isdecimal():
             places = _shared(tensors, int(dim))
         case _:
-            raise UsageError(f"expected a dimension as batch, seq, a number or NAME:AXIS[,NAME:AXIS]; got {dim!r}; the inputs are {_listed(tensors)}")
+            raise UsageError(
+                f"expected a dimension as batch, seq, a number or NAME:AXIS[,NAME:AXIS]; got {dim!r}; the inputs "
+                f"are "
+                f"{_listed(tensors)}"
+            )
     sizes = {tensors[number][1].shape[axis] for number, axis in places}
     if len(sizes) > 1 or 0 in sizes:
-        raise UsageError(f"expected dimensions of one size above 0, got {', '.join(map(str, sorted(sizes)))} for {dim!r}; the inputs are {_listed(tensors)}")
+        raise UsageError(
+            f"expected dimensions of one size above 0, got {', '.join(map(str, sorted(sizes)))} for {dim!r}; the "
+            f"inputs are {_listed(tensors)}"
+        )
     axes: dict[int, tuple[int, ...]] = {}
     for number, axis in places:
         axes[number] = (*axes.get(number, ()), axis)
@@ -80,21 +88,32 @@ _Tensors = Sequence[tuple[str, torch.Tensor]]
 
 
 def _named(arguments: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor among the arguments, by the argument's name; one of several in an argument also by its number there."""
+    """Every tensor among the arguments, by the argument's name; one of several in an argument also by its number
+    there."""
     for name, argument in arguments:
         tensors = list(tensors_in(argument))
-        yield from ((name if len(tensors) == 1 else f"{name}.{number}", tensor) for number, tensor in enumerate(tensors))
+        yield from (
+            (name if len(tensors) == 1 else f"{name}.{number}", tensor) for number, tensor in enumerate(tensors)
+        )
 
 
 def _listed(tensors: _Tensors) -> str:
-    return ", ".join(f"{name} {format_shape(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in tensors)
+    return ", ".join(
+        f"{name} {format_shape(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in tensors
+    )
 
 
 def _shared(tensors: _Tensors, axis: int) -> list[tuple[int, int]]:
     shape = tensors[0][1].shape
     if not 0 <= axis < len(shape):
-        raise UsageError(f"expected a dimension that the first input has, got {axis}; the inputs are {_listed(tensors)}")
-    return [(number, axis) for number, (_, tensor) in enumerate(tensors) if tensor.dim() > axis and tensor.shape[axis] == shape[axis]]
+        raise UsageError(
+            f"expected a dimension that the first input has, got {axis}; the inputs are {_listed(tensors)}"
+        )
+    return [
+        (number, axis)
+        for number, (_, tensor) in enumerate(tensors)
+        if tensor.dim() > axis and tensor.shape[axis] == shape[axis]
+    ]
 
 
 def _sequence(tensors: _Tensors) -> list[tuple[int, int]]:
@@ -103,8 +122,16 @@ def _sequence(tensors: _Tensors) -> list[tuple[int, int]]:
 
     shape = next((tensor.shape for _, tensor in tensors if is_tokens(tensor)), None)
     if shape is None:
-        raise UsageError(f"expected a 2-d integer input (tokens) for the dimension seq; the inputs are {_listed(tensors)}: write NAME:AXIS[,NAME:AXIS]")
-    alike = (number for number, (_, tensor) in enumerate(tensors) if tensor.shape == shape or (is_tokens(tensor) and tensor.shape[1] == shape[1]))
+        raise UsageError(
+            f"expected a 2-d integer input (tokens) for the dimension seq; the inputs are {_listed(tensors)}: "
+            f"write "
+            f"NAME:AXIS[,NAME:AXIS]"
+        )
+    alike = (
+        number
+        for number, (_, tensor) in enumerate(tensors)
+        if tensor.shape == shape or (is_tokens(tensor) and tensor.shape[1] == shape[1])
+    )
     return [(number, 1) for number in alike]
 
 
@@ -115,13 +142,18 @@ def _place(tensors: _Tensors, pair: str, dim: str) -> tuple[int, int]:
         raise UsageError(f"expected NAME:AXIS[,NAME:AXIS] with inputs of {_listed(tensors)}; got {pair!r} in {dim!r}")
     rank = tensors[number][1].dim()
     if not -rank <= int(axis) < rank:
-        raise UsageError(f"expected an axis of {name} from 0 to {rank - 1}, got {axis} in {dim!r}; the inputs are {_listed(tensors)}")
+        raise UsageError(
+            f"expected an axis of {name} from 0 to {rank - 1}, got {axis} in {dim!r}; the inputs are {_listed(tensors)}"
+        )
     return number, int(axis) % rank
 
 
 def _resized(tensor: torch.Tensor, axes: tuple[int, ...], size: int) -> torch.Tensor:
     shape = [size if axis in axes else old for axis, old in enumerate(tensor.shape)]
-    formats = [torch.contiguous_format, *({4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), []))]
+    formats = [
+        torch.contiguous_format,
+        *({4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensor.dim(), [])),
+    ]
     layout = next((each for each in formats if tensor.is_contiguous(memory_format=each)), None)
     settings: dict[str, Any] = {"dtype": tensor.dtype, "device": "meta", "requires_grad": tensor.requires_grad}
     try:

@@ -31,13 +31,15 @@ from fxmem.whatif.resize import resizing_of
 __all__ = ["applied", "check_training", "plan", "plans_within", "survey", "with_plan"]
 
 _REFUSALS = (UsageError, AnalysisError)
-"""What a way of applying plans raises where it does not go with the model, which for some only the planned step itself shows."""
+"""What a way of applying plans raises where it does not go with the model, which for some only the planned step itself
+shows."""
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
 _CLOSE = 200
 """A budget is used up when less than this part of it is left."""
 _EXACT = 50
-"""By what part of a budget a plan for single operators may turn out to take less than was estimated: four times as much as has been seen."""
+"""By what part of a budget a plan for single operators may turn out to take less than was estimated: four times as much
+as has been seen."""
 _PIECES = 16
 """What part of a budget is asked for less when the allocator runs out of it by fragmentation."""
 _POINTS = 12
@@ -56,16 +58,16 @@ def plan(
     """Where to put activation checkpoints so that a training step stays within a budget, at the least recomputation.
 
     Args:
-        analysis: of the training step, from `analyze`.
-        strategy: see `fxmem.records.plan.Strategy`.
-        budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated bytes
-            (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card bounds the
-            allocator, too: a loop over the step has to run where the driver gives it no more than that.
-            None: `sqrt`, `chen` and `norms` give their one plan; the others the whole curve of peak against extra FLOPs, and the plan on
-            it with the smallest product of peak and FLOPs of the step.
-        application: "operators" (the program runs once, as it is; results of single operators are made again), "modules" (whole modules run
-            again), "graph" (regions may begin and end anywhere; needs a model that `torch.fx.symbolic_trace` accepts), or None for
-            whichever is cheapest.
+        analysis: of the training step, from `analyze`. strategy: see `fxmem.records.plan.Strategy`. budget: bytes,
+        "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated bytes
+            (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card
+            bounds the allocator, too: a loop over the step has to run where the driver gives it no more than that.
+            None: `sqrt`, `chen` and `norms` give their one plan; the others the whole curve of peak against extra
+            FLOPs, and the plan on it with the smallest product of peak and FLOPs of the step.
+        application: "operators" (the program runs once, as it is; results of single operators are made again),
+        "modules" (whole modules run
+            again), "graph" (regions may begin and end anywhere; needs a model that `torch.fx.symbolic_trace` accepts),
+            or None for whichever is cheapest.
         regions_only: leaves "operators" out: certificates, for one, speak of regions.
         progress: told in a few words what is being done.
 
@@ -77,7 +79,11 @@ def plan(
     if strategy not in STRATEGIES:
         raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
     search = _Search(
-        analysis, strategy, _limit(analysis, budget), tuple(_applications(analysis, strategy, application, regions_only)), progress or (lambda _: None)
+        analysis,
+        strategy,
+        _limit(analysis, budget),
+        tuple(_applications(analysis, strategy, application, regions_only)),
+        progress or (lambda _: None),
     )
     if budget is not None and search.kept(analysis):
         return search.finished(_Proposal(search.ways[0], strategy, (), analysis))
@@ -89,19 +95,28 @@ def plan(
 def plans_within(
     analysis: Analysis, budgets_bytes: Iterable[int], *, progress: Callable[[str], None] | None = None
 ) -> tuple[dict[int, tuple[Plan, Analysis]], int]:
-    """For each of several budgets the plan with the least recomputation that keeps it, and the step with it; and how many plans were analysed.
+    """For each of several budgets the plan with the least recomputation that keeps it, and the step with it; and how
+    many plans were analysed.
 
-    As `plan` for each, but what was analysed for one budget is not analysed again for another. A budget that no plan keeps is left out, and so
-    are all below it, which are not searched: there is only less to have.
+    As `plan` for each, but what was analysed for one budget is not analysed again for another. A budget that no plan
+    keeps is left out, and so are all below it, which are not searched: there is only less to have.
 
     Raises:
         UsageError: not a training step.
     """
     check_training(analysis)
-    first = _Search(analysis, "auto", _Limit(None, False), tuple(_applications(analysis, "auto", None)), progress or (lambda _: None))
+    first = _Search(
+        analysis,
+        "auto",
+        _Limit(None, False),
+        tuple(_applications(analysis, "auto", None)),
+        progress or (lambda _: None),
+    )
     found: dict[int, tuple[Plan, Analysis]] = {}
     for nbytes in sorted(set(budgets_bytes), reverse=True):
-        search = replace(first, limit=_Limit(nbytes, analysis.profile.target.device == "cuda"))  # with the same planners and the same proposals seen
+        search = replace(
+            first, limit=_Limit(nbytes, analysis.profile.target.device == "cuda")
+        )  # with the same planners and the same proposals seen
         try:
             best = search.best()
         except _REFUSALS:
@@ -128,7 +143,10 @@ def with_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
 def check_training(analysis: Analysis) -> None:
     """Raise UsageError where there is nothing to checkpoint."""
     if analysis.profile.step.mode != "train":
-        raise UsageError("expected the analysis of a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+        raise UsageError(
+            "expected the analysis of a training step: at inference nothing is saved for backward, so there is "
+            "nothing to checkpoint"
+        )
 
 
 @dataclass(frozen=True)
@@ -165,20 +183,29 @@ def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
     if budget is None:
         return _Limit(None, False)
     parsed = budgets.parse(budget)
-    return _Limit(parsed.bytes_of(analysis.peak), parsed.nbytes is not None and analysis.profile.target.device == "cuda")
+    return _Limit(
+        parsed.bytes_of(analysis.peak), parsed.nbytes is not None and analysis.profile.target.device == "cuda"
+    )
 
 
-def _applications(analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False) -> Iterable[_Way]:
+def _applications(
+    analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False
+) -> Iterable[_Way]:
     wanted = ways_of(strategy, application, regions_only=regions_only)
     if not wanted:
         asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
-        raise UsageError(f"expected a plan of regions, got {asked}, which is about single operators; application 'graph' or 'modules' gives one")
+        raise UsageError(
+            f"expected a plan of regions, got {asked}, which is about single operators; application 'graph' or "
+            f"'modules' gives one"
+        )
     note = ""
     if Application.OPERATORS in wanted:
         yield _Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
     if Application.GRAPH in wanted:
         try:
-            names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
+            names = checkpointing.graph_names(
+                analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs
+            )
         except UsageError as refused:
             if application is not None:
                 raise
@@ -186,7 +213,8 @@ def _applications(analysis: Analysis, strategy: Strategy, application: Applicati
         else:
             yield _Way(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
             if strategy == "norms" and application is None:
-                return  # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
+                # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
+                return
     if Application.MODULES in wanted:
         yield _Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
@@ -221,7 +249,12 @@ class _Search:
     def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
         """What a planner proposes, applied and analysed."""
         regions = tuple(_named(region, way.names) for region in proposed.regions)
-        key = way.application, tuple((each.first_node, each.last_node, each.keeps, each.remakes, each.holds) for each in _flattened(regions))
+        key = (
+            way.application,
+            tuple(
+                (each.first_node, each.last_node, each.keeps, each.remakes, each.holds) for each in _flattened(regions)
+            ),
+        )
         if key not in self.seen:
             self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
             self.seen[key] = _Proposal(way, proposed.chosen, regions, applied(self.analysis, regions, way.application))
@@ -258,7 +291,8 @@ class _Search:
             return only if self.kept(only.analysis) else None
         best = self._asked(way, rival, self.strategy, self.limit.nbytes)
         if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
-            # Where one level seems to do with a little more, "auto" is one level; of several, the estimate is the budget, and the peak may be well below.
+            # Where one level seems to do with a little more, "auto" is one level; of several, the estimate is the
+            # budget, and the peak may be well below.
             several = self._asked(way, rival, "nested", self.limit.nbytes)
             best = min((each for each in (best, several) if each is not None), key=_cost, default=None)
         if best is None and self.strategy not in ("flat", "chen"):
@@ -267,9 +301,14 @@ class _Search:
         return best
 
     def _asked(self, way: _Way, rival: _Proposal | None, strategy: Strategy, nbytes: int) -> _Proposal | None:
-        """The same of one strategy. Where the analysis disagrees with the planner, it is asked again, for so much less or more."""
-        ask, unplanned = nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes), self.analysis.peak.requested_bytes
-        # Asked for as much as `below` or less, a plan keeps the limit or there is none; for as much as `above` or more, none keeps it.
+        """The same of one strategy. Where the analysis disagrees with the planner, it is asked again, for so much less
+        or more."""
+        ask, unplanned = (
+            nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes),
+            self.analysis.peak.requested_bytes,
+        )
+        # Asked for as much as `below` or less, a plan keeps the limit or there is none; for as much as `above` or more,
+        # none keeps it.
         below, above, best = 0, unplanned if nbytes < unplanned else 2 * nbytes, None
         if isinstance(way.planner, OperatorPlanner):
             above = min(above, ask + ask // _EXACT)
@@ -280,7 +319,11 @@ class _Search:
             except ExceededError:
                 below, proposed = ask, None
             if proposed is not None:
-                if rival is not None and proposed.extra_flops is not None and proposed.extra_flops > (_extra(self.analysis, rival.analysis) or 0):
+                if (
+                    rival is not None
+                    and proposed.extra_flops is not None
+                    and proposed.extra_flops > (_extra(self.analysis, rival.analysis) or 0)
+                ):
                     return best  # the planner's FLOPs are exact; only its bytes are an estimate
                 proposal = self.carried_out(way, proposed)
                 spare = nbytes - budgets.counted_bytes(proposal.analysis.peak)
@@ -289,7 +332,8 @@ class _Search:
                     if not proposal.regions or spare <= nbytes // _CLOSE:
                         break
                 else:
-                    # Where the bytes are few enough and the allocator still runs out, pieces of free memory are the reason.
+                    # Where the bytes are few enough and the allocator still runs out, pieces of free memory are the
+                    # reason.
                     above, spare = ask, min(spare, -(nbytes // _CLOSE)) if spare < 0 else -(nbytes // _PIECES)
                 ask += spare
             if above - below <= nbytes // _CLOSE:
@@ -303,11 +347,15 @@ class _Search:
         proposals = [_Proposal(self.ways[0], "flat", (), self.analysis)]
         for way in self.ways:
             with contextlib.suppress(*_REFUSALS):
-                proposals += [self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions]
+                proposals += [
+                    self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions
+                ]
         proposals.sort(key=lambda p: (_cost(p), budgets.counted_bytes(p.analysis.peak)))
         front: list[_Proposal] = []
         for proposal in proposals:
-            if not front or budgets.counted_bytes(front[-1].analysis.peak) > budgets.counted_bytes(proposal.analysis.peak):
+            if not front or budgets.counted_bytes(front[-1].analysis.peak) > budgets.counted_bytes(
+                proposal.analysis.peak
+            ):
                 front.append(proposal)
         best = min(front, key=lambda p: budgets.counted_bytes(p.analysis.peak) * _total_flops(p.analysis.profile)[0])
         curve = tuple(
@@ -341,7 +389,10 @@ class _Search:
             extra_flops=_extra(self.analysis, proposal.analysis),
             before_seconds=roofline.step_seconds(profile),
             after_seconds=roofline.step_seconds(proposal.analysis.profile),
-            assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *proposal.analysis.profile.assumptions),
+            assumptions=(
+                *(Assumption(topic="plan", text=note) for note in sorted(notes)),
+                *proposal.analysis.profile.assumptions,
+            ),
         )
 
     def _largest_batch(self, reached: _Proposal) -> str:
@@ -351,8 +402,15 @@ class _Search:
         self.tell("looking for the largest batch that fits")
         regions, way = reached.regions, reached.way.application
         try:
-            varied = resizing_of(named_arguments(self.analysis.model, self.analysis.call.args, self.analysis.call.kwargs), "batch")
-            curve = max_batch.curve_of(self.analysis, budget=self.limit.nbytes, limit=varied.size, change=lambda sized: applied(sized, regions, way))
+            varied = resizing_of(
+                named_arguments(self.analysis.model, self.analysis.call.args, self.analysis.call.kwargs), "batch"
+            )
+            curve = max_batch.curve_of(
+                self.analysis,
+                budget=self.limit.nbytes,
+                limit=varied.size,
+                change=lambda sized: applied(sized, regions, way),
+            )
         except FxmemError:
             return ""
         how = "with that plan " if regions else ""
@@ -370,22 +428,31 @@ class _Search:
         reached = min((unplanned, *self.seen.values()), key=lambda p: budgets.counted_bytes(p.analysis.peak))
         peak = reached.analysis.peak
         fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
-        held = ", ".join(f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind))
+        held = ", ".join(
+            f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}"
+            for kind in fixed
+            if peak.by_kind.get(kind)
+        )
         where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"
         return (
-            f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy {self.strategy} reaches "
-            f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan {format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
+            f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy "
+            f"{self.strategy} reaches "
+            f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan "
+            f"{format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
             f"That peak is in {where}; of it no plan can free: {held or 'nothing'}"
             + self._largest_batch(reached)
             + (
-                "; in a loop the allocator runs out nevertheless, its free memory being in pieces (PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
+                (
+                    "; in a loop the allocator runs out nevertheless, its free memory being in pieces "
+                    "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
+                )
                 if self._only_in_pieces(peak)
                 else ""
             )
         )
 
 
-# --- small parts ------------------------------------------------------------------------------------------------------------
+# --- small parts ------------------------------------------------------------------------------------------------------
 
 
 def _named(region: Region, names: tuple[str | None, ...]) -> Region:
@@ -393,7 +460,9 @@ def _named(region: Region, names: tuple[str | None, ...]) -> Region:
     if not names:
         return region
     nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
-    return region.model_copy(update={"nodes": nodes, "regions": tuple(_named(inner, names) for inner in region.regions)})
+    return region.model_copy(
+        update={"nodes": nodes, "regions": tuple(_named(inner, names) for inner in region.regions)}
+    )
 
 
 def _flattened(regions: Iterable[Region]) -> Iterator[Region]:
@@ -427,4 +496,8 @@ def _extra(before: Analysis, after: Analysis) -> int | None:
 
 def _cost(proposal: _Proposal) -> tuple[int, int, bool]:
     """What a cheaper plan has less of: FLOPs, then ops; of equals, one that leaves the model the user's."""
-    return _total_flops(proposal.analysis.profile)[0], len(proposal.analysis.profile.ops), proposal.way.application is Application.GRAPH
+    return (
+        _total_flops(proposal.analysis.profile)[0],
+        len(proposal.analysis.profile.ops),
+        proposal.way.application is Application.GRAPH,
+    )

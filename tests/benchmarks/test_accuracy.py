@@ -1,6 +1,7 @@
 """Predictions held against what was measured on cards, and the tools that measure and compare; none of it needs a card.
 
-The files in `tests/data` are made up by hand, for the plumbing. Real measurements are those under `benchmarks/results/gpu`.
+The files in `tests/data` are made up by hand, for the plumbing. Real measurements are those under
+`benchmarks/results/gpu`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ accuracy, cases, gpu, probes = (importlib.import_module(name) for name in ("accu
 DATA = ROOT / "tests" / "data"
 PLAIN, MEASUREMENT = DATA / "made-up-plain.json", DATA / "made-up-measurement.json"
 EVERY = 1 if os.environ.get("FXMEM_ALL") else 12
-"""Of a measurement file with a hundred steps every twelfth is predicted anew here; `make accuracy` holds all of them to their bounds."""
+"""Of a measurement file with a hundred steps every twelfth is predicted anew here; `make accuracy` holds all of them to
+their bounds."""
 
-# --- what was measured really ---------------------------------------------------------------------------------------------------
+# --- what was measured really -----------------------------------------------------------------------------------------
 
 
 def test_what_was_measured_is_still_predicted() -> None:
@@ -48,12 +50,16 @@ def test_what_was_measured_is_still_predicted() -> None:
         assert accuracy.beyond(rows, of_rows) == []
 
 
-# --- reading, predicting, comparing ---------------------------------------------------------------------------------------------
+# --- reading, predicting, comparing -----------------------------------------------------------------------------------
 
 
 def test_the_earlier_format_is_read() -> None:
     source = accuracy.read(PLAIN)
-    assert (source.card.name, source.card.capability, source.card.memory_bytes) == ("made-up-card", (9, 0), 80_000_000_000)
+    assert (source.card.name, source.card.capability, source.card.memory_bytes) == (
+        "made-up-card",
+        (9, 0),
+        80_000_000_000,
+    )
     assert source.versions == {"torch": "2.11.0+cu130", "CUDA": "13.0", "cuDNN": "9.19.0"}
     assert source.context is None
     assert source.failed == {"ops/misc-bf16 sort": "made up", "hf/gpt2/train": "CUDA out of memory, made up"}
@@ -67,10 +73,16 @@ def test_the_earlier_format_is_read() -> None:
 def test_measurements_are_read_and_those_short_of_memory_are_not() -> None:
     source = accuracy.read(MEASUREMENT)
     (gelu,) = source.measured
-    assert (gelu.operator, gelu.resting, gelu.peaks) == ("gelu", 67108864, {"requested": 300000000, "allocated": 300000256, "reserved": 400000000})
+    assert (gelu.operator, gelu.resting, gelu.peaks) == (
+        "gelu",
+        67108864,
+        {"requested": 300000000, "allocated": 300000256, "reserved": 400000000},
+    )
     assert source.failed == {"ops/misc-bf16 linear": "the card was short of memory"}
     assert source.allocator_settings == "max_split_size_mb:64"
-    found = json.loads(MEASUREMENT.read_text(encoding="utf-8"))["results"]["ops/misc-bf16"]["ops"]["gelu"]["measurement"]
+    found = json.loads(MEASUREMENT.read_text(encoding="utf-8"))["results"]["ops/misc-bf16"]["ops"]["gelu"][
+        "measurement"
+    ]
     Measurement.model_validate(found)  # the hand-made one is what fxmem writes
 
 
@@ -82,8 +94,14 @@ def rows() -> dict[str, Any]:
 
 def test_a_model_is_predicted_and_compared_in_three_numbers(rows: dict[str, Any]) -> None:
     row = rows["tv/alexnet/train"]
-    # AlexNet's weights are 61,100,840 numbers of 4 bytes; their gradients come in a step with SGD, and cuBLAS holds twice 32 MiB.
-    assert 2 * 4 * 61_100_840 + 2 * (32 << 20) < row.predicted["requested"] <= row.predicted["allocated"] <= row.predicted["reserved"]
+    # AlexNet's weights are 61,100,840 numbers of 4 bytes; their gradients come in a step with SGD, and cuBLAS holds
+    # twice 32 MiB.
+    assert (
+        2 * 4 * 61_100_840 + 2 * (32 << 20)
+        < row.predicted["requested"]
+        <= row.predicted["allocated"]
+        <= row.predicted["reserved"]
+    )
     for quantity in accuracy.QUANTITIES:
         assert row.error(quantity) == row.predicted[quantity] / row.measured[quantity] - 1
     assert row.judged == row.error("allocated")
@@ -96,7 +114,8 @@ def test_a_model_is_predicted_and_compared_in_three_numbers(rows: dict[str, Any]
 def test_an_operator_is_compared_by_what_it_adds(rows: dict[str, Any]) -> None:
     row = rows["ops/misc-bf16 gelu"]
     tensor = 4 * 2048 * 4096 * 2
-    # The result, the gradient of ones and the gradient of the operand; the loss and its own gradient are one bfloat16 each.
+    # The result, the gradient of ones and the gradient of the operand; the loss and its own gradient are one bfloat16
+    # each.
     assert row.predicted == {"requested": 3 * tensor + 4}
     assert row.measured == {"requested": 200_000_000}
     assert row.judged == row.error("requested")
@@ -112,8 +131,15 @@ def test_the_table_gives_errors_by_family_and_lists_what_is_far_off(rows: dict[s
     assert any(line.startswith("| ops | requested | 1 |") for line in lines)
     assert any(line.startswith("- `tv/alexnet/train`: requested ") for line in lines)
     assert "- `ops/misc-bf16 sort`: made up" in lines
-    assert f"| fxmem | allocated bytes of 1 training and inference steps on Made-up card, workspaces included | {error:.1%} mean".replace("%", " %") in text
-    assert [line.split(" | ")[2] for line in lines[-3:]] == ["up to 1.6 %", "3.7 % mean, 12.4 % worst", "10 % allowed either way"]
+    assert (
+        f"| fxmem | allocated bytes of 1 training and inference steps on Made-up card, workspaces included | "
+        f"{error:.1%} mean"
+    ).replace("%", " %") in text
+    assert [line.split(" | ")[2] for line in lines[-3:]] == [
+        "up to 1.6 %",
+        "3.7 % mean, 12.4 % worst",
+        "10 % allowed either way",
+    ]
     assert "not measured here" in text
 
 
@@ -129,11 +155,20 @@ def test_other_versions_than_the_measurements_are_named() -> None:
 
 
 def test_a_case_that_cannot_be_predicted_is_reported(rows: dict[str, Any]) -> None:
-    job = accuracy.Job({"family": "torchvision", "model": "no_such_model", "inputs": {}, "kw": {}}, "tv/none", None, accuracy.read(PLAIN).card, "", None)
+    job = accuracy.Job(
+        {"family": "torchvision", "model": "no_such_model", "inputs": {}, "kw": {}},
+        "tv/none",
+        None,
+        accuracy.read(PLAIN).card,
+        "",
+        None,
+    )
     row = accuracy.predict(job)
     assert row.failure.startswith("UsageError: torchvision has no model 'no_such_model'")
     assert "- `tv/none`: UsageError" in accuracy.table([(accuracy.read(PLAIN), [*rows.values(), row])])
-    assert accuracy.beyond([row], {"tv/none": {"requested": 0.01}}) == [f"tv/none: requested has no prediction any more: {row.failure}"]
+    assert accuracy.beyond([row], {"tv/none": {"requested": 0.01}}) == [
+        f"tv/none: requested has no prediction any more: {row.failure}"
+    ]
 
 
 def test_a_bound_holds_what_it_was_written_for_and_no_more(rows: dict[str, Any]) -> None:
@@ -145,7 +180,9 @@ def test_a_bound_holds_what_it_was_written_for_and_no_more(rows: dict[str, Any])
     assert said.startswith("tv/alexnet/train: allocated is -")
 
 
-def test_the_command_writes_the_table_and_says_when_a_bound_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_writes_the_table_and_says_when_a_bound_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
     monkeypatch.setattr(accuracy, "BOUNDS", tmp_path / "bounds.json")
     monkeypatch.setattr(accuracy, "TABLE", tmp_path / "accuracy.md")
@@ -157,7 +194,9 @@ def test_the_command_writes_the_table_and_says_when_a_bound_is_broken(tmp_path: 
     assert "| ops | requested | 1 |" in (tmp_path / "accuracy.md").read_text(encoding="utf-8")
     bounds = json.loads((tmp_path / "bounds.json").read_text(encoding="utf-8"))
     assert bounds["made-up-measurement"].keys() == {"ops/misc-bf16 gelu"}
-    (tmp_path / "bounds.json").write_text(json.dumps({"made-up-measurement": {"ops/misc-bf16 gelu": {"requested": 0.001}}}), encoding="utf-8")
+    (tmp_path / "bounds.json").write_text(
+        json.dumps({"made-up-measurement": {"ops/misc-bf16 gelu": {"requested": 0.001}}}), encoding="utf-8"
+    )
     assert accuracy.main(["--jobs", "0"]) == 4
     assert "the bound is 0.100%" in capsys.readouterr().err
     dry = tmp_path / "dry.json"
@@ -179,7 +218,9 @@ def test_the_size_of_a_context_is_read_off_and_kept(tmp_path: Path) -> None:
     assert found.source == "benchmarks/results/gpu/made-up.json"
     table = tmp_path / "context_sizes.json"
     other = {"card": "Tesla T4", "torch": "2.11", "cuda": "", "nbytes": 5, "source": "somebody"}
-    table.write_text(json.dumps([other, {**other, "card": "Made-up card", "torch": "2.0", "cuda": "13.0"}]), encoding="utf-8")
+    table.write_text(
+        json.dumps([other, {**other, "card": "Made-up card", "torch": "2.0", "cuda": "13.0"}]), encoding="utf-8"
+    )
     accuracy.keep_contexts([None, found], table)
     assert json.loads(table.read_text(encoding="utf-8")) == [found.model_dump(mode="json"), other]
     document["results"]["context"]["rows"] = [[after, None, None] for after, *_ in rows]  # of a dry run
@@ -203,32 +244,42 @@ def test_the_table_says_what_plans_did(tmp_path: Path) -> None:
     assert "with a checkpoint plan" not in accuracy.table([(accuracy.read(path), [])])
 
 
-# --- the cases ------------------------------------------------------------------------------------------------------------------
+# --- the cases --------------------------------------------------------------------------------------------------------
 
 
 def test_a_case_survives_its_json() -> None:
     every = cases.every_case()
     assert len(every) >= 100
     for case in every.values():
-        assert cases.Case.read(json.loads(json.dumps(case.as_dict()))).as_dict() == json.loads(json.dumps(case.as_dict()), object_hook=_tuples)
+        assert cases.Case.read(json.loads(json.dumps(case.as_dict()))).as_dict() == json.loads(
+            json.dumps(case.as_dict()), object_hook=_tuples
+        )
     with pytest.raises(TypeError, match="colour"):
         cases.Case.read({"family": "hf", "model": "M", "colour": "red"})
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: (tuple(value[0]), value[1]) if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list) else value
+        key: (tuple(value[0]), value[1])
+        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list)
+        else value
         for key, value in fields.items()
     }
 
 
-@pytest.mark.parametrize("planned", [each for each in cases.PLANNED if EVERY == 1 or each.case.startswith("tv/")], ids=lambda planned: planned.name)
+@pytest.mark.parametrize(
+    "planned",
+    [each for each in cases.PLANNED if EVERY == 1 or each.case.startswith("tv/")],
+    ids=lambda planned: planned.name,
+)
 def test_a_plan_that_is_kept_is_still_carried_out(planned: Any) -> None:
     case = cases.every_case()[f"{planned.case}-plan-{planned.application.value}"]
     plan = cases.plan_of(planned.name)
     with cases.kernel_settings(case):
         built = cases.build(case, "meta")
-        peak = analyze_call(built.module, built.args, built.kwargs, name="planned", target="h200", optimizer=case.optimizer_spec).peak
+        peak = analyze_call(
+            built.module, built.args, built.kwargs, name="planned", target="h200", optimizer=case.optimizer_spec
+        ).peak
     assert plan.application is planned.application
     assert peak.allocated_bytes == pytest.approx(plan.after.allocated_bytes, rel=0.002)
     assert peak.allocated_bytes <= 1.002 * planned.budget * plan.before.allocated_bytes
@@ -247,7 +298,9 @@ def test_operators_on_meta_are_those_on_the_cpu_and_run_there() -> None:
     assert on_meta.keys() == on_cpu.keys()
     for name in ("linear+bias", "embedding", "lstm", "mha-module", "conv3d"):
         shadow, real = on_meta[name](), on_cpu[name]()
-        assert {k: v.shape for k, v in shadow.state_dict().items()} == {k: v.shape for k, v in real.state_dict().items()}
+        assert {k: v.shape for k, v in shadow.state_dict().items()} == {
+            k: v.shape for k, v in real.state_dict().items()
+        }
         probes.gradient_of_ones(real()).backward()
         assert all(parameter.grad is not None for parameter in real.parameters())
         assert all(tensor.is_meta for tensor in shadow.state_dict().values())
@@ -262,7 +315,7 @@ def test_the_gradient_of_ones_is_that() -> None:
     assert torch.equal(x.grad, torch.full((3, 5), 7.0))
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card, and it would be measured")
@@ -278,7 +331,9 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
         "context": cases.Case("context", "context"),
         "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8), (4, 4, 1, 1, 8)]}),
         "tv/alexnet": cases.Case("torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}),
-        "tv/alexnet-plan-graph": cases.Case("torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}, plan="tv-resnet50-train-graph"),
+        "tv/alexnet-plan-graph": cases.Case(
+            "torchvision", "alexnet", {"x": ((9, 3, 64, 64), None)}, plan="tv-resnet50-train-graph"
+        ),
         "tv/none": cases.Case("torchvision", "no_such_model", {}),
     }
     begun: list[str] = []
@@ -288,7 +343,9 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
         begun.append(arguments[-1])
         answer = tmp_path / "answer.json"
         times = arguments[-1] if "--times" in arguments else None
-        asked = argparse.Namespace(about="--about" in arguments, one=arguments[-1], times=times, dry_run=dry_run, answer=answer)
+        asked = argparse.Namespace(
+            about="--about" in arguments, one=arguments[-1], times=times, dry_run=dry_run, answer=answer
+        )
         assert gpu._answer(asked) == 0
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
@@ -309,7 +366,9 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
     assert [op["measurement"]["step"]["optimizer"] for op in results["ops/convs"]["ops"].values()] == [None, None]
     assert "4 measured, 1 failed, 0 not reached" in capsys.readouterr().out
     planned = results["tv/alexnet-plan-graph"]
-    events = [found.events_by_phase[Phase.BACKWARD] for found in (alexnet, Measurement.model_validate(planned["measurement"]))]
+    events = [
+        found.events_by_phase[Phase.BACKWARD] for found in (alexnet, Measurement.model_validate(planned["measurement"]))
+    ]
     assert events[0] < events[1]  # something is made again
     assert [len(planned["times"][kind]) for kind in ("without_ms", "with_ms")] == [1, 1]
     assert begun[-1] == "tv/alexnet-plan-graph"  # after all that is measured
@@ -322,7 +381,8 @@ def test_a_dry_run_goes_the_whole_road(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class PretendedCard:
-    """Everything `measuring_cuda` asks of a card, answered by the CPU: sizes grow with every look, and each phase logs one block of 7 MiB."""
+    """Everything `measuring_cuda` asks of a card, answered by the CPU: sizes grow with every look, and each phase logs
+    one block of 7 MiB."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.looks = 0
@@ -354,14 +414,19 @@ class PretendedCard:
     def stats(self) -> dict[str, int]:
         self.looks += 1
         sizes = dict.fromkeys(("requested", "allocated", "active", "reserved"), (1 << 30) + (self.looks << 10))
-        return {"num_alloc_retries": 0, **{f"{kind}_bytes.all.{what}": size for kind, size in sizes.items() for what in ("current", "peak")}}
+        return {
+            "num_alloc_retries": 0,
+            **{f"{kind}_bytes.all.{what}": size for kind, size in sizes.items() for what in ("current", "peak")},
+        }
 
     def snapshot(self) -> dict[str, Any]:
         self.recorded += [{"action": "alloc", "size": 7 << 20}, {"action": "free_requested", "size": 7 << 20}]
         return {"device_traces": [list(self.recorded)]}
 
 
-def test_the_road_on_a_card_from_measuring_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_road_on_a_card_from_measuring_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     every = {
         "tv/alexnet": cases.Case("torchvision", "alexnet", {"x": ((2, 3, 64, 64), None)}, optimizer="sgd"),
         "ops/convs": cases.Case("ops", "convs", kw={"dtype": "fp32", "layers": [(3, 4, 3, 1, 8)]}),
@@ -372,7 +437,14 @@ def test_the_road_on_a_card_from_measuring_to_the_page(tmp_path: Path, monkeypat
         with pytest.MonkeyPatch.context() as patches:
             PretendedCard(patches)
             answer = tmp_path / "answer.json"
-            assert gpu._answer(argparse.Namespace(about="--about" in arguments, one=arguments[-1], times=None, dry_run=dry_run, answer=answer)) == 0
+            assert (
+                gpu._answer(
+                    argparse.Namespace(
+                        about="--about" in arguments, one=arguments[-1], times=None, dry_run=dry_run, answer=answer
+                    )
+                )
+                == 0
+            )
             found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return found
 
@@ -380,7 +452,11 @@ def test_the_road_on_a_card_from_measuring_to_the_page(tmp_path: Path, monkeypat
     assert gpu.main(["--out", str(tmp_path), "--jobs", "1"]) == 0
     (path,) = tmp_path.glob("h200-torch*.json")
     source = accuracy.read(path)
-    assert (source.card.name, source.card.memory_bytes, source.versions["torch"]) == ("h200", 150_110_011_392, torch.__version__)
+    assert (source.card.name, source.card.memory_bytes, source.versions["torch"]) == (
+        "h200",
+        150_110_011_392,
+        torch.__version__,
+    )
     alexnet, conv = sorted(source.measured, key=lambda measured: measured.name, reverse=True)
     assert (alexnet.operator, conv.operator) == (None, "3>4 3x3/1 @8")
     assert alexnet.events_by_phase == {Phase.FORWARD: 2, Phase.BACKWARD: 2, Phase.OPTIMIZER: 2}
@@ -406,7 +482,9 @@ def test_an_operator_that_cannot_be_built_leaves_the_others() -> None:
     assert gpu._tried(fails, step, dry_run=True) == {"error": "ValueError: no such luck"}
 
 
-def test_a_run_elsewhere_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_run_elsewhere_goes_on_from_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr(cases, "every_case", lambda: {name: cases.Case("torchvision", name, {}) for name in ("a", "b")})
     monkeypatch.setattr(gpu, "RESULTS", tmp_path / "kept")
     answers = {"--about": {"name": "made-up", "dry_run": False}, "b": {"error": "no luck " * 99}}
@@ -415,10 +493,16 @@ def test_a_run_elsewhere_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: 
     assert gpu.main(["--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
     assert set(json.loads((tmp_path / "out" / "made-up.json").read_text(encoding="utf-8"))["results"]) == {"a", "b"}
     said = capsys.readouterr().out.splitlines()
-    assert (said[0][:14], len(said[0]) < 170, said[1].endswith("1 measured, 1 failed, 0 not reached")) == ("  b: no luck n", True, True)
+    assert (said[0][:14], len(said[0]) < 170, said[1].endswith("1 measured, 1 failed, 0 not reached")) == (
+        "  b: no luck n",
+        True,
+        True,
+    )
 
 
-def test_time_that_is_up_and_cases_short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_time_that_is_up_and_cases_short_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     every = {name: cases.Case("torchvision", name, {}) for name in ("context", "a", "b", "c")}
     answers: dict[str, list[dict[str, Any]]] = {
         "--about": [{"name": "made-up", "dry_run": False}] * 2,
@@ -438,9 +522,14 @@ def test_time_that_is_up_and_cases_short_of_memory(tmp_path: Path, monkeypatch: 
 
 def test_a_process_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import sys, time\ntime.sleep(60 if '--about' in sys.argv else 0)\nsys.exit('no such luck')\n", encoding="utf-8")
+    script.write_text(
+        "import sys, time\ntime.sleep(60 if '--about' in sys.argv else 0)\nsys.exit('no such luck')\n", encoding="utf-8"
+    )
     monkeypatch.setattr(gpu, "__file__", str(script))
-    assert gpu.child(["--one", "a"], dry_run=False, limit_s=30, threads=1) == {"error": "its process ended with exit code 1: no such luck", "exit_code": 1}
+    assert gpu.child(["--one", "a"], dry_run=False, limit_s=30, threads=1) == {
+        "error": "its process ended with exit code 1: no such luck",
+        "exit_code": 1,
+    }
     assert gpu.child(["--about"], dry_run=False, limit_s=0.2, threads=1) == {"error": "took longer than 0 s"}
 
 

@@ -26,7 +26,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo")
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, str(BENCHMARKS / "zoo.py"), "--only", MODEL, "--jobs", "1", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -92,10 +94,16 @@ def test_workers_are_replaced_when_lost(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(WORK.format(benchmarks=str(BENCHMARKS)))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["a A", "b B", "c C", "die its process ended with exit code 3", "sleep it took longer than 1 s"]
+    assert done.stdout.splitlines() == [
+        "a A",
+        "b B",
+        "c C",
+        "die its process ended with exit code 3",
+        "sleep it took longer than 1 s",
+    ]
 
 
-# --- plans -----------------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,8 +148,18 @@ def test_who_wins(table: ModuleType, peak: int | None, extra: int | None, failed
 def test_the_report_says_where_we_lose(table: ModuleType) -> None:
     rivals = [_row(table, "a", 800, 30, "x"), _row(table, "a", 600, 60, "y"), _row(table, "b", 700, 10, "z")]
     ours = [(rival, extra) for rival, extra in zip(rivals, (20, 70, 10), strict=True)]
-    rows = [_row(table, "none", 1000, 100), *rivals, *(_row(table, table.OURS, r.peak_bytes, extra, table.answer_to(r)) for r, extra in ours)]
-    found = {"date": "2026-01-02", "versions": {"torch": "2.11"}, "python": "3.11", "machine": "x", "cases": {"m": "a model", "n": "another"}}
+    rows = [
+        _row(table, "none", 1000, 100),
+        *rivals,
+        *(_row(table, table.OURS, r.peak_bytes, extra, table.answer_to(r)) for r, extra in ours),
+    ]
+    found = {
+        "date": "2026-01-02",
+        "versions": {"torch": "2.11"},
+        "python": "3.11",
+        "machine": "x",
+        "cases": {"m": "a model", "n": "another"},
+    }
     text = table.markdown({**found, "rows": [vars(row) for row in rows]})
     assert "**Of 3 comparisons at the same peak, over 1 models, fxmem loses 1.**" in text
     assert "Not run yet: another." in text
@@ -152,7 +170,8 @@ def test_the_report_says_where_we_lose(table: ModuleType) -> None:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, in this process, and one model that a pencil can follow: Linear and Tanh eight times, width 64, batch 256."""
+    """The script, in this process, and one model that a pencil can follow: Linear and Tanh eight times, width 64, batch
+    256."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     script, models = importlib.import_module("plans"), importlib.import_module("plan_models")
     torch = importlib.import_module("torch")

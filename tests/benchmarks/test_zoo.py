@@ -28,7 +28,8 @@ def _this_folder_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")  # a collection's own
 @pytest.mark.parametrize("spec", architectures.SAMPLE)
 def test_a_training_step(spec: str) -> None:
-    """`zoo.examine` refuses a profile whose parts do not fit each other, the model's own count of parameters or its own report."""
+    """`zoo.examine` refuses a profile whose parts do not fit each other, the model's own count of parameters or its own
+    report."""
     (row,) = zoo.examine(zoo.Job(spec, ("train",)))
     assert row.why is None, row.reason
     # A weight stays beside its gradient and AdamW's two moments; a few weights get no gradient.

@@ -1,4 +1,5 @@
-"""Models of three collections, trained with and without checkpoints: everything a step leaves behind is the same to the last bit."""
+"""Models of three collections, trained with and without checkpoints: everything a step leaves behind is the same to the
+last bit."""
 
 import copy
 import itertools
@@ -29,8 +30,24 @@ _BART = {
     "vocab_size": 50,
     "decoder_start_token_id": 0,
 }
-_BART |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5, "proj_drop_rate": 0.1, "drop_path_rate": 0.1}
+_BART |= {
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_VIT = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 3,
+    "num_heads": 2,
+    "num_classes": 5,
+    "proj_drop_rate": 0.1,
+    "drop_path_rate": 0.1,
+}
 
 # model, settings, side of the image (0: text), whether torch.fx can trace it
 MODELS = [
@@ -49,7 +66,12 @@ MODELS = [
     ("timm:convnext_atto", {"num_classes": 5, "drop_path_rate": 0.1}, 32, True),
     ("timm:mixer_s32_224", {"num_classes": 5, "img_size": 32, "drop_rate": 0.1, "proj_drop_rate": 0.1}, 32, True),
     ("timm:vit_tiny_patch16_224", _VIT, 32, False),
-    ("hf:GPT2LMHeadModel", {"n_layer": 3, "n_embd": 32, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}, 0, False),
+    (
+        "hf:GPT2LMHeadModel",
+        {"n_layer": 3, "n_embd": 32, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0},
+        0,
+        False,
+    ),
     ("hf:BertForMaskedLM", _TEXT, 0, False),
     ("hf:RobertaForMaskedLM", _TEXT, 0, False),
     ("hf:AlbertForMaskedLM", {**_TEXT, "embedding_size": 16}, 0, False),
@@ -66,7 +88,11 @@ MODELS = [
 def _inputs(spec, side, batch):
     generator = torch.Generator().manual_seed(batch)
     if side:
-        return {"x" if spec.startswith(("torchvision:", "timm:")) else "pixel_values": torch.randn(batch, 3, side, side, generator=generator)}
+        return {
+            "x" if spec.startswith(("torchvision:", "timm:")) else "pixel_values": torch.randn(
+                batch, 3, side, side, generator=generator
+            )
+        }
     tokens = torch.randint(3, 50, (batch, 16), generator=generator)
     return {"input_ids": tokens, "labels": tokens, **({"decoder_input_ids": tokens} if "T5" in spec else {})}
 
@@ -82,12 +108,22 @@ def step(model, inputs):
     loss = default_loss(_call(model, inputs))
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"loss": loss.detach(), **gradients, **{name: buffer.clone() for name, buffer in model.named_buffers()}, "generator": torch.get_rng_state()}
+    return {
+        "loss": loss.detach(),
+        **gradients,
+        **{name: buffer.clone() for name, buffer in model.named_buffers()},
+        "generator": torch.get_rng_state(),
+    }
 
 
 def differences(one, other):
     assert list(one) == list(other)
-    return [name for name in one if (one[name] is None) != (other[name] is None) or (one[name] is not None and not torch.equal(one[name], other[name]))]
+    return [
+        name
+        for name in one
+        if (one[name] is None) != (other[name] is None)
+        or (one[name] is not None and not torch.equal(one[name], other[name]))
+    ]
 
 
 def region(first, last, names=(), regions=(), **fields):
@@ -99,7 +135,10 @@ def at_depth(model, depths):
     return [
         region(0, 1, modules=(path,))
         for path, module in model.named_modules()
-        if path and path.count(".") + 1 in depths and any(module.children()) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if path
+        and path.count(".") + 1 in depths
+        and any(module.children())
+        and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
         if not _begins_in_place(module)
     ]
 
@@ -134,7 +173,8 @@ def remade(model, args, kwargs, share):
 
 
 def random_cuts(profile, names, seed):
-    """Regions with random borders, each with a region of random borders in it; none begins between the making of a tensor and a write to it."""
+    """Regions with random borders, each with a region of random borders in it; none begins between the making of a
+    tensor and a write to it."""
     writing = {op.node for op in profile.ops if op.phase == "forward" and op.name.split(".")[1].endswith("_")}
     torn = {border for i in writing for border in range((profile.nodes[i].view_of or i - 1) + 1, i + 1)}
     at = [i for i, name in enumerate(names) if name is not None]
@@ -160,12 +200,18 @@ def test_a_step_is_the_same_to_the_last_bit(spec, settings, side, traceable):
     for regions in filter(None, plans):
         checkpointed = copy.deepcopy(model)
         assert apply(checkpointed, regions, Application.MODULES) is checkpointed
-        assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [[], []]
+        assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [
+            [],
+            [],
+        ]
     args, kwargs = ((batches[0]["x"],), {}) if side else ((), batches[0])
     for regions in (remade(model, args, kwargs, 0.0), remade(model, args, kwargs, 0.3)):
         checkpointed = copy.deepcopy(model)
         apply(checkpointed, regions, Application.OPERATORS)
-        assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [[], []]
+        assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [
+            [],
+            [],
+        ]
     profile = analyze(model, args or kwargs, target="cpu", optimizer=None).profile
     if not traceable:
         with pytest.raises(UsageError, match="cannot be rewritten as a graph"):
@@ -174,7 +220,10 @@ def test_a_step_is_the_same_to_the_last_bit(spec, settings, side, traceable):
     names = graph_names(model, profile, args, kwargs)
     checkpointed = copy.deepcopy(model)
     apply(checkpointed, random_cuts(profile, names, 1), Application.GRAPH)
-    assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [[], []]
+    assert [differences(one, step(checkpointed, batch)) for one, batch in zip(expected, batches, strict=True)] == [
+        [],
+        [],
+    ]
     assert list(checkpointed.state_dict()) == list(model.state_dict())
     assert type(uncheckpoint(checkpointed)) is type(model)
 
@@ -202,7 +251,8 @@ def test_the_analysis_of_a_checkpointed_model_is_what_it_takes(spec, settings, s
     measured = measure_cpu(model, args, kwargs, mode="train", loss=None, optimizer=None, precision=None)
     assert after.profile.saved_bytes < before.profile.saved_bytes
     assert after.peak.requested_bytes < before.peak.requested_bytes
-    # The state of the CPU's generator, 5056 bytes for each run of a region that keeps it, is no tensor of the program's.
+    # The state of the CPU's generator, 5056 bytes for each run of a region that keeps it, is no tensor of the
+    # program's.
     kept = 5056 * len(after.profile.recomputed)
     assert 0 <= measured.peak_without_kernel_scratch_bytes - after.peak.requested_bytes <= kept + 256
 
@@ -212,6 +262,12 @@ def test_a_key_value_cache_is_refused_by_its_name():
     model = build_model("hf:LlamaForCausalLM", _KV, mode="train", device="cpu").module.train()
     batch = _inputs("hf:LlamaForCausalLM", 0, 2)
     apply(model, [region(0, 1, modules=("model.layers.1",))], Application.MODULES)
-    with pytest.raises(UsageError, match=r"region model\.layers\.1 must not be recomputed: it writes to its argument past_key_values \(DynamicCache\)"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"region model\.layers\.1 must not be recomputed: it writes to its argument past_key_values "
+            r"\(DynamicCache\)"
+        ),
+    ):
         model(**batch, use_cache=True)
     assert model(**batch, use_cache=False).loss.requires_grad

@@ -28,7 +28,9 @@ MODULES, GRAPH = Application.MODULES, Application.GRAPH
 
 
 def region(*names, of=MODULES, inside=(), **fields):
-    return Region(first_node=0, last_node=1, regions=inside, **{"modules" if of is MODULES else "nodes": names}, **fields)
+    return Region(
+        first_node=0, last_node=1, regions=inside, **{"modules" if of is MODULES else "nodes": names}, **fields
+    )
 
 
 def trained(model, *args, steps=2, loss=None, **kwargs):
@@ -39,14 +41,20 @@ def trained(model, *args, steps=2, loss=None, **kwargs):
         out = model(*args, **kwargs)
         (out.square().sum() if loss is None else loss(out)).backward()
         found[f"output {index}"] = out.detach() if isinstance(out, torch.Tensor) else None
-    found |= {name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return found | {name: buffer.clone() for name, buffer in model.named_buffers()} | {"generator": torch.get_rng_state()}
+    found |= {
+        name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in model.named_parameters()
+    }
+    return (
+        found | {name: buffer.clone() for name, buffer in model.named_buffers()} | {"generator": torch.get_rng_state()}
+    )
 
 
 def same(one, other):
     assert list(one) == list(other)
     return all(
-        torch.equal(one[name], other[name]) if isinstance(one[name], torch.Tensor) and isinstance(other[name], torch.Tensor) else one[name] is other[name]
+        torch.equal(one[name], other[name])
+        if isinstance(one[name], torch.Tensor) and isinstance(other[name], torch.Tensor)
+        else one[name] is other[name]
         for name in one
     )
 
@@ -59,12 +67,17 @@ def compare(model, regions, *args, application=MODULES, **kwargs):
 
 
 def blocks(*layers):
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), *layers), nn.Flatten(), nn.Linear(4 * 8 * 8, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), *layers),
+        nn.Flatten(),
+        nn.Linear(4 * 8 * 8, 2),
+    )
 
 
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
-# --- statistics, random numbers, modes -----------------------------------------------------------------------------------------
+# --- statistics, random numbers, modes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,14 +105,21 @@ def test_dropout_draws_the_same_numbers_again(application):
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1))
     names = ("1",) if application is MODULES else ("_1_0", "_1_1", "_1_2")
     assert compare(model, [region(*names, of=application)], IMAGES, application=application)
-    with pytest.raises(UsageError, match=r"region .* must not be recomputed: it draws random numbers, and their generator's state is not kept"):
+    with pytest.raises(
+        UsageError,
+        match=r"region .* must not be recomputed: it draws random numbers, and their generator's state is not kept",
+    ):
         compare(model, [region(*names, of=application, random=False)], IMAGES, application=application)
 
 
 def test_the_random_state_is_kept_only_where_the_plan_says_so(monkeypatch):
     asked = []
     real = recompute.checkpoint
-    monkeypatch.setattr(recompute, "checkpoint", lambda *args, **options: asked.append(options["preserve_rng_state"]) or real(*args, **options))
+    monkeypatch.setattr(
+        recompute,
+        "checkpoint",
+        lambda *args, **options: asked.append(options["preserve_rng_state"]) or real(*args, **options),
+    )
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Dropout()), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     assert compare(model, [region("0"), region("1", random=False)], torch.randn(2, 4), steps=1)
     assert asked == [True, False]
@@ -115,7 +135,11 @@ class Seen(nn.Module):
         return x.tanh().sin()
 
 
-@pytest.mark.parametrize(("application", "names"), [(MODULES, ("1",)), (MODULES, ("0", "1")), (GRAPH, ("tanh", "sin"))], ids=["module", "slice", "graph"])
+@pytest.mark.parametrize(
+    ("application", "names"),
+    [(MODULES, ("1",)), (MODULES, ("0", "1")), (GRAPH, ("tanh", "sin"))],
+    ids=["module", "slice", "graph"],
+)
 def test_nothing_is_added_in_eval_or_without_gradients(application, names, monkeypatch):
     model = apply(nn.Sequential(nn.Linear(4, 4), Seen()), [region(*names, of=application)], application)
     x = torch.randn(2, 4)
@@ -145,7 +169,10 @@ def test_a_mode_changed_between_forward_and_backward_is_as_it_was(application, m
 
     def run():
         plain, checkpointed = copy.deepcopy(model), apply(copy.deepcopy(model), regions, application)
-        return same(trained(plain, IMAGES, steps=1, loss=loss(plain)), trained(checkpointed, IMAGES, steps=1, loss=loss(checkpointed)))
+        return same(
+            trained(plain, IMAGES, steps=1, loss=loss(plain)),
+            trained(checkpointed, IMAGES, steps=1, loss=loss(checkpointed)),
+        )
 
     assert run()
     monkeypatch.setattr(recompute, "_Contexts", lambda *_: lambda: (contextlib.nullcontext(), contextlib.nullcontext()))
@@ -162,7 +189,7 @@ def test_modes_toggled_afterwards(application):
         assert same(trained(plain.train(training), IMAGES), trained(checkpointed.train(training), IMAGES))
 
 
-# --- in place -------------------------------------------------------------------------------------------------------------------
+# --- in place ---------------------------------------------------------------------------------------------------------
 
 
 class InPlace(nn.Module):
@@ -180,7 +207,15 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize(
     "names",
-    [("conv1", "relu"), ("relu", "conv2", "norm"), ("conv2", "norm"), ("iadd", "relu_1"), ("relu_1", "add"), ("relu_1", "add", "hardswish"), ("hardswish",)],
+    [
+        ("conv1", "relu"),
+        ("relu", "conv2", "norm"),
+        ("conv2", "norm"),
+        ("iadd", "relu_1"),
+        ("relu_1", "add"),
+        ("relu_1", "add", "hardswish"),
+        ("hardswish",),
+    ],
     ids=" ".join,
 )
 def test_a_region_may_begin_and_end_at_a_write_in_place(names):
@@ -189,7 +224,10 @@ def test_a_region_may_begin_and_end_at_a_write_in_place(names):
 
 def test_without_care_a_write_to_a_regions_input_is_refused(monkeypatch):
     monkeypatch.setattr(fx_rewrite._Cutter, "_out_of_place", lambda *_: None)
-    with pytest.raises(UsageError, match=r"region relu to conv2 must not be recomputed: aten\.relu_\.default writes in place to its input 0"):
+    with pytest.raises(
+        UsageError,
+        match=r"region relu to conv2 must not be recomputed: aten\.relu_\.default writes in place to its input 0",
+    ):
         compare(InPlace(), [region("relu", "conv2", of=GRAPH)], IMAGES, application=GRAPH)
 
 
@@ -212,7 +250,7 @@ def test_a_write_that_somebody_else_sees_stays_one():
     assert compare(Aliased(), [region("linear", "view", "relu", "sin", of=GRAPH)], torch.randn(2, 4), application=GRAPH)
 
 
-# --- what goes in and comes out ----------------------------------------------------------------------------------------------------
+# --- what goes in and comes out ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -255,7 +293,9 @@ def test_containers_keyword_arguments_and_all_kinds_of_results():
     x = torch.randn(2, 4)
     assert compare(Caller(), [region("block")], x)
     naive = Caller()
-    naive.block.forward = lambda *args, **kwargs: checkpoint(Block.forward, naive.block, *args, use_reentrant=False, **kwargs)
+    naive.block.forward = lambda *args, **kwargs: checkpoint(
+        Block.forward, naive.block, *args, use_reentrant=False, **kwargs
+    )
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'exp'"):
         trained(naive, x)  # torch's own holds the very dict that the caller changes later
 
@@ -280,10 +320,16 @@ def test_a_tensor_among_keyword_arguments_does_not_outlive_a_region_around_it():
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
 def test_frozen_parameters_inputs_without_gradient_and_tied_weights(application):
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4)
+    )
     model[0].requires_grad_(False)
     model[2].weight = model[1][0].weight
-    regions = [region("0"), region("1")] if application is MODULES else [region("_0_0", "_0_1", of=GRAPH), region("_1_0", "_1_1", of=GRAPH)]
+    regions = (
+        [region("0"), region("1")]
+        if application is MODULES
+        else [region("_0_0", "_0_1", of=GRAPH), region("_1_0", "_1_1", of=GRAPH)]
+    )
     assert compare(model, regions, torch.randn(2, 4), application=application)
     assert compare(model, regions, torch.randn(2, 4, requires_grad=True), application=application)
     checkpointed = apply(model, regions, application)
@@ -332,13 +378,21 @@ def test_a_shared_module_and_one_called_twice():
         def forward(self, x):
             return self.other(self.one(self.one(x)))
 
-    assert compare(Twice(), [region("one"), region("one"), region("other", inside=(region("other.0"),))], torch.randn(2, 4))
+    assert compare(
+        Twice(), [region("one"), region("one"), region("other", inside=(region("other.0"),))], torch.randn(2, 4)
+    )
 
 
-@pytest.mark.parametrize(("dtype", "application"), [(torch.bfloat16, MODULES), (torch.bfloat16, GRAPH), (torch.float16, MODULES)])
+@pytest.mark.parametrize(
+    ("dtype", "application"), [(torch.bfloat16, MODULES), (torch.bfloat16, GRAPH), (torch.float16, MODULES)]
+)
 def test_recomputed_under_the_same_autocast(dtype, application):
     model = blocks(nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 4, 1))
-    checkpointed = apply(copy.deepcopy(model), [region("1") if application is MODULES else region("_1_0", "_1_1", "_1_2", "_1_3", of=GRAPH)], application)
+    checkpointed = apply(
+        copy.deepcopy(model),
+        [region("1") if application is MODULES else region("_1_0", "_1_1", "_1_2", "_1_3", of=GRAPH)],
+        application,
+    )
     found = []
     for one in (model, checkpointed):
         with torch.autocast("cpu", dtype):
@@ -350,7 +404,9 @@ def test_recomputed_under_the_same_autocast(dtype, application):
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
 def test_double_backward_and_a_graph_that_is_retained(application):
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.3)), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.3)), nn.Linear(4, 1)
+    )
     names = ("0",) if application is MODULES else ("_0_0", "_0_1", "_0_2", "_0_3")
 
     def twice(out):
@@ -359,14 +415,17 @@ def test_double_backward_and_a_graph_that_is_retained(application):
         (gradient,) = torch.autograd.grad(loss, model_now[1].weight, create_graph=True)
         return loss + gradient.square().sum()
 
-    plain, checkpointed = copy.deepcopy(model), apply(copy.deepcopy(model), [region(*names, of=application)], application)
+    plain, checkpointed = (
+        copy.deepcopy(model),
+        apply(copy.deepcopy(model), [region(*names, of=application)], application),
+    )
     found = []
     for model_now in (plain, checkpointed):
         found.append(trained(model_now, torch.randn(5, 4, generator=torch.Generator().manual_seed(1)), loss=twice))
     assert same(*found)
 
 
-# --- the model stays the user's -----------------------------------------------------------------------------------------------
+# --- the model stays the user's ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
@@ -392,7 +451,13 @@ def test_the_model_is_the_same_object_of_the_same_class(application):
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert all(isinstance(module, cls) for module, cls in zip(model.modules(), types, strict=True))
     model(IMAGES.clone().requires_grad_()).sum().backward()
-    assert calls == {MODULES: ["before", "before", "after", "after", "backward", "backward"], GRAPH: ["before", "after", "backward"]}[application]
+    assert (
+        calls
+        == {
+            MODULES: ["before", "before", "after", "after", "backward", "backward"],
+            GRAPH: ["before", "after", "backward"],
+        }[application]
+    )
     with pytest.raises(UsageError, match=r"expected a model without checkpoints, but .* has been checkpointed before"):
         apply(model, [region("1")], MODULES)
     assert uncheckpoint(model) is model
@@ -402,7 +467,9 @@ def test_the_model_is_the_same_object_of_the_same_class(application):
 
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
-@pytest.mark.parametrize("through", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "through", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
 def test_a_copy_checkpoints_its_own_parameters(application, through):
     model = blocks(nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 4, 1))
     plain = copy.deepcopy(model)
@@ -442,7 +509,9 @@ for application in ("modules", "graph"):
 
 
 def test_a_class_that_copies_itself_keeps_its_checkpoints():
-    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    traced = torch.fx.symbolic_trace(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    )
     plain = copy.deepcopy(traced)
     copied = copy.deepcopy(apply(traced, [region("_0", "_1", "_2", "_3", of=GRAPH)], GRAPH))
     x = torch.randn(2, 4)
@@ -454,7 +523,10 @@ def test_a_class_that_copies_itself_keeps_its_checkpoints():
 def test_wrapped_for_distributed_training_afterwards(application, tmp_path):
     model = blocks(nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 4, 1))
     names = ("1",) if application is MODULES else ("_1_0", "_1_1", "_1_2", "_1_3")
-    plain, checkpointed = copy.deepcopy(model), apply(copy.deepcopy(model), [region(*names, of=application)], application)
+    plain, checkpointed = (
+        copy.deepcopy(model),
+        apply(copy.deepcopy(model), [region(*names, of=application)], application),
+    )
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         assert same(*(trained(nn.parallel.DistributedDataParallel(one), IMAGES) for one in (plain, checkpointed)))
@@ -482,15 +554,23 @@ def test_a_slice_of_a_sequential_and_slices_within():
     x = torch.randn(6, 4)
     assert compare(model, [outer, region(*names[8:15])], x)
     assert compare(model, [region("1", inside=(outer,))], x)
-    saved = [analyze(apply(copy.deepcopy(model), regions, MODULES), x, target="cpu").profile.saved_bytes for regions in ([], [outer], [region("1")])]
+    saved = [
+        analyze(apply(copy.deepcopy(model), regions, MODULES), x, target="cpu").profile.saved_bytes
+        for regions in ([], [outer], [region("1")])
+    ]
     assert saved[0] > saved[1] > saved[2]
 
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
 def test_under_the_compiler(application):
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 1)
+    )
     names = ("0",) if application is MODULES else ("_0_0", "_0_1", "_0_2", "_0_3")
-    plain, checkpointed = copy.deepcopy(model), apply(copy.deepcopy(model), [region(*names, of=application)], application)
+    plain, checkpointed = (
+        copy.deepcopy(model),
+        apply(copy.deepcopy(model), [region(*names, of=application)], application),
+    )
     x = torch.randn(3, 4)
     torch.compile(checkpointed, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
     plain(x).square().sum().backward()
@@ -503,9 +583,26 @@ def test_under_the_compiler(application):
 def test_the_public_function_takes_a_plan():
     peak = Peak(requested_bytes=1, phase=Phase.FORWARD, tick=0, by_kind={})
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1))
-    settings = {"strategy": "flat", "chosen": "flat", "budget_bytes": None, "before": peak, "after": peak, "analysed": True}
-    about = {"fxmem_version": "0", "torch_version": "0", "model": "Sequential", "inputs": (), "forward_flops": 1, "extra_flops": 1}
-    machine = {"target": Target(name="cpu", device="cpu"), "step": Step(mode="train", optimizer=None, loss=None, precision=None)}
+    settings = {
+        "strategy": "flat",
+        "chosen": "flat",
+        "budget_bytes": None,
+        "before": peak,
+        "after": peak,
+        "analysed": True,
+    }
+    about = {
+        "fxmem_version": "0",
+        "torch_version": "0",
+        "model": "Sequential",
+        "inputs": (),
+        "forward_flops": 1,
+        "extra_flops": 1,
+    }
+    machine = {
+        "target": Target(name="cpu", device="cpu"),
+        "step": Step(mode="train", optimizer=None, loss=None, precision=None),
+    }
     plan = Plan(**about, **machine, **settings, application=MODULES, regions=(region("0"),))
     assert carry_out(model, plan) is model
     assert type(model[0]) is not nn.Sequential
@@ -513,7 +610,7 @@ def test_the_public_function_takes_a_plan():
     assert type(model[0]) is nn.Sequential
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------------------
+# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 class Refused(nn.Module):
@@ -566,7 +663,11 @@ REFUSED = {
     "counter": (count, {"count": 0}, "it changes count of Refused on each run"),
     "growing list": (collect, {"seen": []}, "it changes seen of Refused on each run"),
     "collective": (gather, {}, "it communicates"),
-    "shape from values": (lambda self, x: x[x > 0], {}, r"the shape of what aten\.(index\.Tensor|nonzero\.default) returns depends on values"),
+    "shape from values": (
+        lambda self, x: x[x > 0],
+        {},
+        r"the shape of what aten\.(index\.Tensor|nonzero\.default) returns depends on values",
+    ),
     "checkpoint": (inner, {}, "it uses torch.utils.checkpoint itself"),
     "python's random": (lambda self, x: x * random.random(), {}, "it draws from Python's random"),
 }
@@ -596,9 +697,15 @@ def test_the_same_is_refused_in_an_analysis():
 
 def test_spectral_norm_is_refused_and_weight_norm_is_not():
     x = torch.randn(2, 4)
-    weight_norm = nn.Sequential(nn.Linear(4, 4), nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh()))
+    weight_norm = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh())
+    )
     assert compare(weight_norm, [region("1")], x)
-    spectral_norm = apply(nn.Sequential(nn.Linear(4, 4), nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh())), [region("1")], MODULES)
+    spectral_norm = apply(
+        nn.Sequential(nn.Linear(4, 4), nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh())),
+        [region("1")],
+        MODULES,
+    )
     with pytest.raises(UsageError, match=r"writes in place to buffer _[uv] of"):
         spectral_norm(x)
 
@@ -614,13 +721,20 @@ def test_a_cache_among_the_arguments_is_refused():
         return x
 
     model = apply(Refused(cached), [region("")], MODULES)
-    with pytest.raises(UsageError, match=r"region the model must not be recomputed: it writes to its argument 1 \(Cache\); turn the cache off"):
+    with pytest.raises(
+        UsageError,
+        match=r"region the model must not be recomputed: it writes to its argument 1 \(Cache\); turn the cache off",
+    ):
         model(torch.randn(3, 4), Cache())
 
 
 def test_a_region_in_place_on_its_input_is_refused():
-    model = apply(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))), [region("1")], MODULES)
-    with pytest.raises(UsageError, match=r"region 1 must not be recomputed: aten\.relu_\.default writes in place to its input 0"):
+    model = apply(
+        nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))), [region("1")], MODULES
+    )
+    with pytest.raises(
+        UsageError, match=r"region 1 must not be recomputed: aten\.relu_\.default writes in place to its input 0"
+    ):
         model(torch.randn(3, 4))
 
 
@@ -636,9 +750,17 @@ def test_something_filled_in_once_is_no_side_effect():
     ("regions", "application", "message"),
     [
         ([region("1.7")], MODULES, r"for another model: Sequential has no module '1\.7'; closest: 1"),
-        ([region("_1_9", of=GRAPH)], GRAPH, r"for another model: the graph of Sequential has no node '_1_9'; closest: _1_"),
+        (
+            [region("_1_9", of=GRAPH)],
+            GRAPH,
+            r"for another model: the graph of Sequential has no node '_1_9'; closest: _1_",
+        ),
         ([region("_1_1", "_1_0", of=GRAPH)], GRAPH, "are not in the plan's order"),
-        ([region("_1_0", "_1_1", of=GRAPH), region("_1_1", "_1_2", of=GRAPH)], GRAPH, "the regions from _1_0 and from _1_1 overlap"),
+        (
+            [region("_1_0", "_1_1", of=GRAPH), region("_1_1", "_1_2", of=GRAPH)],
+            GRAPH,
+            "the regions from _1_0 and from _1_1 overlap",
+        ),
         ([region("_1_0", of=GRAPH)], MODULES, "_1_0 is none; this is a plan for application 'graph'"),
         ([region("1.0", "1.2")], MODULES, "expected consecutive children of one nn.Sequential, but 1.0 to 1.2 are not"),
         ([region("1.0", "2")], MODULES, "expected consecutive children"),
@@ -691,9 +813,33 @@ def test_each_call_of_a_profile_has_its_node_in_the_graph():
     assert named(InPlace(), IMAGES) == nothing | same_name | {"add_": "iadd"}
     # What takes `unbind`'s tuple apart, and what reads a parameter or buffer, is no call.
     nothing |= dict.fromkeys(("order", "position", "getitem_1", "getitem_2"))
-    same_name = {name: name for name in ("linear", "view", "unbind", "sin", "mul", "cat", "view_1", "add", "exp", "full", "add_1", "tanh", "add_2")}
+    same_name = {
+        name: name
+        for name in (
+            "linear",
+            "view",
+            "unbind",
+            "sin",
+            "mul",
+            "cat",
+            "view_1",
+            "add",
+            "exp",
+            "full",
+            "add_1",
+            "tanh",
+            "add_2",
+        )
+    }
     # Symbolic names count sizes and arithmetic on them, too.
-    other_name = {"getitem": "getitem_2", "getitem_3": "getitem_5", "getitem_4": "getitem_6", "mul_1": "mul_2", "sum_1": "sum_1", "add_3": "add_3"}
+    other_name = {
+        "getitem": "getitem_2",
+        "getitem_3": "getitem_5",
+        "getitem_4": "getitem_6",
+        "mul_1": "mul_2",
+        "sum_1": "sum_1",
+        "add_3": "add_3",
+    }
     assert named(Shaped(), torch.randn(2, 4)) == nothing | same_name | other_name
 
 
@@ -708,7 +854,11 @@ def test_each_call_of_a_profile_has_its_node_in_the_graph():
 )
 def test_a_model_whose_trace_is_not_its_program_is_refused(way, kwargs, message):
     model, x = Branching(way), torch.ones(2, 4)
-    profile = analyze(model, {"x": x, **kwargs}, target="cpu").profile if way != "input" else analyze(Branching("mask"), x, target="cpu").profile
+    profile = (
+        analyze(model, {"x": x, **kwargs}, target="cpu").profile
+        if way != "input"
+        else analyze(Branching("mask"), x, target="cpu").profile
+    )
     with pytest.raises(UsageError, match=message):
         graph_names(model, profile, (), {"x": x, **kwargs})
 
@@ -743,10 +893,13 @@ def test_arguments_that_are_one_object_are_one_again() -> None:
 
     torch.manual_seed(0)
     x = torch.randn(2, 5, 16, requires_grad=True)
-    # Within another region what autograd saves comes back as another object, so `query is key` is no longer true: torch's own breaks on it.
+    # Within another region what autograd saves comes back as another object, so `query is key` is no longer true:
+    # torch's own breaks on it.
     attention = nn.MultiheadAttention(16, 4, batch_first=True)
     with pytest.raises(CheckpointError):
-        checkpoint(lambda y: checkpoint(attention, y, y, y, use_reentrant=False)[0] * y, x, use_reentrant=False).sum().backward()
+        checkpoint(
+            lambda y: checkpoint(attention, y, y, y, use_reentrant=False)[0] * y, x, use_reentrant=False
+        ).sum().backward()
     assert compare(nn.Sequential(Attending()), [region("0", inside=(region("0.attention"),))], x.detach())
 
 

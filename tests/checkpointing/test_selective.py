@@ -87,7 +87,10 @@ def regions(keeps: tuple[int, ...], application: Application) -> list[Region]:
     if application is Application.MODULES:
         return [Region(first_node=0, last_node=1, modules=(f"blocks.{block}",), keeps=keeps) for block in range(3)]
     nodes = ("norm1", "mix", "sin", "out", "drop", "add", "norm2", "up", "gelu", "down", "drop_1", "add_1")
-    return [Region(first_node=0, last_node=1, nodes=tuple(node_of(block, name) for name in nodes), keeps=keeps) for block in range(3)]
+    return [
+        Region(first_node=0, last_node=1, nodes=tuple(node_of(block, name) for name in nodes), keeps=keeps)
+        for block in range(3)
+    ]
 
 
 def node_of(block: int, name: str) -> str:
@@ -102,8 +105,13 @@ def node_of(block: int, name: str) -> str:
 
 @pytest.mark.parametrize("application", [Application.MODULES, Application.GRAPH])
 @pytest.mark.parametrize("keeps", [(0, 1, 2, 3), (1, 2), (3,), (0, 7)], ids=str)
-def test_gradients_are_the_same_and_what_is_kept_does_not_run_again(model: nn.Module, keeps: tuple[int, ...], application: Application) -> None:
-    plain, (_, whole) = stepped(copy.deepcopy(model))[0], stepped(apply(copy.deepcopy(model), regions((), application), application))
+def test_gradients_are_the_same_and_what_is_kept_does_not_run_again(
+    model: nn.Module, keeps: tuple[int, ...], application: Application
+) -> None:
+    plain, (_, whole) = (
+        stepped(copy.deepcopy(model))[0],
+        stepped(apply(copy.deepcopy(model), regions((), application), application)),
+    )
     found, ran = stepped(apply(copy.deepcopy(model), regions(keeps, application), application))
     assert all(map(torch.equal, plain, found))
     assert len(plain) == len(found)
@@ -112,7 +120,9 @@ def test_gradients_are_the_same_and_what_is_kept_does_not_run_again(model: nn.Mo
 
 def test_a_second_backward_runs_what_the_first_took(model: nn.Module) -> None:
     plain, _ = stepped(copy.deepcopy(model), backwards=2)
-    found, _ = stepped(apply(copy.deepcopy(model), regions((0, 1, 2), Application.MODULES), Application.MODULES), backwards=2)
+    found, _ = stepped(
+        apply(copy.deepcopy(model), regions((0, 1, 2), Application.MODULES), Application.MODULES), backwards=2
+    )
     assert all(map(torch.equal, plain, found))
 
 
@@ -138,7 +148,10 @@ def _gradient(run: Any) -> Tensor:
 @pytest.mark.usefixtures("dropouts_are_products")
 def test_what_draws_after_a_kept_result_draws_the_same_again() -> None:
     plain = _gradient(lambda function, *args: function(*args))
-    assert torch.equal(plain, _gradient(lambda function, *args: Recomputation("region", random=True, keeps=(0,))(list, function, args, {})))
+    assert torch.equal(
+        plain,
+        _gradient(lambda function, *args: Recomputation("region", random=True, keeps=(0,))(list, function, args, {})),
+    )
 
     def first_only() -> Any:
         seen = [0, 0]
@@ -150,7 +163,10 @@ def test_what_draws_after_a_kept_result_draws_the_same_again() -> None:
         return create_selective_checkpoint_contexts(policy)
 
     # The care is needed: torch's own leaves the generator where it was before the kept result.
-    assert not torch.equal(plain, _gradient(lambda function, *args: checkpoint(function, *args, use_reentrant=False, context_fn=first_only)))
+    assert not torch.equal(
+        plain,
+        _gradient(lambda function, *args: checkpoint(function, *args, use_reentrant=False, context_fn=first_only)),
+    )
 
 
 class Overwrites(nn.Module):
@@ -191,10 +207,17 @@ def test_a_plan_of_blocks_keeps_products_and_what_is_promised_is_what_a_run_take
     assert plan.extra_fraction is not None
     assert plan.extra_fraction < 0.2  # two thirds of a block's FLOPs are its products
     planned = fxmem.checkpoint(copy.deepcopy(model), plan)
-    assert analyze(planned, X.repeat(8, 1), target="cpu", optimizer=None).peak.requested_bytes == plan.after.requested_bytes
+    assert (
+        analyze(planned, X.repeat(8, 1), target="cpu", optimizer=None).peak.requested_bytes
+        == plan.after.requested_bytes
+    )
     measured = measure_cpu(planned, (X.repeat(8, 1),), {}, mode="train", loss=None, optimizer=None, precision=None)
     states = 5056 * (1 + len(plan.regions))
-    assert plan.after.requested_bytes <= measured.peak_without_scratch_bytes <= plan.after.requested_bytes * 1.0001 + states
+    assert (
+        plan.after.requested_bytes
+        <= measured.peak_without_scratch_bytes
+        <= plan.after.requested_bytes * 1.0001 + states
+    )
 
 
 def test_flops_of_a_plan_are_those_of_its_analysis() -> None:
@@ -205,7 +228,11 @@ def test_flops_of_a_plan_are_those_of_its_analysis() -> None:
 
 
 def test_the_code_of_a_plan_does_what_the_plan_does(model: nn.Module) -> None:
-    plan = fxmem.plan(analyze(nn.Sequential(Named(), Named(), Named()), X.repeat(8, 1), target="cpu", optimizer=None), budget=0.8, application="modules")
+    plan = fxmem.plan(
+        analyze(nn.Sequential(Named(), Named(), Named()), X.repeat(8, 1), target="cpu", optimizer=None),
+        budget=0.8,
+        application="modules",
+    )
     code = plan.to_code()
     assert "\nimport fxmem\n" in code
     region = next(region for region in plan.regions if region.keeps)
@@ -214,7 +241,9 @@ def test_the_code_of_a_plan_does_what_the_plan_does(model: nn.Module) -> None:
     block = copy.deepcopy(model.blocks[0])
     plain, _ = stepped(block)
     block.zero_grad()
-    found, _ = stepped(Through(functools.partial(checkpoint, block, use_reentrant=False, context_fn=fxmem.keep(*region.keeps)), block))
+    found, _ = stepped(
+        Through(functools.partial(checkpoint, block, use_reentrant=False, context_fn=fxmem.keep(*region.keeps)), block)
+    )
     assert all(map(torch.equal, plain, found))
 
 

@@ -1,4 +1,5 @@
-"""Single results made again: what could go wrong, each case with its care and, where the care can be switched off, without it."""
+"""Single results made again: what could go wrong, each case with its care and, where the care can be switched off,
+without it."""
 
 from __future__ import annotations
 
@@ -52,21 +53,26 @@ class Of(nn.Module):
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
-# --- statistics, random numbers, modes ---------------------------------------------------------------------------------------
+# --- statistics, random numbers, modes --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("norm", "shows"),
     [
         (lambda: nn.BatchNorm2d(4), True),
-        (lambda: nn.BatchNorm2d(4, momentum=None), False),  # the average of equal batches is the same after any number of them
+        (
+            lambda: nn.BatchNorm2d(4, momentum=None),
+            False,
+        ),  # the average of equal batches is the same after any number of them
         (lambda: nn.SyncBatchNorm(4), True),
         (lambda: BatchNormAct2d(4), True),
         (lambda: nn.InstanceNorm2d(4, track_running_stats=True), False),  # writes to a copy of its own
     ],
     ids=["batch", "cumulative", "sync", "timm", "instance"],
 )
-def test_running_statistics_are_updated_once(norm: Callable[[], nn.Module], shows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics_are_updated_once(
+    norm: Callable[[], nn.Module], shows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = blocks(norm(), nn.Tanh(), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
     monkeypatch.setattr(tape, "_statistics", lambda *_: [])
@@ -109,7 +115,9 @@ def test_a_mode_changed_between_forward_and_backward_changes_nothing() -> None:
 
         return loss
 
-    assert same(trained(plain, IMAGES, steps=1, loss=switched(plain)), trained(planned, IMAGES, steps=1, loss=switched(planned)))
+    assert same(
+        trained(plain, IMAGES, steps=1, loss=switched(plain)), trained(planned, IMAGES, steps=1, loss=switched(planned))
+    )
 
 
 def test_backward_within_autocast_makes_again_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +156,7 @@ def test_casts_of_autocast_are_made_again(precision: torch.dtype) -> None:
     assert all(map(torch.equal, gradients(plain), gradients(planned)))
 
 
-# --- writes ------------------------------------------------------------------------------------------------------------------
+# --- writes -----------------------------------------------------------------------------------------------------------
 
 
 def written_after_use(y: torch.Tensor) -> torch.Tensor:
@@ -189,7 +197,10 @@ def test_what_the_model_reads_must_be_as_it_was() -> None:
     apply(model, everything(model, X), OPERATORS)
     out = model(X)
     model.shift.zero_()  # type: ignore[operator]
-    with pytest.raises(RuntimeError, match=r"what the model reads \(\(6,\) torch.float32\) has been written to, or freed, before backward"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"what the model reads \(\(6,\) torch.float32\) has been written to, or freed, before backward",
+    ):
         out.sum().backward()
     out = model(X)
     model.shift.untyped_storage().resize_(0)  # type: ignore[operator, union-attr]
@@ -243,7 +254,7 @@ def test_a_write_that_the_dispatcher_does_not_see_is_noticed_in_the_first_step()
         alike(Of(lambda y: Kernel.apply(y.exp()).tanh()), X)
 
 
-# --- what is never run again -------------------------------------------------------------------------------------------------
+# --- what is never run again ------------------------------------------------------------------------------------------
 
 
 def test_operators_of_others_and_generators_of_the_callers_run_once() -> None:
@@ -282,7 +293,7 @@ def test_python_runs_once() -> None:
     assert ran == [1]
 
 
-# --- backward in other ways --------------------------------------------------------------------------------------------------
+# --- backward in other ways -------------------------------------------------------------------------------------------
 
 
 def test_backward_twice_and_of_second_order() -> None:
@@ -320,7 +331,9 @@ def test_without_gradients_or_in_eval_the_model_is_its_own() -> None:
     with torch.no_grad():
         assert model(X).grad_fn is None
     packed: list[str] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append("ours") or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: packed.append("ours") or tensor, lambda tensor: tensor
+    ):  # type: ignore[func-returns-value]
         model.eval()(X)
         assert packed
         packed.clear()
@@ -397,14 +410,20 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
     apply(model, everything(model, X), OPERATORS)
     alive.clear()
     gc.collect()
-    others = {id(each) for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need)}
+    others = {
+        id(each) for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need)
+    }
     gc.disable()  # reference counts alone have to do it
     try:
         out = model(X)
         assert [each() is None for each in alive] == [True, True, True]
         out.backward()
         del out
-        assert not [each for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need) and id(each) not in others]
+        assert not [
+            each
+            for each in gc.get_objects()
+            if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need) and id(each) not in others
+        ]
     finally:
         gc.enable()
 
@@ -431,7 +450,7 @@ def test_random_programs(first: int) -> None:
             assert all(map(torch.equal, expected, left_behind(planned))), seed
 
 
-# --- plans -------------------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_plan_survives_its_file(tmp_path: Any) -> None:
@@ -450,9 +469,16 @@ def test_the_plan_survives_its_file(tmp_path: Any) -> None:
 def test_dropout_on_a_card_that_is_not_there() -> None:
     small = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
     ids = torch.zeros(32, 256, dtype=torch.long)
-    analysis = fxmem.analyze(build_model("hf:GPT2LMHeadModel", small).module, {"input_ids": ids, "labels": ids}, target="h100", optimizer=None)
+    analysis = fxmem.analyze(
+        build_model("hf:GPT2LMHeadModel", small).module,
+        {"input_ids": ids, "labels": ids},
+        target="h100",
+        optimizer=None,
+    )
     calls, values = verified_plan.survey(analysis)
-    assert any(values[number].saved for call in calls if call.name == "aten.native_dropout.default" for number in call.values)
+    assert any(
+        values[number].saved for call in calls if call.name == "aten.native_dropout.default" for number in call.values
+    )
     after = verified_plan.applied(analysis, regions_of(calls, values, holds=lambda _: False), OPERATORS)
     again = sum(op.name == "aten.native_dropout.default" for op in after.profile.ops)
     assert again == 2 * sum(op.name == "aten.native_dropout.default" for op in analysis.profile.ops)
@@ -460,7 +486,11 @@ def test_dropout_on_a_card_that_is_not_there() -> None:
 
 def test_an_application_that_a_strategy_does_not_have_is_refused() -> None:
     analysis = fxmem.analyze(Of(torch.tanh), X, target="cpu")
-    with pytest.raises(fxmem.errors.UsageError, match="expected application 'operators' with strategy 'mincut', got 'graph'"):
+    with pytest.raises(
+        fxmem.errors.UsageError, match="expected application 'operators' with strategy 'mincut', got 'graph'"
+    ):
         fxmem.plan(analysis, "mincut", 0.9, application="graph")
-    with pytest.raises(fxmem.errors.UsageError, match="expected application 'modules' or 'graph' with strategy 'flat', got 'operators'"):
+    with pytest.raises(
+        fxmem.errors.UsageError, match="expected application 'modules' or 'graph' with strategy 'flat', got 'operators'"
+    ):
         fxmem.plan(analysis, "flat", 0.9, application="operators")

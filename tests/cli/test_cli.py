@@ -139,7 +139,9 @@ def afresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes
     """Run the command line in a process of its own."""
     path = str(Path(fxmem.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}
-    return subprocess.run([sys.executable, "-m", "fxmem", *arguments], env=environment, check=False, **{"capture_output": True, **options})
+    return subprocess.run(
+        [sys.executable, "-m", "fxmem", *arguments], env=environment, check=False, **{"capture_output": True, **options}
+    )
 
 
 # --- mistyped ---------------------------------------------------------------------------------------------------------
@@ -155,7 +157,9 @@ TYPOS = {
     "analyze m --prescision bf16": "no option --prescision, did you mean --precision?; see fxmem analyze --help",
     "analyze m --prec bf16": "no option --prec, did you mean --precision?; see fxmem analyze --help",
     "analyze m --targets=h100": "no option --targets, did you mean --target?; see fxmem analyze --help",
-    "analyze m --precision bf61": "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help",
+    "analyze m --precision bf61": (
+        "expected --precision to be one of bf16, fp16; got 'bf61', did you mean bf16?; see fxmem analyze --help"
+    ),
     "analyze m n": "unexpected argument 'n'; see fxmem analyze --help",
     "analyze m --input": "argument --input: expected one argument; see fxmem analyze --help",
     "analyze m --depth two": "expected --depth to be a whole number; got 'two'; see fxmem analyze --help",
@@ -163,17 +167,26 @@ TYPOS = {
     "analyze m --width 20": "expected --width of at least 60 columns, got 20",
     "analyze m --target h10": "unknown target 'h10': did you mean h100 or a10?",
     "analyze m --target cuda": "unknown target 'cuda': say which card: t4, ",
-    "analyze m --target mine.json": "expected a target file with the fields name, device, full_name, memory_bytes, capability, got 'mine.json': No such",
+    "analyze m --target mine.json": (
+        "expected a target file with the fields name, device, full_name, memory_bytes, "
+        "capability, got 'mine.json': No such"
+    ),
     "validate m --tolerance two": "expected --tolerance to be a number; got 'two'; see fxmem validate --help",
     "validate m --tolerance 1": "expected --tolerance as a fraction between 0 and 1, got 1.0",
     "validate m --tolerance nan": "expected --tolerance as a fraction between 0 and 1, got nan",
-    "validate m --device tpu": "expected --device to be one of cpu, cuda; got 'tpu', did you mean cpu?; see fxmem validate --help",
+    "validate m --device tpu": (
+        "expected --device to be one of cpu, cuda; got 'tpu', did you mean cpu?; see fxmem validate --help"
+    ),
     "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
-    "show nothing.json": "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory",
+    "show nothing.json": (
+        "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory"
+    ),
     "show own.py": "expected a report written by `fxmem analyze --json`, got 'own.py', which is no JSON",
     "schema reprot": f"schema: expected one of {_SCHEMAS}; got 'reprot'",
     "doctor --target": "no option --target, did you mean --targets?; see fxmem doctor --help",
-    "analyze m --json nowhere/report.json": "expected --json to name a file in a folder that exists, got 'nowhere/report.json'",
+    "analyze m --json nowhere/report.json": (
+        "expected --json to name a file in a folder that exists, got 'nowhere/report.json'"
+    ),
     "analyze m --json .": "expected --json to name a file, or - for stdout, got '.'",
     # A file moved into the place of a device would replace it, for everybody.
     f"analyze m --json {os.devnull}": f"expected --json to name a file, or - for stdout, got '{os.devnull}'",
@@ -191,20 +204,29 @@ def test_what_is_mistyped_is_said_in_one_line(capsys: Capture, line: str) -> Non
 MISTAKES = {
     "analyze own.py:biuld": "own.py has no 'biuld'; closest: build",
     "analyze nowhere.py:build": "no file nowhere.py",
-    "analyze ./own.py": "expected a model as torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory; got './own.py'",
+    "analyze ./own.py": (
+        "expected a model as torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, "
+        "pkg.mod:factory or file.py:factory; got './own.py'"
+    ),
     "analyze own.py:LIMIT": "expected an nn.Module class, a function that returns a module, or a module",
     "analyze own.py:build": "own.py:build: its inputs cannot be known from the model",
     "analyze own.py:build --input 2by3": "expected an input like 32x3x224x224",
     "analyze own.py:build --input 2x3:flot32": "expected a dtype like float32",
     "analyze own.py:build --input own.py:batch": "own.py has no 'batch'; closest: make_batch",
-    "analyze own.py:build --input 2x3 --batch 4": "--batch is for the default inputs; with --input, write the batch size there",
+    "analyze own.py:build --input 2x3 --batch 4": (
+        "--batch is for the default inputs; with --input, write the batch size there"
+    ),
     "analyze torchvision:alexnet --batch 0": "expected a batch size of at least 1, got 0",
     "analyze own.py:build --input 2x3 --set width": "expected KEY=VALUE",
     "analyze own.py:build --input 2x3 --set widht=3": "own.py:build has no setting 'widht'; closest: width",
-    "analyze own.py:build --input 2x3 --optimizer admaw": "expected an optimizer of torch.optim, got 'admaw'; closest: adamw",
+    "analyze own.py:build --input 2x3 --optimizer admaw": (
+        "expected an optimizer of torch.optim, got 'admaw'; closest: adamw"
+    ),
     "analyze own.py:build --input 2x3 --optimizer own.py:adam": "own.py has no 'adam'",
     "analyze own.py:build --input 2x3 --loss mean": "expected --loss as pkg.mod:name or file.py:name, got 'mean'",
-    "analyze own.py:build --input 2x3 --loss own.py:LIMIT": "expected --loss to name a function or a class, but own.py:LIMIT is of type int",
+    "analyze own.py:build --input 2x3 --loss own.py:LIMIT": (
+        "expected --loss to name a function or a class, but own.py:LIMIT is of type int"
+    ),
     "analyze torchvision:resnt18": "torchvision has no model 'resnt18'; closest: resnet18",
     "analyze resnet18": "did you mean torchvision:resnet18?",
 }
@@ -225,7 +247,13 @@ def test_what_does_not_exist_is_said_in_one_line(capsys: Capture, line: str) -> 
     ("model", "complaint"),
     [
         ("Fails", r"the model raised ValueError: of two lines,.* at .*own\.py:\d+ in forward: `raise ValueError"),
-        ("Reads", r"control flow and shapes do not depend on the data; Reads asks for a tensor's value .*own\.py:\d+ in forward: `return super"),
+        (
+            "Reads",
+            (
+                r"control flow and shapes do not depend on the data; Reads asks for a tensor's value .*own\.py:\d+ in "
+                r"forward: `return super"
+            ),
+        ),
         ("Leaves", r"the model's own code called sys\.exit\(0\) while it ran"),
     ],
 )
@@ -243,18 +271,25 @@ def test_what_the_model_needs_may_be_missing(capsys: Capture) -> None:
 @pytest.mark.parametrize("command", ["analyze", "validate"])
 def test_torch_may_be_missing(capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert fails(capsys, 3, command, "own.py:build") == "expected torch, which is not installed: pip install torch (it needs no GPU)"
+    assert (
+        fails(capsys, 3, command, "own.py:build")
+        == "expected torch, which is not installed: pip install torch (it needs no GPU)"
+    )
 
 
 @pytest.mark.parametrize(("within", "code"), [(True, 0), (False, 4)])
-def test_the_verdict_decides_the_exit_code(capsys: Capture, monkeypatch: pytest.MonkeyPatch, within: bool, code: int) -> None:
+def test_the_verdict_decides_the_exit_code(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, within: bool, code: int
+) -> None:
     verdict = SimpleNamespace(within_tolerance=within, model_dump_json=lambda: "{}")
     monkeypatch.setattr("fxmem.validation.validate.validate_call", lambda *_, **__: verdict)
     assert run(capsys, "validate", "own.py:build", "--input", "2x3", "--quiet", "--json", "-")[:2] == (code, "{}\n")
 
 
 def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
-    out = succeeds(capsys, "validate", "own.py:build", "--input", "2x3", "--tolerance", "0.5", "--quiet", "--json", "verdict.json")
+    out = succeeds(
+        capsys, "validate", "own.py:build", "--input", "2x3", "--tolerance", "0.5", "--quiet", "--json", "verdict.json"
+    )
     assert "own.py:build" in out
     verdict = Verdict.model_validate_json(Path("verdict.json").read_bytes())
     assert verdict.within_tolerance
@@ -264,7 +299,9 @@ def test_a_step_is_run_and_held_against_its_prediction(capsys: Capture) -> None:
 
 def test_an_interrupt_is_no_traceback(capsys: Capture) -> None:
     settings = ("--set", "in_features=3", "--set", "out_features=4", "--json", "report.json")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has tests it runs in the background ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell has tests it runs in the background ignore it
     try:
         assert fails(capsys, 128 + signal.SIGINT, *analyze(*settings, model="own.py:Interrupted")) == "interrupted"
     finally:
@@ -276,11 +313,18 @@ def test_an_error_of_our_own_is_one_line_too(capsys: Capture, monkeypatch: pytes
         raise KeyError("a bug")
 
     monkeypatch.setattr("fxmem.cli.environment.report", fail)
-    assert fails(capsys, 1, "doctor") == "fxmem itself failed, please report it: KeyError: 'a bug'; run it again with --debug to see where"
+    assert (
+        fails(capsys, 1, "doctor")
+        == "fxmem itself failed, please report it: KeyError: 'a bug'; run it again with --debug to see where"
+    )
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(("show", "nothing.json"), 2), (analyze(model="nowhere.mod:build"), 2)])
-def test_debug_adds_the_traceback_and_changes_nothing_else(capsys: Capture, arguments: tuple[str, ...], code: int) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("show", "nothing.json"), 2), (analyze(model="nowhere.mod:build"), 2)]
+)
+def test_debug_adds_the_traceback_and_changes_nothing_else(
+    capsys: Capture, arguments: tuple[str, ...], code: int
+) -> None:
     line = fails(capsys, code, *arguments)
     found, out, err = run(capsys, *arguments, "--debug")
     assert (found, out) == (code, ""), err
@@ -292,9 +336,27 @@ def test_debug_adds_the_traceback_and_changes_nothing_else(capsys: Capture, argu
 
 
 def test_the_options_of_a_step_reach_its_report(capsys: Capture) -> None:
-    options = ("--accumulate", "3", "--prefetch", "2", "--weights", "bf16", "--loss", "own.py:mean", "--optimizer", "sgd-momentum", "--freeze", "bias")
+    options = (
+        "--accumulate",
+        "3",
+        "--prefetch",
+        "2",
+        "--weights",
+        "bf16",
+        "--loss",
+        "own.py:mean",
+        "--optimizer",
+        "sgd-momentum",
+        "--freeze",
+        "bias",
+    )
     report = Report.model_validate_json(succeeds(capsys, *analyze(*options, "--json", "-")))
-    assert (report.step.accumulate, report.step.prefetch, report.step.loss, report.step.optimizer) == (3, 2, "mean", "SGD")
+    assert (report.step.accumulate, report.step.prefetch, report.step.loss, report.step.optimizer) == (
+        3,
+        2,
+        "mean",
+        "SGD",
+    )
     dtypes = {storage.name: storage.dtype for storage in report.storages if storage.kind in ("parameter", "gradient")}
     assert dtypes == {"weight": "bfloat16", "bias": "bfloat16", "weight.grad": "bfloat16"}
 
@@ -304,7 +366,10 @@ def test_the_options_of_a_step_reach_its_report(capsys: Capture) -> None:
     [
         ((), KernelSettings()),
         (("--sdpa", "math", "--allow-tf32"), KernelSettings(sdpa="math", allow_tf32=True)),
-        (("--no-allow-tf32", "--cudnn-benchmark", "--deterministic"), KernelSettings(allow_tf32=False, cudnn_benchmark=True, deterministic=True)),
+        (
+            ("--no-allow-tf32", "--cudnn-benchmark", "--deterministic"),
+            KernelSettings(allow_tf32=False, cudnn_benchmark=True, deterministic=True),
+        ),
     ],
 )
 def test_the_options_of_kernels_reach_the_analysis(
@@ -312,7 +377,10 @@ def test_the_options_of_kernels_reach_the_analysis(
 ) -> None:
     asked: list[KernelSettings] = []
     real = fxmem.simulation.analysis.analyze_call
-    monkeypatch.setattr("fxmem.simulation.analysis.analyze_call", lambda *args, **step: asked.append(step["settings"]) or real(*args, **step))
+    monkeypatch.setattr(
+        "fxmem.simulation.analysis.analyze_call",
+        lambda *args, **step: asked.append(step["settings"]) or real(*args, **step),
+    )
     succeeds(capsys, *analyze(*options))
     assert asked == [settings]
 
@@ -321,11 +389,23 @@ def test_channels_last_is_how_weights_and_inputs_lie(capsys: Capture, monkeypatc
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
     real = fxmem.simulation.analysis.analyze_call
     monkeypatch.setattr(
-        "fxmem.simulation.analysis.analyze_call", lambda model, args, *rest, **step: asked.append((model.weight, args[0])) or real(model, args, *rest, **step)
+        "fxmem.simulation.analysis.analyze_call",
+        lambda model, args, *rest, **step: asked.append((model.weight, args[0])) or real(model, args, *rest, **step),
     )
     settings = ("--set", "in_channels=3", "--set", "out_channels=4", "--set", "kernel_size=3")
     for options in ((), ("--channels-last",)):
-        succeeds(capsys, "analyze", "torch.nn:Conv2d", "--input", "2x3x8x8", "--target", "cpu", "--quiet", *settings, *options)
+        succeeds(
+            capsys,
+            "analyze",
+            "torch.nn:Conv2d",
+            "--input",
+            "2x3x8x8",
+            "--target",
+            "cpu",
+            "--quiet",
+            *settings,
+            *options,
+        )
     assert [[tensor.stride()[1] for tensor in each] for each in asked] == [[9, 64], [1, 1]]
 
 
@@ -372,7 +452,19 @@ def test_what_the_model_prints_does_not_spoil_the_result(capsys: Capture) -> Non
 
 
 def test_everything_of_the_users_own(capsys: Capture) -> None:
-    arguments = ("--input", "own.py:make_batch", "--loss", "own.py:mean", "--optimizer", "own.py:sgd", "--target", "cpu", "--quiet", "--json", "-")
+    arguments = (
+        "--input",
+        "own.py:make_batch",
+        "--loss",
+        "own.py:mean",
+        "--optimizer",
+        "own.py:sgd",
+        "--target",
+        "cpu",
+        "--quiet",
+        "--json",
+        "-",
+    )
     report = Report.model_validate_json(succeeds(capsys, "analyze", "own.py:build", *arguments))
     assert (report.step.loss, report.step.optimizer) == ("mean", "SGD")
     assert [(tensor.name, tensor.shape) for tensor in report.inputs] == [("input", (2, 3))]
@@ -397,10 +489,15 @@ def test_progress_is_told_on_stderr_unless_quiet(capsys: Capture, monkeypatch: p
     assert "fxmem:" not in err
     _, loud, told = run(capsys, *(word for word in quiet if word != "--quiet"))
     assert loud == out
-    assert [line for line in told.splitlines() if line.startswith("fxmem: ")][:2] == ["fxmem: loading torch ...", "fxmem: building own.py:build ..."]
+    assert [line for line in told.splitlines() if line.startswith("fxmem: ")][:2] == [
+        "fxmem: loading torch ...",
+        "fxmem: building own.py:build ...",
+    ]
 
 
-def test_colour_is_for_terminals_and_who_wants_it(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_is_for_terminals_and_who_wants_it(
+    capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def colored() -> bool:
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda: True)
@@ -414,13 +511,17 @@ def test_colour_is_for_terminals_and_who_wants_it(capsys: Capture, report: Path,
 
 
 @pytest.mark.parametrize(("columns", "widest"), [("200", 200), ("80", 80), ("61", 61), ("20", 60)])
-def test_the_table_is_as_wide_as_the_terminal(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch, columns: str, widest: int) -> None:
+def test_the_table_is_as_wide_as_the_terminal(
+    capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch, columns: str, widest: int
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert max(map(len, succeeds(capsys, "show", "report.json").splitlines())) == widest
 
 
 def test_names_that_stdout_cannot_spell(capsys: Capture, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report.write_text(small_report().model_copy(update={"model": "modèle-層-\U0001f600"}).model_dump_json(), encoding="utf-8")
+    report.write_text(
+        small_report().model_copy(update={"model": "modèle-層-\U0001f600"}).model_dump_json(), encoding="utf-8"
+    )
 
     def shown(*arguments: str) -> str:
         with monkeypatch.context() as patch:
@@ -446,7 +547,9 @@ def test_doctor(capsys: Capture) -> None:
     assert succeeds(capsys, "doctor").startswith(f"fxmem         {fxmem.__version__}\n")
 
 
-@pytest.mark.parametrize("command", [[], ["analyze"], ["show"], ["validate"], ["schema"], ["doctor"]], ids=lambda words: " ".join(words))
+@pytest.mark.parametrize(
+    "command", [[], ["analyze"], ["show"], ["validate"], ["schema"], ["doctor"]], ids=lambda words: " ".join(words)
+)
 def test_help(capsys: Capture, command: list[str]) -> None:
     text = succeeds(capsys, *command, "--help")
     assert text.startswith(f"usage: {' '.join(['fxmem', *command])} ")
@@ -460,10 +563,16 @@ def test_version(capsys: Capture) -> None:
 # --- the process itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["--help", "show report.json", "doctor --targets", "schema report", "analyze m --target nothing"])
+@pytest.mark.parametrize(
+    "command", ["--help", "show report.json", "doctor --targets", "schema report", "analyze m --target nothing"]
+)
 def test_what_needs_no_torch_imports_none(report: Path, command: str) -> None:
     done = afresh(*command.split(), env={"PYTHONPROFILEIMPORTTIME": "1"})
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.decode().splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rpartition("|")[2].strip().partition(".")[0]
+        for line in done.stderr.decode().splitlines()
+        if line.startswith("import time:")
+    }
     assert "fxmem" in imported
     assert imported.isdisjoint({"torch", "torchvision", "timm", "transformers"})
     if command == "--help":
@@ -482,7 +591,10 @@ def test_whoever_reads_stdout_may_leave(report: Path) -> None:
 def test_stdout_may_be_full(report: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = afresh("show", "report.json", stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert (done.returncode, done.stderr) == (1, b"fxmem: expected a stdout that can be written, got No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"fxmem: expected a stdout that can be written, got No space left on device\n",
+    )
 
 
 def test_stdout_may_be_closed(report: Path) -> None:

@@ -44,20 +44,44 @@ def lines() -> dict[str, str]:
 
 def test_one_plain_line_of_at_most_80_columns_for_each_thing() -> None:
     text = environment.report()
-    assert list(lines()) == ["fxmem", "Python", "torch", "GPU", "cuDNN", "torchvision", "timm", "transformers", "Drawing", "Cache", "Terminal"]
+    assert list(lines()) == [
+        "fxmem",
+        "Python",
+        "torch",
+        "GPU",
+        "cuDNN",
+        "torchvision",
+        "timm",
+        "transformers",
+        "Drawing",
+        "Cache",
+        "Terminal",
+    ]
     assert max(map(len, text.splitlines())) <= 80
     assert text.replace("\n", "").isprintable()
 
 
 def test_long_news_are_cut_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: "1.0\x1b[31m" + "x" * 200)
-    assert [len(line) for line in environment.report().splitlines() if line.startswith(("torchvision", "timm", "transformers"))] == [80] * 3
+    assert [
+        len(line)
+        for line in environment.report().splitlines()
+        if line.startswith(("torchvision", "timm", "transformers"))
+    ] == [80] * 3
     assert "\x1b" not in environment.report()
 
 
 def test_importing_it_imports_no_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, fxmem.cli.environment; print(fxmem.cli.environment.catalogue()); sys.exit('torch' in sys.modules)"], check=False
+        [
+            sys.executable,
+            "-c",
+            (
+                "import sys, fxmem.cli.environment; print(fxmem.cli.environment.catalogue()); sys.exit('torch' in "
+                "sys.modules)"
+            ),
+        ],
+        check=False,
     )
     assert done.returncode == 0
 
@@ -155,7 +179,11 @@ def test_no_cudnn() -> None:
 def test_cudnn(monkeypatch: pytest.MonkeyPatch, version: str, source: str, note: str, said: str) -> None:
     library = CudnnLibrary(version=version, cuda_major=13, libraries=())
     monkeypatch.setattr(environment, "find_cudnn", lambda: library)
-    monkeypatch.setattr(environment, "conv_workspaces", lambda asked, card, library: {each: Workspace(nbytes=0, source=source, note=note) for each in asked})
+    monkeypatch.setattr(
+        environment,
+        "conv_workspaces",
+        lambda asked, card, library: {each: Workspace(nbytes=0, source=source, note=note) for each in asked},
+    )
     assert lines()["cuDNN"] == said
 
 

@@ -1,4 +1,5 @@
-"""Commands that are interrupted, told to end or out of disk: what was there stays whole, nothing else is left, and one line says why."""
+"""Commands that are interrupted, told to end or out of disk: what was there stays whole, nothing else is left, and one
+line says why."""
 
 from __future__ import annotations
 
@@ -64,8 +65,19 @@ def listening() -> None:
 
 def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes, bytes]:
     """Exit code, stdout and stderr of a command that gets a signal once it has made the file `started`."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(fxmem.__file__).parent.parent), "FXMEM_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listening)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(fxmem.__file__).parent.parent),
+        "FXMEM_CACHE_DIR": "",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listening,
+    )
     try:
         while process.poll() is None and not (folder / "started").exists():
             time.sleep(0.02)
@@ -77,7 +89,9 @@ def ended(folder: Path, how: signal.Signals, *command: str) -> tuple[int, bytes,
 
 
 COMMANDS = {
-    "while the model runs": "-m fxmem analyze slow.py:Slow --input 2x3 --target cpu --quiet --json out.json --svg out.svg",
+    "while the model runs": (
+        "-m fxmem analyze slow.py:Slow --input 2x3 --target cpu --quiet --json out.json --svg out.svg"
+    ),
     "while a file is written": "slow_to_write.py graph good.json -o out.svg --renderer plain",
     "while a page is written": "slow_to_write.py report good.json -o out.html --renderer plain",
     "while a report is written": "slow_to_write.py show good.json --json out.json",
@@ -87,7 +101,9 @@ COMMANDS = {
 @pytest.mark.skipif(os.name != "posix", reason="needs the signals of a Unix")
 @pytest.mark.parametrize(("how", "words"), [(signal.SIGINT, b"interrupted"), (signal.SIGTERM, b"terminated")])
 @pytest.mark.parametrize("when", COMMANDS)
-def test_a_command_that_is_ended_leaves_what_was_there(folder: Path, when: str, how: signal.Signals, words: bytes) -> None:
+def test_a_command_that_is_ended_leaves_what_was_there(
+    folder: Path, when: str, how: signal.Signals, words: bytes
+) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert ended(folder, how, *COMMANDS[when].split()) == (128 + how, b"", b"fxmem: %s\n" % words)
     (folder / "started").unlink()
@@ -106,7 +122,7 @@ def test_a_handler_of_somebody_elses_stays() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# --- no room ----------------------------------------------------------------------------------------------------------------
+# --- no room ----------------------------------------------------------------------------------------------------------
 
 WRITERS = {
     "show": "show good.json --json out.json",
@@ -122,7 +138,9 @@ WRITERS = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("where", ["write", "replace"])
-def test_a_full_disk_leaves_what_was_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, writer: str, where: str) -> None:
+def test_a_full_disk_leaves_what_was_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, writer: str, where: str
+) -> None:
     class Full:
         def __init__(self, path: Any, mode: str) -> None:
             self.file = open(path, mode)  # noqa: SIM115

@@ -1,4 +1,5 @@
-"""Files that anybody may have written: each verb that reads one refuses it in one line, or takes it for what it is; nothing in it is run."""
+"""Files that anybody may have written: each verb that reads one refuses it in one line, or takes it for what it is;
+nothing in it is run."""
 
 from __future__ import annotations
 
@@ -77,7 +78,10 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "spaces": (lambda: b" \n\t " * 1000, "which is empty"),
     "a part": (lambda: changed(lambda _: None)[:1000], "only a part of one"),
     "no JSON": (lambda: b"PK\x03\x04", "no JSON"),
-    "a pickle": (lambda: b"\x80\x04\x95\x1f\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.", "no JSON"),
+    "a pickle": (
+        lambda: b"\x80\x04\x95\x1f\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.",
+        "no JSON",
+    ),
     "another encoding": (lambda: spliced("model", '"\u00e9"').decode().encode("latin-1"), "no utf-8 at byte"),
     "half of a character": (lambda: spliced("model", r'"\ud800"'), "half of a surrogate pair"),
     "a list": (lambda: b"[]", "the whole is wrong"),
@@ -91,21 +95,42 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "a key twice": (lambda: spliced("model", '"one","model":"two"'), "the key 'model' is given twice"),
     "another version": (lambda: spliced("schema_version", '"27"'), "got version '27'"),
     "a version that is none": (lambda: spliced("schema_version", '{"a":[]}'), "got version"),
-    "a field too many": (lambda: changed(lambda c: c["nodes"][3].update(invented=1)), "nodes.3.invented is wrong: Extra"),
+    "a field too many": (
+        lambda: changed(lambda c: c["nodes"][3].update(invented=1)),
+        "nodes.3.invented is wrong: Extra",
+    ),
     "a field too few": (lambda: changed(lambda c: c["nodes"][3].pop("name")), "nodes.3.name is wrong: Field required"),
     "a name that is none": (lambda: changed(lambda c: c["nodes"][0].update(name=["a"])), "nodes.0.name is wrong"),
-    "a kind that is none": (lambda: changed(lambda c: c["peak"]["by_kind"].update(gold=1)), "peak.by_kind.gold is wrong"),
-    "a module that is none": (lambda: changed(lambda c: c["modules"].update(a=None)), "modules.a is wrong: Input should be a string"),
+    "a kind that is none": (
+        lambda: changed(lambda c: c["peak"]["by_kind"].update(gold=1)),
+        "peak.by_kind.gold is wrong",
+    ),
+    "a module that is none": (
+        lambda: changed(lambda c: c["modules"].update(a=None)),
+        "modules.a is wrong: Input should be a string",
+    ),
     "negative bytes": (lambda: changed(lambda c: c["storages"][0].update(nbytes=-1)), "storages.0.nbytes is wrong"),
     "an op outside": (lambda: changed(lambda c: c["storages"][-1].update(op=10**6)), "but there are"),
     "a node outside": (lambda: changed(lambda c: c["ops"][0].update(node=-1)), "ops[0].node is -1"),
-    "a free before its allocation": (lambda: changed(lambda c: c["storages"][-1].update(birth=9, death=3)), "before that"),
+    "a free before its allocation": (
+        lambda: changed(lambda c: c["storages"][-1].update(birth=9, death=3)),
+        "before that",
+    ),
     "more ticks than memory": (lambda: changed(lambda c: c.update(ticks=10**15)), "which says 1000000000000000 ticks"),
     "views of each other": (lambda: changed(cycle), "does not come before it"),
-    "a node that reads itself": (lambda: changed(lambda c: c["nodes"][2].update(inputs=[2])), "does not come before it"),
+    "a node that reads itself": (
+        lambda: changed(lambda c: c["nodes"][2].update(inputs=[2])),
+        "does not come before it",
+    ),
     "modules without end": (lambda: changed(lambda c: c["nodes"][0].update(module="a." * 10**4 + "a")), "levels deep"),
-    "names of modules without end": (lambda: changed(lambda c: c["modules"].update({"a." * 10**4 + "a": "A"})), "levels deep"),
-    "a peak that is none": (lambda: changed(lambda c: c["peak"].update(requested_bytes=1)), "peak.requested_bytes is not what follows"),
+    "names of modules without end": (
+        lambda: changed(lambda c: c["modules"].update({"a." * 10**4 + "a": "A"})),
+        "levels deep",
+    ),
+    "a peak that is none": (
+        lambda: changed(lambda c: c["peak"].update(requested_bytes=1)),
+        "peak.requested_bytes is not what follows",
+    ),
 }
 """What is in the file, and a part of what is said of it."""
 
@@ -124,15 +149,29 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-EVERYWHERE = {"a part", "deep lists", "another version", "hundreds of digits", "views of each other", "a peak that is none"}
+EVERYWHERE = {
+    "a part",
+    "deep lists",
+    "another version",
+    "hundreds of digits",
+    "views of each other",
+    "a peak that is none",
+}
 """Tried with every reader; the others of `BAD` with four, because all read by the same function."""
 
 
 @pytest.mark.parametrize(
     ("reader", "what"),
-    [(reader, what) for what in BAD for reader in READERS if what in EVERYWHERE or reader in ("show", "timeline --after", "compare", "plan")],
+    [
+        (reader, what)
+        for what in BAD
+        for reader in READERS
+        if what in EVERYWHERE or reader in ("show", "timeline --after", "compare", "plan")
+    ],
 )
-def test_a_bad_report_is_refused_by_every_reader(capsys: pytest.CaptureFixture[str], folder: Path, reader: str, what: str) -> None:
+def test_a_bad_report_is_refused_by_every_reader(
+    capsys: pytest.CaptureFixture[str], folder: Path, reader: str, what: str
+) -> None:
     make, complaint = BAD[what]
     (folder / "bad.json").write_bytes(make())
     assert complaint in refused(capsys, *READERS[reader].replace("BAD", "bad.json").split())
@@ -163,25 +202,34 @@ PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs the devices of a Unix")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("what", PLACES)
-def test_what_is_no_file_is_refused_by_every_reader(capsys: pytest.CaptureFixture[str], folder: Path, reader: str, what: str) -> None:
+def test_what_is_no_file_is_refused_by_every_reader(
+    capsys: pytest.CaptureFixture[str], folder: Path, reader: str, what: str
+) -> None:
     make, complaint = PLACES[what]
     make(folder / "bad.json")
     assert complaint in refused(capsys, *READERS[reader].replace("BAD", "bad.json").split())
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_report_larger_than_the_limit_is_refused_by_every_reader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reader: str) -> None:
+def test_a_report_larger_than_the_limit_is_refused_by_every_reader(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
     size = Path("good.json").stat().st_size
     Path("bad.json").write_bytes(Path("good.json").read_bytes() + b" ")
     monkeypatch.setenv("FXMEM_MAX_FILE_BYTES", str(size))
     arguments = READERS[reader].replace("BAD", "bad.json").split()
-    assert f"of at most {size} bytes, got 'bad.json', which is longer; FXMEM_MAX_FILE_BYTES sets another limit" in refused(capsys, *arguments)
+    assert (
+        f"of at most {size} bytes, got 'bad.json', which is longer; FXMEM_MAX_FILE_BYTES sets another limit"
+        in refused(capsys, *arguments)
+    )
     monkeypatch.setenv("FXMEM_MAX_FILE_BYTES", str(size + 1))
     assert main(arguments) == 0
 
 
 @pytest.mark.parametrize("text", ["1GiB", "-1", "0", "9" * 30, "\u0663"])
-def test_a_limit_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_limit_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("FXMEM_MAX_FILE_BYTES", text)
     assert "expected FXMEM_MAX_FILE_BYTES to be a number of bytes above zero" in refused(capsys, "show", "good.json")
 
@@ -192,11 +240,13 @@ def test_what_a_shell_wrote_when_it_redirected_is_read(folder: Path, encoding: s
     assert main(["show", "good.json"]) == 0
 
 
-# --- as many mistakes as the file is long -----------------------------------------------------------------------------------
+# --- as many mistakes as the file is long -----------------------------------------------------------------------------
 
 
 def many(field: str, item: str) -> Callable[[], bytes]:
-    return lambda: changed(lambda c: c.update({field: "ITEMS"})).replace(b'"ITEMS"', b"[" + f"{item},".encode() * 20_000 + item.encode() + b"]")
+    return lambda: changed(lambda c: c.update({field: "ITEMS"})).replace(
+        b'"ITEMS"', b"[" + f"{item},".encode() * 20_000 + item.encode() + b"]"
+    )
 
 
 LONG: dict[str, Callable[[], bytes]] = {
@@ -205,7 +255,9 @@ LONG: dict[str, Callable[[], bytes]] = {
     "negative storages": many("storages", '{"nbytes":-1,"kind":"saved","birth":0,"death":1}'),
     "words for sizes": many("inputs", '{"name":"x","dtype":"float32","shape":["a","a","a","a"]}'),
     "unknown fields": lambda: changed(lambda c: c.update({f"k{i}": 0 for i in range(20_000)})),
-    "unknown fields of a storage": lambda: changed(lambda c: c["storages"][0].update({f"k{i}": 0 for i in range(20_000)})),
+    "unknown fields of a storage": lambda: changed(
+        lambda c: c["storages"][0].update({f"k{i}": 0 for i in range(20_000)})
+    ),
     "unknown kinds": lambda: changed(lambda c: c["peak"]["by_kind"].update({f"k{i}": 0 for i in range(20_000)})),
     "numbers for classes": lambda: changed(lambda c: c["modules"].update({f"k{i}": 0 for i in range(20_000)})),
 }
@@ -221,7 +273,7 @@ def test_no_more_than_a_few_mistakes_are_ever_listed(what: str) -> None:
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 50)
 
 
-# --- other files ------------------------------------------------------------------------------------------------------------
+# --- other files ------------------------------------------------------------------------------------------------------
 
 
 def others(read: Callable[[Path], object], good: Callable[[], Content]) -> Callable[[Path, str], None]:
@@ -250,13 +302,17 @@ def others(read: Callable[[Path], object], good: Callable[[], Content]) -> Calla
 
 OTHERS = {
     "plan": others(load_plan, lambda: json.loads(small_plan(small_profile()).model_dump_json())),
-    "target": others(load_target, lambda: {"name": "mine", "device": "cuda", "memory_bytes": 1 << 30, "capability": [8, 9]}),
+    "target": others(
+        load_target, lambda: {"name": "mine", "device": "cuda", "memory_bytes": 1 << 30, "capability": [8, 9]}
+    ),
     "baseline": others(load_baseline, lambda: {"schema_version": "1", "peaks": {}}),
 }
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("what", ["a part", "empty", "a list", "deep", "bytes", "a field too many", "a key twice", "huge", "NaN"])
+@pytest.mark.parametrize(
+    "what", ["a part", "empty", "a list", "deep", "bytes", "a field too many", "a key twice", "huge", "NaN"]
+)
 def test_bad_plans_targets_and_baselines_are_refused(folder: Path, kind: str, what: str) -> None:
     OTHERS[kind](folder / "file.json", what)
 
@@ -267,23 +323,35 @@ def test_bad_plans_targets_and_baselines_are_refused(folder: Path, kind: str, wh
         ({"schema_version": "27"}, "expected a plan of schema version '1', got version '27'"),
         ({"regions": [{"first_node": 3, "last_node": 3}]}, r"covers nodes \[3, 3\)"),
         ({"regions": [{"first_node": -1, "last_node": 3}]}, r"covers nodes \[-1, 3\)"),
-        ({"regions": [{"first_node": 0, "last_node": 3, "regions": [{"first_node": 1, "last_node": 4}]}]}, "goes beyond it"),
+        (
+            {"regions": [{"first_node": 0, "last_node": 3, "regions": [{"first_node": 1, "last_node": 4}]}]},
+            "goes beyond it",
+        ),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(folder: Path, change: Content, complaint: str) -> None:
-    (folder / "plan.json").write_text(json.dumps({**json.loads(small_plan(small_profile()).model_dump_json()), **change}), encoding="utf-8")
+    (folder / "plan.json").write_text(
+        json.dumps({**json.loads(small_plan(small_profile()).model_dump_json()), **change}), encoding="utf-8"
+    )
     with pytest.raises(UsageError, match=complaint):
         load_plan(folder / "plan.json")
 
 
-@pytest.mark.parametrize("command", ["graph good.json -o out.svg --renderer plain --plan", "report good.json -o out.html --renderer plain --plan"])
+@pytest.mark.parametrize(
+    "command",
+    ["graph good.json -o out.svg --renderer plain --plan", "report good.json -o out.html --renderer plain --plan"],
+)
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b"\xff"])
-def test_a_bad_plan_is_refused_by_every_reader(capsys: pytest.CaptureFixture[str], folder: Path, command: str, content: bytes) -> None:
+def test_a_bad_plan_is_refused_by_every_reader(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str, content: bytes
+) -> None:
     (folder / "plan.json").write_bytes(content)
-    assert "expected --plan to name a plan written by `fxmem plan --json`, got 'plan.json'" in refused(capsys, *command.split(), "plan.json")
+    assert "expected --plan to name a plan written by `fxmem plan --json`, got 'plan.json'" in refused(
+        capsys, *command.split(), "plan.json"
+    )
 
 
-# --- nothing is run ---------------------------------------------------------------------------------------------------------
+# --- nothing is run ---------------------------------------------------------------------------------------------------
 
 ROOT = Path(fxmem.__file__).parent
 RUNS = re.compile(
@@ -294,16 +362,25 @@ ALLOWED = {
     ("__main__.py", "import_module"): "the verbs, as they stand in `cli.verbs`",
     ("show/graph/converters.py", "importlib.util.find_spec"): "whether a converter is installed",
     ("show/graph/graphviz_layout.py", "importlib.util.find_spec"): "whether a layout engine is installed",
-    ("show/graph/subprocess_worker.py", "subprocess.Popen"): "an installed layout engine or converter; what it draws reaches it as text on stdin",
+    (
+        "show/graph/subprocess_worker.py",
+        "subprocess.Popen",
+    ): "an installed layout engine or converter; what it draws reaches it as text on stdin",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",
     ("whatif/advice/optimizer.py", "importlib.util.find_spec"): "whether they are installed",
-    ("checkpointing/fx_rewrite.py", "compile"): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
+    (
+        "checkpointing/fx_rewrite.py",
+        "compile",
+    ): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
     ("checkpointing/fx_rewrite.py", "exec"): "the same",
     ("cli/options.py", "importlib.util.find_spec"): "whether torch is installed",
     ("show/export/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
-    ("simulation/user_code.py", "compile"): "the file that a model spec on the command line names: whether it is Python",
+    (
+        "simulation/user_code.py",
+        "compile",
+    ): "the file that a model spec on the command line names: whether it is Python",
     ("simulation/user_code.py", "importlib.import_module"): "the module that a model spec on the command line names",
     ("simulation/user_code.py", "importlib.util.module_from_spec"): "the same",
     ("simulation/user_code.py", "importlib.util.spec_from_file_location"): "the same",
@@ -319,7 +396,17 @@ def runs(path: Path) -> Iterator[str]:
             yield ast.unparse(node.func)
 
 
-@pytest.mark.parametrize("code", ["eval(x)", "pickle.loads(x)", "import torch\ntorch.load(x)", "np.load(x)", "importlib.import_module(x)", "os.system(x)"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval(x)",
+        "pickle.loads(x)",
+        "import torch\ntorch.load(x)",
+        "np.load(x)",
+        "importlib.import_module(x)",
+        "os.system(x)",
+    ],
+)
 def test_what_can_run_code_is_recognised(tmp_path: Path, code: str) -> None:
     (tmp_path / "file.py").write_text(code, encoding="utf-8")
     assert list(runs(tmp_path / "file.py"))

@@ -1,4 +1,5 @@
-"""The schemas in `schemas/` are the ones the records give, are sound, and say yes to what fxmem writes and no to the rest."""
+"""The schemas in `schemas/` are the ones the records give, are sound, and say yes to what fxmem writes and no to the
+rest."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def test_a_record_s_docstring_arrives_as_its_description(name: str) -> None:
 
 def test_the_fields_docstrings_arrive_as_descriptions() -> None:
     report = json.loads(schemas.text("report"))
-    assert report["properties"]["modules"]["description"] == "Class name of every module, by its path; the model itself is the empty path."  # of a base
+    assert (
+        report["properties"]["modules"]["description"]
+        == "Class name of every module, by its path; the model itself is the empty path."
+    )  # of a base
     assert report["$defs"]["Storage"]["properties"]["death"]["description"] == "Alive over `[birth, death)`."
     scratch = report["$defs"]["Node"]["properties"]["scratch_bytes"]  # of another record's type: beside the `$ref`
     assert scratch["description"] == "Peak of what lives only inside the node, workspace included."

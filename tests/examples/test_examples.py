@@ -65,7 +65,11 @@ def test_each_is_short_and_says_what_it_shows(name: str) -> None:
 def test_each_uses_the_public_face_alone(name: str) -> None:
     tree = ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    from_fxmem = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fxmem")]
+    from_fxmem = [
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fxmem")
+    ]
     assert "fxmem" in imported
     assert from_fxmem in ([], ["fxmem.testing"])
     assert not [name for name in imported if name.startswith("fxmem.")]
@@ -74,10 +78,11 @@ def test_each_uses_the_public_face_alone(name: str) -> None:
 def test_small_cnn(run: Run) -> None:
     text = run("small_cnn.py")
     figures = rows(text)
-    # Parameters, 4 bytes each: 1 x 32 x 9 + 32 = 320, 32 x 64 x 9 + 64 = 18,496, 9216 x 128 + 128 = 1,179,776, 128 x 10 + 10 = 1290.
-    # Results, batch of 64: 64 x 32 x 26 x 26 x 4, 64 x 64 x 24 x 24 x 4, 64 x 64 x 12 x 12 x 4; a ReLU as large as what it is given.
-    # Saved: ReLUs keep their results, and max_pool2d the 8-byte index of each maximum: 64 x 64 x 12 x 12 x 8; fc1 what it is given.
-    # conv1's input is the step's own; conv2's, max_pool2d's and fc2's is the result of a ReLU, which the ReLU kept already.
+    # Parameters, 4 bytes each: 1 x 32 x 9 + 32 = 320, 32 x 64 x 9 + 64 = 18,496, 9216 x 128 + 128 = 1,179,776, 128 x 10
+    # + 10 = 1290. Results, batch of 64: 64 x 32 x 26 x 26 x 4, 64 x 64 x 24 x 24 x 4, 64 x 64 x 12 x 12 x 4; a ReLU as
+    # large as what it is given. Saved: ReLUs keep their results, and max_pool2d the 8-byte index of each maximum: 64 x
+    # 64 x 12 x 12 x 8; fc1 what it is given. conv1's input is the step's own; conv2's, max_pool2d's and fc2's is the
+    # result of a ReLU, which the ReLU kept already.
     assert figures["conv1"] == [1_280, 5_537_792, 0]
     assert figures["relu"] == [0, 5_537_792, 5_537_792]
     assert figures["conv2"] == [73_984, 9_437_184, 0]
@@ -98,8 +103,8 @@ def test_small_cnn(run: Run) -> None:
 def test_flops_per_layer(run: Run) -> None:
     text = run("flops_per_layer.py")
     figures = rows(text)
-    # Convolution: 2 x batch x channels out x pixels out x channels in x 3 x 3. Backward is twice that: the gradients of weight and input;
-    # the first convolution's input is the image, whose gradient nobody wants.
+    # Convolution: 2 x batch x channels out x pixels out x channels in x 3 x 3. Backward is twice that: the gradients of
+    # weight and input; the first convolution's input is the image, whose gradient nobody wants.
     first = 2 * 4 * 32 * (32 * 32) * 3 * 9
     second = 2 * 4 * 64 * (16 * 16) * 32 * 9
     third = 2 * 4 * 128 * (8 * 8) * 64 * 9
@@ -127,7 +132,12 @@ def test_inplace_relu(run: Run) -> None:
     in_place, out_of_place = images + params + first + pooled + indices, images + params + 2 * first
     lines = [re.findall(r"[\d,]+", line) for line in text.splitlines() if line.startswith(("train", "infer"))]
     figures = [[int(figure.replace(",", "")) for figure in line] for line in lines]
-    assert [line[:3] for line in figures] == [[first + second, first + second, saved], [0, first + second, saved], [first + second, 0, 0], [0, 0, 0]]
+    assert [line[:3] for line in figures] == [
+        [first + second, first + second, saved],
+        [0, first + second, saved],
+        [first + second, 0, 0],
+        [0, 0, 0],
+    ]
     assert figures[0][3] == figures[1][3]
     assert [line[3] for line in figures[2:]] == [out_of_place, in_place]
     assert "_4 (ReLU) writes into the output of _3 (Conv2d)" in text
@@ -135,13 +145,19 @@ def test_inplace_relu(run: Run) -> None:
 
 def test_vgg_memory(run: Run) -> None:
     text = run("vgg_memory.py")
-    # 138,357,544 and 143,667,240 parameters of 4 bytes (Simonyan and Zisserman, arXiv 1409.1556, tables 1 and 2: 138 and 144 million).
+    # 138,357,544 and 143,667,240 parameters of 4 bytes (Simonyan and Zisserman, arXiv 1409.1556, tables 1 and 2: 138
+    # and 144 million).
     assert "553,430,176 bytes" in text
     assert "574,668,960 bytes" in text
-    # The three linear layers: (25088 x 4096 + 4096) + (4096 x 4096 + 4096) + (4096 x 1000 + 1000) = 123,642,856, x 4 = 471.7 MiB.
-    assert [line.split()[1:4] for line in text.splitlines() if line.startswith("  classifier")] == [["471.7", "MiB", "89%"], ["471.7", "MiB", "86%"]]
-    # Block 1: the results of two ReLUs, 32 x 64 x 224 x 224 x 4 = 392 MiB each, and the pooling's indices, 32 x 64 x 112 x 112 x 8 = 196 MiB.
-    # Block 2: what its first convolution is given, 98 MiB; two results of 196 MiB; indices of 98 MiB.
+    # The three linear layers: (25088 x 4096 + 4096) + (4096 x 4096 + 4096) + (4096 x 1000 + 1000) = 123,642,856, x 4 =
+    # 471.7 MiB.
+    assert [line.split()[1:4] for line in text.splitlines() if line.startswith("  classifier")] == [
+        ["471.7", "MiB", "89%"],
+        ["471.7", "MiB", "86%"],
+    ]
+    # Block 1: the results of two ReLUs, 32 x 64 x 224 x 224 x 4 = 392 MiB each, and the pooling's indices, 32 x 64 x
+    # 112 x 112 x 8 = 196 MiB. Block 2: what its first convolution is given, 98 MiB; two results of 196 MiB; indices of
+    # 98 MiB.
     assert [line.split()[5] for line in text.splitlines() if line.startswith("  block 1")] == ["980.0", "980.0"]
     assert [line.split()[5] for line in text.splitlines() if line.startswith("  block 2")] == ["588.0", "588.0"]
 
@@ -150,8 +166,9 @@ def test_ten_block_resnet(run: Run) -> None:
     text = run("ten_block_resnet.py")
     assert re.search(r"^    1-4 x4 \(Block\) +290\.0 KiB +224\.0 MiB +128\.0 MiB", text, re.MULTILINE)
     figures = rows(text)
-    # A block of C channels keeps four results of 128 x C x pixels x 4 bytes (what each normalisation is given and what each ReLU returns)
-    # and two normalisations' statistics of 2 x C x 4. The first also keeps what its convolution is given: no ReLU before it did.
+    # A block of C channels keeps four results of 128 x C x pixels x 4 bytes (what each normalisation is given and what
+    # each ReLU returns) and two normalisations' statistics of 2 x C x 4. The first also keeps what its convolution is
+    # given: no ReLU before it did.
     wide, narrow = 128 * 64 * 32 * 32 * 4, 128 * 128 * 16 * 16 * 4
     statistics = 2 * 2 * 64 * 4
     # Two convolutions of C x C x 9; per normalisation weight, bias, mean, variance of C, and a counter of 8 bytes.
@@ -167,11 +184,14 @@ def test_ten_block_resnet(run: Run) -> None:
 
 def test_thousand_layers(run: Run) -> None:
     text = run("thousand_layers.py")
-    result = 4096 * 1024 * 4  # of one layer, 16 MiB; each keeps what it is given but the first, whose input is the step's
+    result = (
+        4096 * 1024 * 4
+    )  # of one layer, 16 MiB; each keeps what it is given but the first, whose input is the step's
     layer = (1024 * 1024 + 1024) * 4  # weight and bias, 4 MiB and 4 KiB
     assert f"saved by the first layers: [0, {result}, {result}], in all {999 * result:,} bytes" in text
-    # Going back one layer frees 16 MiB and adds the 4 MiB of its gradients. Highest is the second: all weights, the input, the output, the
-    # results of layers 0 to 997, the gradients that enter and leave layer 998, those of two layers, and of the loss 4 bytes and its gradient's 4.
+    # Going back one layer frees 16 MiB and adds the 4 MiB of its gradients. Highest is the second: all weights, the
+    # input, the output, the results of layers 0 to 997, the gradients that enter and leave layer 998, those of two
+    # layers, and of the loss 4 bytes and its gradient's 4.
     peak = 1000 * layer + result + result + 998 * result + 2 * result + 2 * layer + 8
     assert f"peak: {peak:,} bytes in backward, while _998 runs" in text
     # It starts and ends with the weights and the input, 1000 x 4,198,400 + 16,777,216 bytes = 3.93 GiB.
@@ -187,19 +207,22 @@ def test_small_gpt(run: Run) -> None:
         assert found
         return [int(figure.replace(",", "")) for figure in found.groups()]
 
-    # Embeddings (8192 + 1024) x 512; per block normalisations 4 x 512, linear layers (512 + 1) x (1536 + 512 + 2048) + (2048 + 1) x 512;
-    # a normalisation of 2 x 512 and a head of 512 x 8192. Autocast leaves them in float32.
+    # Embeddings (8192 + 1024) x 512; per block normalisations 4 x 512, linear layers (512 + 1) x (1536 + 512 + 2048) +
+    # (2048 + 1) x 512; a normalisation of 2 x 512 and a head of 512 x 8192. Autocast leaves them in float32.
     params = (8192 + 1024) * 512 + 6 * (4 * 512 + 513 * (1536 + 512 + 2048) + 2049 * 512) + 2 * 512 + 512 * 8192
     assert figures("at the peak: parameter") == [4 * params, 4 * params]
-    # Elements of batch x tokens x width; attention keeps its result and, in one tensor, q, k and v; beside them the float32 logarithms of
-    # the rows' sums, batch x heads x tokens, and 16 bytes of random state.
+    # Elements of batch x tokens x width; attention keeps its result and, in one tensor, q, k and v; beside them the
+    # float32 logarithms of the rows' sums, batch x heads x tokens, and 16 bytes of random state.
     elements = 8 * 1024 * 512
     rows_and_state = 8 * 8 * 1024 * 4 + 16
     assert figures("saved by attention") == [4 * 4 * elements + rows_and_state, 2 * 4 * elements + rows_and_state]
-    # A linear layer keeps what it is given, under autocast in bf16 together with the bf16 copy of its weight, 2048 x 512.
+    # A linear layer keeps what it is given, under autocast in bf16 together with the bf16 copy of its weight, 2048 x
+    # 512.
     assert figures("saved by blocks_0_up") == [4 * elements, 2 * elements + 2 * 2048 * 512]
     assert figures("saved by gelu") == [4 * 4 * elements, 2 * 4 * elements]
-    assert "attention, autocast off: aten._scaled_dot_product_efficient_attention.default" in text  # no other kernel takes float32
+    assert (
+        "attention, autocast off: aten._scaled_dot_product_efficient_attention.default" in text
+    )  # no other kernel takes float32
     assert re.search(r"attention, autocast bf16: aten\._scaled_dot_product_(flash|cudnn)_attention\.default", text)
 
 
@@ -216,7 +239,9 @@ COMMANDS = re.findall(r"^ +(fxmem .+)$", (EXAMPLES / "own_model.py").read_text(e
 
 
 @pytest.mark.parametrize(("command", "width"), list(zip(COMMANDS, (64, 256), strict=True)))
-def test_the_commands_for_a_model_of_your_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+def test_the_commands_for_a_model_of_your_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, width: int
+) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     assert main([*shlex.split(command)[1:], "--quiet", "--json", "-"]) == 0
     report = Report.model_validate_json(capsys.readouterr().out)
@@ -226,10 +251,16 @@ def test_the_commands_for_a_model_of_your_own(capsys: pytest.CaptureFixture[str]
 
 def test_lines_of_a_file(run: Run) -> None:
     text = run("lines_of_a_file.py")
-    found = {int(words[0]): [int(word.replace(",", "")) for word in words[1:5]] for line in text.splitlines() if (words := line.split()) and words[0].isdigit()}
-    # A batch of 16 x 128 positions of 256 numbers is 2,097,152 bytes; four times as wide 8,388,608; a norm's mean and 1/deviation 8,192 each.
+    found = {
+        int(words[0]): [int(word.replace(",", "")) for word in words[1:5]]
+        for line in text.splitlines()
+        if (words := line.split()) and words[0].isdigit()
+    }
+    # A batch of 16 x 128 positions of 256 numbers is 2,097,152 bytes; four times as wide 8,388,608; a norm's mean and
+    # 1/deviation 8,192 each.
     narrow, wide, statistics = 2_097_152, 8_388_608, 2 * 8_192
-    # The norm keeps its input (the first block's is the step's own) and statistics; `up` its input and gelu its own; `down` its input.
+    # The norm keeps its input (the first block's is the step's own) and statistics; `up` its input and gelu its own;
+    # `down` its input.
     assert found[24] == [6, 6 * (narrow + statistics), 6 * (narrow + statistics), 5 * narrow + 6 * statistics]
     assert found[25] == [12, 12 * wide, 12 * wide, 6 * (narrow + wide)]
     assert found[26] == [12, 12 * narrow, 6 * narrow, 6 * wide]  # what `down` returns goes once it is added
@@ -238,7 +269,8 @@ def test_lines_of_a_file(run: Run) -> None:
 
 def test_compare_two_settings(run: Run) -> None:
     text = run("compare_two_settings.py")
-    # Half of 32 x 64 x 64 x 64 float32 numbers, 33,554,432 bytes; the norm keeps the second convolution's result and 2 x 64 statistics.
+    # Half of 32 x 64 x 64 x 64 float32 numbers, 33,554,432 bytes; the norm keeps the second convolution's result and 2
+    # x 64 statistics.
     assert "  layer 1 (was 1, ReLU): saves -16,777,216\n" in text
     assert "  layer 3 (added, BatchNorm2d): saves +33,554,944\n" in text
     assert "was 3" not in text.partition("a batch norm")[2]
@@ -246,7 +278,10 @@ def test_compare_two_settings(run: Run) -> None:
 
 def test_checkpoint_resnet50(run: Run) -> None:
     text = run("checkpoint_resnet50.py")
-    bytes_of = {label: int(number.replace(",", "")) for label, number in re.findall(r"^(without plan|promised|with plan) +([\d,]+) bytes", text, re.MULTILINE)}
+    bytes_of = {
+        label: int(number.replace(",", ""))
+        for label, number in re.findall(r"^(without plan|promised|with plan) +([\d,]+) bytes", text, re.MULTILINE)
+    }
     assert bytes_of["with plan"] == bytes_of["promised"] <= 0.6 * bytes_of["without plan"]
     assert "gradients equal: True, batch norm's statistics equal: True\n" in text
     assert "a ResNet again, of 25,557,032 parameters\n" in text
@@ -257,10 +292,12 @@ def test_selective_checkpoints(run: Run) -> None:
     found = rows(text)
     tokens = 8 * 256
     unit = tokens * 256 * 4
-    # Of the 16 tensors a block keeps 10, and the means and deviations of two norms go as well; the last block has them again when the peak is reached.
-    # Each region holds the state of the random generator, and each attention that is kept and yet to be handed out again, 5,056 bytes.
+    # Of the 16 tensors a block keeps 10, and the means and deviations of two norms go as well; the last block has them
+    # again when the peak is reached. Each region holds the state of the random generator, and each attention that is
+    # kept and yet to be handed out again, 5,056 bytes.
     assert found["plain"][0] - found["selective"][0] == 7 * (6 * unit + 4 * tokens * 4) - (8 + 7) * 5056
-    # qkv, project and up are 3 + 1 + 4 products of 256 x 256 for each token, attention two of 256 x 256 tokens' worth; they run again if the whole block does.
+    # qkv, project and up are 3 + 1 + 4 products of 256 x 256 for each token, attention two of 256 x 256 tokens' worth;
+    # they run again if the whole block does.
     products = 8 * (8 * 2 * tokens * 256 * 256 + 2 * 2 * tokens * 256 * 256)
     assert found["whole"][1] - found["selective"][1] == products
     assert found["fxmem"][0] <= found["selective"][0]

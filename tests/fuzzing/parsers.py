@@ -1,11 +1,12 @@
-"""Every parser of texts and files, and what it may answer: a value, or an `FxmemError` in one line. `tests/test_hostile_specs.py` feeds them with
-hypothesis in every run of the tests; `make fuzz-parsers` with atheris, which looks where the code has not been yet.
+"""Every parser of texts and files, and what it may answer: a value, or an `FxmemError` in one line.
+`tests/test_hostile_specs.py` feeds them with hypothesis in every run of the tests; `make fuzz-parsers` with atheris,
+which looks where the code has not been yet.
 
     python -m tests.fuzzing.parsers budget report        those two, a minute each
     python -m tests.fuzzing.parsers --seconds 600        all of them, ten minutes each
 
-atheris (`pip install atheris`, Linux and macOS) is not among the development dependencies. What it finds is written to the folder
-`--found` names; it goes into `FOUND` of the tests with the fix.
+atheris (`pip install atheris`, Linux and macOS) is not among the development dependencies. What it finds is written to
+the folder `--found` names; it goes into `FOUND` of the tests with the fix.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def _report(text: str) -> None:
 
 def _record(kind: type[Any]) -> Callable[[str], None]:
     def read(text: str) -> None:
-        json_reader.record(kind, json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED)
+        json_reader.record(
+            kind, json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED
+        )
 
     return read
 
@@ -125,19 +128,48 @@ PARSERS: dict[str, Callable[[str], None]] = {
 """Parsers by name, each called with any text."""
 
 _PEAK_JSON = '{"requested_bytes":0,"phase":"forward","tick":0,"by_kind":{}}'
-_STEP_JSON = '"inputs":[{"name":"x","shape":[2,3],"dtype":"float32"}],"step":{"mode":"train","optimizer":null,"loss":null,"precision":null}'
-_COMMON_JSON = f'"fxmem_version":"0","torch_version":"2","model":"m",{_STEP_JSON},"target":{{"name":"cpu","device":"cpu"}}'
+_STEP_JSON = (
+    '"inputs":[{"name":"x","shape":[2,3],"dtype":"float32"}],'
+    '"step":{"mode":"train","optimizer":null,"loss":null,"precision":null}'
+)
+_COMMON_JSON = (
+    f'"fxmem_version":"0","torch_version":"2","model":"m",{_STEP_JSON},"target":{{"name":"cpu","device":"cpu"}}'
+)
 
 SEEDS: dict[str, list[str]] = {
     "budget": ["8GiB", "60%", "0.6", "1,024 B", "512_000", ".5"],
     "tolerance": ["1%", "0.01", "64MiB", "0"],
-    "input": ["32x3x224x224", "ids:8x1024:int64", "scalar:bf16", "file.py:make_batch", "C:\\m.py:make", "2,3:torch.float16"],
+    "input": [
+        "32x3x224x224",
+        "ids:8x1024:int64",
+        "scalar:bf16",
+        "file.py:make_batch",
+        "C:\\m.py:make",
+        "2,3:torch.float16",
+    ],
     "setting": ["a=1", "b.c=[1,2]", 'd={"e":null}', "f=text", "g=(1,'x')", "h=0x10", "i=1e5"],
-    "model": ["torchvision:resnt18", "timm:no_such", "hf:NoSuchModel", "hf:no/config.json", "file.py:make", "C:\\m.py:make", "pkg.mod:make"],
+    "model": [
+        "torchvision:resnt18",
+        "timm:no_such",
+        "hf:NoSuchModel",
+        "hf:no/config.json",
+        "file.py:make",
+        "C:\\m.py:make",
+        "pkg.mod:make",
+    ],
     "target": ["h100", "NVIDIA H100 80GB HBM3", "a100-40gb", "4090", "cpu", "mine.json"],
     "optimizer": ["adamw:fused", "sgd:momentum=0.9,nesterov", "sgd-momentum", "adam:lr=1e-3,betas=(0.9,0.99)"],
-    "allocator": ["expandable_segments:True", "max_split_size_mb:128,garbage_collection_threshold:0.6", "roundup_power2_divisions:[256:1,512:2,>:8]"],
-    "command": ["analyze\nm.py:f\n--input\n2x3", "show\n-\n--depth\n2", "compare\na.json\n--with\nbatch=4", "plan\nx\n--budget\n60%"],
+    "allocator": [
+        "expandable_segments:True",
+        "max_split_size_mb:128,garbage_collection_threshold:0.6",
+        "roundup_power2_divisions:[256:1,512:2,>:8]",
+    ],
+    "command": [
+        "analyze\nm.py:f\n--input\n2x3",
+        "show\n-\n--depth\n2",
+        "compare\na.json\n--with\nbatch=4",
+        "plan\nx\n--budget\n60%",
+    ],
     "report": [
         f'{{"schema_version":"1",{_COMMON_JSON},"ticks":1,"phases":[{{"phase":"forward","begin":0,"end":1,"first_op":0,"last_op":0}}],"nodes":[],"ops":[],'
         f'"storages":[],"saved_bytes":0,"peak":{_PEAK_JSON}}}'
@@ -164,8 +196,24 @@ _WATCHED = (
         models._parse_value,
         specs.build_model,
     ),
-    *(catalogue.target, step._parse, step._literal, settings_of, Settings.from_string, _parse, json_reader.parsed, json_reader.record, json_reader._unbounded),
-    *(json_reader._bad_mapping, liveness._contradictions, liveness._bad_indices, liveness._bad_ops, liveness._bad_phases),
+    *(
+        catalogue.target,
+        step._parse,
+        step._literal,
+        settings_of,
+        Settings.from_string,
+        _parse,
+        json_reader.parsed,
+        json_reader.record,
+        json_reader._unbounded,
+    ),
+    *(
+        json_reader._bad_mapping,
+        liveness._contradictions,
+        liveness._bad_indices,
+        liveness._bad_ops,
+        liveness._bad_phases,
+    ),
 )
 """Functions whose branches atheris sees: what it has reached there decides which texts it makes more of."""
 
@@ -193,8 +241,20 @@ def main() -> None:
     Path(options.found).mkdir(exist_ok=True)
     failed = []
     for name in options.names or PARSERS:
-        command = [sys.executable, "-m", "tests.fuzzing.parsers", "--only", name, "--seconds", str(options.seconds), "--found", options.found]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzzing.parsers",
+            "--only",
+            name,
+            "--seconds",
+            str(options.seconds),
+            "--found",
+            options.found,
+        ]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+        )
         lines = done.stdout.splitlines()
         runs = next((line.split()[1] for line in reversed(lines) if line.startswith("Done ")), "?")
         print(f"{name:12} {runs:>10} runs  {'ok' if done.returncode == 0 else 'FAILED'}", flush=True)

@@ -26,39 +26,41 @@ from tests.profiles import small_profile
 CARDS = [name for name in names() if name != "cpu"]
 
 CUDNN_KEYS = {
-    "deviceVer", "multiProcessorCount", "warpSize", "maxSharedMemoryPerBlock", "maxSharedMemoryPerBlockOptin", "reservedSharedMemoryPerBlock",
-    "maxRegistersPerSM", "maxCtasPerSM", "maxThreadsPerBlock", "maxThreadsPerSM", "regsPerBlock", "totalGlobalMem", "smClockRateKHz",
-    "memClockRateKHz", "l2CacheSize", "maxBlockSize", "maxGridSize", "supportCoopLaunch", "pciDeviceId", "isTccDriver", "cudaDeviceId",
-    "driverVer", "deviceName",
+    "deviceVer", "multiProcessorCount", "warpSize", "maxSharedMemoryPerBlock", "maxSharedMemoryPerBlockOptin",
+    "reservedSharedMemoryPerBlock", "maxRegistersPerSM", "maxCtasPerSM", "maxThreadsPerBlock", "maxThreadsPerSM",
+    "regsPerBlock", "totalGlobalMem", "smClockRateKHz", "memClockRateKHz", "l2CacheSize", "maxBlockSize", "maxGridSize",
+    "supportCoopLaunch", "pciDeviceId", "isTccDriver", "cudaDeviceId", "driverVer", "deviceName",
 }  # fmt: skip
 
 
 def test_catalogue_is_complete() -> None:
     assert set(names()) == {
-        "cpu", "t4", "v100", "v100-32gb", "rtx3080", "rtx3090", "rtx4080", "rtx4090", "rtx5090", "a10", "a10g", "a100", "a100-80gb", "a6000",
-        "l4", "l40s", "h100", "h100-pcie", "h100-nvl", "h200", "b200", "gh200",
+        "cpu", "t4", "v100", "v100-32gb", "rtx3080", "rtx3090", "rtx4080", "rtx4090", "rtx5090", "a10", "a10g", "a100",
+        "a100-80gb", "a6000", "l4", "l40s", "h100", "h100-pcie", "h100-nvl", "h200", "b200", "gh200",
     }  # fmt: skip
     assert all(CATALOGUE[name].source and CATALOGUE[name].target.memory_bytes for name in CARDS)
 
 
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx4080", 16), ("rtx4090", 24), ("rtx5090", 32), ("a10", 24),
-     ("a10g", 24), ("a100", 40), ("a100-80gb", 80), ("a6000", 48), ("l4", 24), ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94),
-     ("h200", 141), ("gh200", 96)],
+    [("t4", 16), ("v100", 16), ("v100-32gb", 32), ("rtx3080", 10), ("rtx3090", 24), ("rtx4080", 16), ("rtx4090", 24),
+     ("rtx5090", 32), ("a10", 24), ("a10g", 24), ("a100", 40), ("a100-80gb", 80), ("a6000", 48), ("l4", 24),
+     ("l40s", 48), ("h100", 80), ("h100-pcie", 80), ("h100-nvl", 94), ("h200", 141), ("gh200", 96)],
 )  # fmt: skip
 def test_memory_is_near_what_the_card_is_sold_as(name: str, gigabytes: int) -> None:
     # Less than the board carries (sold in GiB, HBM3e in GB), but never by more than a tenth.
     memory = target(name).memory_bytes
     assert memory is not None
-    assert 0.9 * gigabytes * 2**30 < memory <= gigabytes * 2**30 or 0.9 * gigabytes * 1e9 < memory < 1.07 * gigabytes * 1e9
+    assert (
+        0.9 * gigabytes * 2**30 < memory <= gigabytes * 2**30 or 0.9 * gigabytes * 1e9 < memory < 1.07 * gigabytes * 1e9
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "found"),
-    [("cpu", "cpu"), ("H100", "h100"), (" h100_pcie", "h100-pcie"), ("A100 80GB", "a100-80gb"), ("a100-40gb", "a100"), ("RTX-4090", "rtx4090"),
-     ("4090", "rtx4090"), ("NVIDIA H100 80GB HBM3", "h100"), ("Tesla T4", "t4"), ("NVIDIA GeForce RTX 3090", "rtx3090"),
-     ("RTX A6000", "a6000"), ("V100-SXM2-32GB", "v100-32gb")],
+    [("cpu", "cpu"), ("H100", "h100"), (" h100_pcie", "h100-pcie"), ("A100 80GB", "a100-80gb"), ("a100-40gb", "a100"),
+     ("RTX-4090", "rtx4090"), ("4090", "rtx4090"), ("NVIDIA H100 80GB HBM3", "h100"), ("Tesla T4", "t4"),
+     ("NVIDIA GeForce RTX 3090", "rtx3090"), ("RTX A6000", "a6000"), ("V100-SXM2-32GB", "v100-32gb")],
 )  # fmt: skip
 def test_spellings(asked: str, found: str) -> None:
     assert target(asked) is CATALOGUE[found].target
@@ -89,7 +91,11 @@ def test_unknown_names(asked: str, message: str) -> None:
 def test_target_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"name": "mine", "device": "cuda", "memory_bytes": 12884901888, "capability": [8, 6]}')
-    assert load_target(path) == target(str(path)) == Target(name="mine", device="cuda", memory_bytes=12 << 30, capability=(8, 6))
+    assert (
+        load_target(path)
+        == target(str(path))
+        == Target(name="mine", device="cuda", memory_bytes=12 << 30, capability=(8, 6))
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,8 +108,14 @@ def test_target_file(tmp_path: Path) -> None:
             '{"name": "mine", "device": "cuda", "capability": [9, 0], "memory": 3}',
             r"expected a target file with the fields name, device, .*memory is wrong: Extra inputs are not permitted",
         ),
-        ('{"name": "mine", "device": "cuda", "capability": [9, 0], "memory_bytes": -3}', r"memory_bytes is wrong: .* greater than or equal to 0"),
-        ('{"name": "mine", "device": "cuda"}', r'does not say the card\'s compute capability; add e.g. "capability": \[9, 0\]'),
+        (
+            '{"name": "mine", "device": "cuda", "capability": [9, 0], "memory_bytes": -3}',
+            r"memory_bytes is wrong: .* greater than or equal to 0",
+        ),
+        (
+            '{"name": "mine", "device": "cuda"}',
+            r'does not say the card\'s compute capability; add e.g. "capability": \[9, 0\]',
+        ),
     ],
 )
 def test_bad_target_files(tmp_path: Path, text: str | None, message: str) -> None:
@@ -124,28 +136,37 @@ def test_device_properties(name: str) -> None:
     assert card.capability is not None
     assert properties["deviceVer"] == 100 * card.capability[0] + 10 * card.capability[1]
     assert (properties["totalGlobalMem"], properties["deviceName"]) == (card.memory_bytes, card.full_name)
-    numbers = [value for key, value in properties.items() if isinstance(value, int) and key not in {"pciDeviceId", "isTccDriver", "cudaDeviceId"}]
+    numbers = [
+        value
+        for key, value in properties.items()
+        if isinstance(value, int) and key not in {"pciDeviceId", "isTccDriver", "cudaDeviceId"}
+    ]
     assert all(number > 0 for number in numbers if number != properties["reservedSharedMemoryPerBlock"])
 
 
 def test_device_properties_of_the_h200() -> None:
     assert device_properties(target("h200")).as_dict() == {
-        "deviceVer": 900, "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448,
-        "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048,
-        "regsPerBlock": 65536, "totalGlobalMem": 150110011392, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "l2CacheSize": 62914560,
-        "maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535], "supportCoopLaunch": 1, "pciDeviceId": 0, "isTccDriver": 0,
-        "cudaDeviceId": 0, "driverVer": 13000, "deviceName": "NVIDIA H200",
+        "deviceVer": 900, "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536,
+        "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "regsPerBlock": 65536,
+        "totalGlobalMem": 150110011392, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "l2CacheSize": 62914560,
+        "maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535], "supportCoopLaunch": 1,
+        "pciDeviceId": 0, "isTccDriver": 0, "cudaDeviceId": 0, "driverVer": 13000, "deviceName": "NVIDIA H200",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "optin", "ctas", "threads"),
-    [("v100", 98304, 32, 2048), ("t4", 65536, 16, 1024), ("a100", 166912, 32, 2048), ("a10", 101376, 16, 1536), ("l4", 101376, 24, 1536),
-     ("h100", 232448, 32, 2048), ("b200", 232448, 32, 2048), ("rtx5090", 101376, 24, 1536)],
+    [("v100", 98304, 32, 2048), ("t4", 65536, 16, 1024), ("a100", 166912, 32, 2048), ("a10", 101376, 16, 1536),
+     ("l4", 101376, 24, 1536), ("h100", 232448, 32, 2048), ("b200", 232448, 32, 2048), ("rtx5090", 101376, 24, 1536)],
 )  # fmt: skip
 def test_limits_of_each_architecture(name: str, optin: int, ctas: int, threads: int) -> None:
     properties = device_properties(target(name))
-    assert (properties.max_shared_memory_per_block_optin, properties.max_ctas_per_sm, properties.max_threads_per_sm) == (optin, ctas, threads)
+    assert (
+        properties.max_shared_memory_per_block_optin,
+        properties.max_ctas_per_sm,
+        properties.max_threads_per_sm,
+    ) == (optin, ctas, threads)
 
 
 def test_device_properties_of_a_card_of_ones_own() -> None:
@@ -184,11 +205,16 @@ def test_every_context_size_has_a_card_and_a_source() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [ContextSize(card="NVIDIA H200", torch=release, nbytes=nbytes, source="made up") for release, nbytes in (("2.11", 500), ("2.13", 600))]
+    rows = [
+        ContextSize(card="NVIDIA H200", torch=release, nbytes=nbytes, source="made up")
+        for release, nbytes in (("2.11", 500), ("2.13", 600))
+    ]
     monkeypatch.setattr(catalogue, "known_context_sizes", lambda: tuple(rows))
 
 
-@pytest.mark.parametrize(("release", "nbytes"), [("2.10.1", 500), ("2.11.0+cu130", 500), ("2.12.0", 500), ("2.13.0", 600), ("3.0", 600)])
+@pytest.mark.parametrize(
+    ("release", "nbytes"), [("2.10.1", 500), ("2.11.0+cu130", 500), ("2.12.0", 500), ("2.13.0", 600), ("3.0", 600)]
+)
 def test_a_context_is_of_the_closest_earlier_release(measured: None, release: str, nbytes: int) -> None:
     found = context_size(target("h200"), release)
     assert found is not None

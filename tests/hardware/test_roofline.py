@@ -57,7 +57,10 @@ def test_what_is_made_again_reads_and_writes_and_is_read() -> None:
         with log.op("aten.threshold_backward.default", node, Phase.BACKWARD):
             log.allocate(1_000_000, Kind.TEMPORARY)
     once = log.profile()
-    made_again = {"recomputed_ops": (RecomputedOp(op=1, read_bytes=500_000),), "restored": (RestoredTensor(node=node, storage=1),)}
+    made_again = {
+        "recomputed_ops": (RecomputedOp(op=1, read_bytes=500_000),),
+        "restored": (RestoredTensor(node=node, storage=1),),
+    }
     again = once.model_copy(update=made_again)
     assert step_seconds(once) == pytest.approx(3_000_000 / 3.35e12)
     assert step_seconds(again) == pytest.approx((1_000_000 + 1_500_000 + 1_000_000 + 1_000_000) / 3.35e12)

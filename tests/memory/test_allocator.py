@@ -1,4 +1,5 @@
-"""The caching allocator: cases to check with a pencil, torch's own answers, and what must hold for any order of requests."""
+"""The caching allocator: cases to check with a pencil, torch's own answers, and what must hold for any order of
+requests."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ NO_LIMIT = Target(name="any", device="cuda")
 
 def sizes_of(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
     """Of each segment, each block's size and whether it is handed out."""
-    return [[(block.size, block.requested_bytes is not None) for block in segment.blocks] for segment in allocator.snapshot()]
+    return [
+        [(block.size, block.requested_bytes is not None) for block in segment.blocks]
+        for segment in allocator.snapshot()
+    ]
 
 
 # --- blocks and segments, by hand ---------------------------------------------------------------------------------
@@ -98,7 +102,9 @@ def test_no_bytes_no_block() -> None:
     assert allocator.snapshot() == ()
 
 
-@pytest.mark.parametrize("call", [lambda a: a.free(4096), lambda a: [a.free(x) for x in [a.malloc(1)] * 2], lambda a: a.malloc(-1)])
+@pytest.mark.parametrize(
+    "call", [lambda a: a.free(4096), lambda a: [a.free(x) for x in [a.malloc(1)] * 2], lambda a: a.malloc(-1)]
+)
 def test_misuse_is_refused(call: Any) -> None:
     with pytest.raises(UsageError, match="expects"):
         call(CachingAllocator())
@@ -142,7 +148,9 @@ def test_out_of_memory_says_what_was_there() -> None:
     allocator = CachingAllocator(capacity_bytes=60 * MIB)
     allocator.malloc(31 * MIB)  # 32 MiB: the 1 MiB left over stays in the block
     allocator.malloc(2 * MIB)  # cut from 20 MiB, of which 18 MiB stay free
-    with pytest.raises(OutOfMemory, match=r"out of memory: 19,922,944 bytes asked for \(20,971,520 from the driver\), 8,388,608 free") as caught:
+    with pytest.raises(
+        OutOfMemory, match=r"out of memory: 19,922,944 bytes asked for \(20,971,520 from the driver\), 8,388,608 free"
+    ) as caught:
         allocator.malloc(19 * MIB)
     error = caught.value
     assert isinstance(error, ExceededError)
@@ -169,14 +177,17 @@ def test_oversize_blocks_are_kept_whole() -> None:
 
 
 def test_a_split_limit_of_a_segment_defeats_the_cache() -> None:
-    """PyTorch accepts 20, and then a segment of 20 MiB, once free again, is oversize itself: no smaller request gets it."""
+    """PyTorch accepts 20, and then a segment of 20 MiB, once free again, is oversize itself: no smaller request gets
+    it."""
     allocator = CachingAllocator(Settings.from_string("max_split_size_mb:20"))
     for _ in range(3):
         allocator.free(allocator.malloc(2 * MIB))
     assert sizes_of(allocator) == [[(20 * MIB, False)]] * 3
 
 
-@pytest.mark.parametrize(("rounding", "asked", "taken"), [(20, 40, False), (21, 40, True), (40, 20, False), (41, 20, True)])
+@pytest.mark.parametrize(
+    ("rounding", "asked", "taken"), [(20, 40, False), (21, 40, True), (40, 20, False), (41, 20, True)]
+)
 def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken: bool) -> None:
     """Of 60 MiB, 40 waste 20: less than 21, not less than 20. 20 are just oversize, and waste 40."""
     allocator = CachingAllocator(Settings.from_string(f"max_split_size_mb:20,max_non_split_rounding_mb:{rounding}"))
@@ -222,7 +233,11 @@ def test_large_segment_size() -> None:
         ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
         ("roundup_power2_divisions:4", 8 * MIB, 8 * MIB),
         ("roundup_power2_divisions:1", 5 * MIB + 1, 5 * MIB + 512),
-        ("roundup_power2_divisions:[64:8,256:4,>:2]", MIB + 1, MIB + MIB // 8),  # the first entry holds below it as well
+        (
+            "roundup_power2_divisions:[64:8,256:4,>:2]",
+            MIB + 1,
+            MIB + MIB // 8,
+        ),  # the first entry holds below it as well
         ("roundup_power2_divisions:[64:8,256:4,>:2]", 100 * MIB, 104 * MIB),
         ("roundup_power2_divisions:[64:8,256:4,>:2]", 130 * MIB + 1, 130 * MIB + 512),  # 128 MiB is named by no entry
         ("roundup_power2_divisions:[64:8,256:4,>:2]", 300 * MIB, 320 * MIB),
@@ -238,7 +253,9 @@ def test_round_size(text: str, nbytes: int, size: int) -> None:
 
 
 def test_memory_fraction() -> None:
-    allocator = CachingAllocator(Settings(per_process_memory_fraction=0.5), capacity_bytes=90 * MIB, device_bytes=100 * MIB)
+    allocator = CachingAllocator(
+        Settings(per_process_memory_fraction=0.5), capacity_bytes=90 * MIB, device_bytes=100 * MIB
+    )
     with pytest.raises(OutOfMemory) as caught:
         allocator.malloc(51 * MIB)
     assert caught.value.free_bytes == 50 * MIB
@@ -252,12 +269,15 @@ def test_memory_fraction() -> None:
     [("garbage_collection_threshold:0.5,", 0, [40, 50]), ("garbage_collection_threshold:0.8,", 1, [50]), ("", 1, [50])],
 )
 def test_garbage_collection_takes_the_oldest(threshold: str, retries: int, segments: list[int]) -> None:
-    """100 MiB, of which 90 are allowed. When 50 MiB are asked for, 30 + 40 are cached: over half of 90, not over 0.8 of it.
+    """100 MiB, of which 90 are allowed. When 50 MiB are asked for, 30 + 40 are cached: over half of 90, not over 0.8 of
+    it.
 
-    The 30 were in the cache for 2 searches, the 40 for 1. Above the average of 1.5 are the 30, and 40 + 50 is allowed. Without
-    collection 70 + 50 is too much, and everything goes.
+    The 30 were in the cache for 2 searches, the 40 for 1. Above the average of 1.5 are the 30, and 40 + 50 is allowed.
+    Without collection 70 + 50 is too much, and everything goes.
     """
-    allocator = CachingAllocator(Settings.from_string(f"{threshold}per_process_memory_fraction:0.9"), capacity_bytes=100 * MIB)
+    allocator = CachingAllocator(
+        Settings.from_string(f"{threshold}per_process_memory_fraction:0.9"), capacity_bytes=100 * MIB
+    )
     for mib in (30, 40, 50):
         allocator.free(allocator.malloc(mib * MIB))
     assert [sum(size for size, _ in blocks) for blocks in sizes_of(allocator)] == [mib * MIB for mib in segments]
@@ -266,7 +286,10 @@ def test_garbage_collection_takes_the_oldest(threshold: str, retries: int, segme
 
 def test_garbage_collection_stops_at_the_threshold() -> None:
     """160 MiB are allowed, 70 are cached, and the threshold is 40: the older 30 are just enough."""
-    allocator = CachingAllocator(Settings.from_string("garbage_collection_threshold:0.25,per_process_memory_fraction:0.5"), capacity_bytes=320 * MIB)
+    allocator = CachingAllocator(
+        Settings.from_string("garbage_collection_threshold:0.25,per_process_memory_fraction:0.5"),
+        capacity_bytes=320 * MIB,
+    )
     for mib in (30, 40, 50):
         allocator.free(allocator.malloc(mib * MIB))
     assert sizes_of(allocator) == [[(40 * MIB, False)], [(50 * MIB, False)]]
@@ -287,7 +310,9 @@ def test_expandable_segments_grow_and_shrink_in_place() -> None:
     assert allocator.snapshot()[0].address == first + 20 * MIB
     assert allocator.reserved_bytes == 40 * MIB
 
-    assert allocator.malloc(25 * MIB) == first  # the lowest place with room: the page that went, and just the 5 MiB after it
+    assert (
+        allocator.malloc(25 * MIB) == first
+    )  # the lowest place with room: the page that went, and just the 5 MiB after it
     assert sizes_of(allocator) == [[(25 * MIB, True), (20 * MIB, True), (15 * MIB, False)]]
 
 
@@ -301,7 +326,8 @@ def test_room_to_grow_is_kept_for_last() -> None:
 
 
 def test_pages_move_where_segments_are_stuck() -> None:
-    """18 MiB in use pin a whole segment of 60 MiB, of an expandable one only a page: 45 MiB more fit into 100 or do not."""
+    """18 MiB in use pin a whole segment of 60 MiB, of an expandable one only a page: 45 MiB more fit into 100 or do
+    not."""
 
     def pinned(text: str) -> CachingAllocator:
         allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=100 * MIB)
@@ -327,10 +353,21 @@ def test_settings_from_string() -> None:
         "max_split_size_mb:128, expandable_segments:True,garbage_collection_threshold:0.8,"
         "per_process_memory_fraction:0.9,backend:native,pinned_num_register_threads:8,"
     )
-    assert parsed == Settings(max_split_bytes=128 * MIB, expandable_segments=True, garbage_collection_threshold=0.8, per_process_memory_fraction=0.9)
+    assert parsed == Settings(
+        max_split_bytes=128 * MIB,
+        expandable_segments=True,
+        garbage_collection_threshold=0.8,
+        per_process_memory_fraction=0.9,
+    )
     assert Settings.from_string("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
     assert Settings.from_string("large_segment_size_mb:32").max_non_split_rounding_bytes == 32 * MIB
-    assert Settings.from_string("roundup_power2_divisions:[1:2,4:0,8:4]").roundup_power2_divisions == (2, 0, 0, 4, *[0] * 12)
+    assert Settings.from_string("roundup_power2_divisions:[1:2,4:0,8:4]").roundup_power2_divisions == (
+        2,
+        0,
+        0,
+        4,
+        *[0] * 12,
+    )
 
 
 @pytest.mark.parametrize(
@@ -409,10 +446,30 @@ TORCH_ANSWERS = [
     ("expandable_segments:True", 1048576, 3, (3364553755, 3364567040, 3550478336, 0, 0, "3aa8779d7609b77c")),
     ("expandable_segments:True", 900, 4, (902141674, 902153728, 931135488, 240, 226, "bcd4d9b9b4d927f2")),
     ("max_split_size_mb:32", 700, 5, (717974640, 729441280, 734003200, 231, 203, "0215f05809b72163")),
-    ("max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True", 700, 6, (693591665, 693597696, 723517440, 225, 193, "99419df3d371bb41")),
-    ("roundup_power2_divisions:[64:8,256:4,>:2]", 1048576, 7, (6676925986, 6719065600, 8380219392, 0, 0, "70fee42910077989")),
-    ("roundup_power2_divisions:4,large_segment_size_mb:48", 800, 8, (747722935, 817974272, 838860800, 249, 245, "2c7b15a7e6ae06a1")),
-    ("garbage_collection_threshold:0.6,per_process_memory_fraction:0.8", 1200, 9, (984617565, 985929728, 1006632960, 238, 238, "3a8fe0dd885590b4")),
+    (
+        "max_split_size_mb:20,max_non_split_rounding_mb:40,expandable_segments:True",
+        700,
+        6,
+        (693591665, 693597696, 723517440, 225, 193, "99419df3d371bb41"),
+    ),
+    (
+        "roundup_power2_divisions:[64:8,256:4,>:2]",
+        1048576,
+        7,
+        (6676925986, 6719065600, 8380219392, 0, 0, "70fee42910077989"),
+    ),
+    (
+        "roundup_power2_divisions:4,large_segment_size_mb:48",
+        800,
+        8,
+        (747722935, 817974272, 838860800, 249, 245, "2c7b15a7e6ae06a1"),
+    ),
+    (
+        "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
+        1200,
+        9,
+        (984617565, 985929728, 1006632960, 238, 238, "3a8fe0dd885590b4"),
+    ),
     (
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.9,max_split_size_mb:64,large_segment_size_mb:30,roundup_power2_divisions:16",
         1000,
@@ -420,29 +477,39 @@ TORCH_ANSWERS = [
         (912854507, 937277952, 943718400, 193, 193, "1e0fffea55864495"),
     ),
 ]
-"""Settings, device and seed; what libc10_cuda.so of torch 2.11.0+cu130 answered to `requests`: peaks of requested, allocated
-and reserved bytes, retries, failures, and the SHA-256 of all lines of `answers`, addresses included.
+"""Settings, device and seed; what libc10_cuda.so of torch 2.11.0+cu130 answered to `requests`: peaks of requested,
+allocated and reserved bytes, retries, failures, and the SHA-256 of all lines of `answers`, addresses included.
 
-The library ran without a GPU: cudaMalloc, cudaFree, cuMemCreate, cuMemMap and their like were replaced by a counter that
-refuses beyond the device's memory and places what it grants the way `fxmem.memory.allocator` says it does.
+The library ran without a GPU: cudaMalloc, cudaFree, cuMemCreate, cuMemMap and their like were replaced by a counter
+that refuses beyond the device's memory and places what it grants the way `fxmem.memory.allocator` says it does.
 """
 
 
 @pytest.mark.parametrize(("text", "device_mib", "seed", "expected"), TORCH_ANSWERS)
-def test_torch_answers_the_same(text: str, device_mib: int, seed: int, expected: tuple[int, int, int, int, int, str]) -> None:
+def test_torch_answers_the_same(
+    text: str, device_mib: int, seed: int, expected: tuple[int, int, int, int, int, str]
+) -> None:
     allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=device_mib * MIB)
     digest = hashlib.sha256()
     for line in answers(allocator, seed, 3000):
         digest.update(line.encode() + b"\n")
     stats = allocator.stats()
-    peaks = (stats.requested_bytes.peak, stats.allocated_bytes.peak, stats.reserved_bytes.peak, stats.alloc_retries, stats.ooms)
+    peaks = (
+        stats.requested_bytes.peak,
+        stats.allocated_bytes.peak,
+        stats.reserved_bytes.peak,
+        stats.alloc_retries,
+        stats.ooms,
+    )
     assert (*peaks, digest.hexdigest()[:16]) == expected
 
 
 # --- what holds for any order of requests -------------------------------------------------------------------------
 
 SIZES = st.one_of(
-    st.integers(1, 4 * MIB), st.integers(1, 80 * MIB), st.sampled_from([1, 512, 513, MIB, MIB + 1, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB, 21 * MIB])
+    st.integers(1, 4 * MIB),
+    st.integers(1, 80 * MIB),
+    st.sampled_from([1, 512, 513, MIB, MIB + 1, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB, 21 * MIB]),
 )
 SETTINGS = st.sampled_from(
     [
@@ -501,7 +568,9 @@ def test_blocks_tile_their_segments(text: str, capacity_mib: int, actions: list[
         assert found == live
         stats = allocator.stats()
         assert stats.reserved_bytes.current == sum(segment.size for segment in segments) <= capacity_mib * MIB
-        handed_out = sum(block.size for segment in segments for block in segment.blocks if block.requested_bytes is not None)
+        handed_out = sum(
+            block.size for segment in segments for block in segment.blocks if block.requested_bytes is not None
+        )
         assert stats.allocated_bytes.current == stats.active_bytes.current == handed_out
         assert stats.requested_bytes.current == sum(live.values())
         assert stats.requested_bytes.current <= stats.allocated_bytes.current <= stats.reserved_bytes.current
@@ -533,7 +602,12 @@ def test_nothing_is_left_when_all_is_freed(text: str, actions: list[int | float 
         allocator.free(address)
     allocator.empty_cache()
     stats = allocator.stats()
-    assert (stats.requested_bytes.current, stats.allocated_bytes.current, stats.reserved_bytes.current, stats.segments) == (0, 0, 0, 0)
+    assert (
+        stats.requested_bytes.current,
+        stats.allocated_bytes.current,
+        stats.reserved_bytes.current,
+        stats.segments,
+    ) == (0, 0, 0, 0)
     assert allocator.snapshot() == ()
 
 
@@ -567,7 +641,8 @@ def test_a_step_with_a_pencil() -> None:
     """The segments of step 1, in MiB, and who cuts them up in step 2.
 
     - 20: parameter 3 and 17 free; of these the gradient takes 3, then the state 5, then the scratch of the optimizer 3
-    - 34: input 33, the rest is too little to split off (so in every segment below that is larger than its first request)
+    - 34: input 33, the rest is too little to split off (so in every segment below that is larger than its first
+      request)
     - 32: y 31
     - 48: workspace 47, then z 29; in step 2 z takes the 38, being closer, and grad 37 takes this one
     - 2: the output
@@ -579,9 +654,18 @@ def test_a_step_with_a_pencil() -> None:
     # while the workspace of 59 is there: parameter, state, input, y, output, grad, gradient, workspace
     assert result.requested_bytes == (3 + 5 + 33 + 31 + 37 + 3 + 59) * MIB + 700
     assert result.allocated_bytes == result.active_bytes == (3 + 5 + 34 + 32 + 37 + 3 + 60) * MIB + 1024
-    assert (result.steps, result.steady, result.warmup_steps, result.alloc_retries, result.shortage) == (2, True, 1, 0, None)
+    assert (result.steps, result.steady, result.warmup_steps, result.alloc_retries, result.shortage) == (
+        2,
+        True,
+        1,
+        0,
+        None,
+    )
 
-    peaks = {peak.phase: (peak.requested_bytes, peak.allocated_bytes, peak.active_bytes, peak.reserved_bytes) for peak in result.phases}
+    peaks = {
+        peak.phase: (peak.requested_bytes, peak.allocated_bytes, peak.active_bytes, peak.reserved_bytes)
+        for peak in result.phases
+    }
     forward = ((3 + 5 + 33 + 31 + 47) * MIB, (3 + 5 + 34 + 32 + 48) * MIB)
     optimizer = ((3 + 5 + 33 + 3 + 3) * MIB + 700, (3 + 5 + 34 + 3 + 3) * MIB + 1024)
     assert peaks[Phase.FORWARD] == (*forward, forward[1], 234 * MIB)
@@ -610,7 +694,13 @@ def loop(*storages: tuple[int, Kind, int, int], ticks: int, names: tuple[str, ..
 
 def test_residents_are_placed_in_order() -> None:
     """A capacity of nothing refuses the first: the parameter, though the input has the lower index."""
-    profile = loop((30, Kind.INPUT, 0, 2), (40, Kind.WORKSPACE, 0, 2), (50, Kind.PARAMETER, 0, 2), (60, Kind.OPTIMIZER_STATE, 0, 2), ticks=2)
+    profile = loop(
+        (30, Kind.INPUT, 0, 2),
+        (40, Kind.WORKSPACE, 0, 2),
+        (50, Kind.PARAMETER, 0, 2),
+        (60, Kind.OPTIMIZER_STATE, 0, 2),
+        ticks=2,
+    )
     order = []
     for capacity in (0, 50, 80, 120):
         shortage = replay(profile, capacity_bytes=capacity * MIB).shortage
@@ -637,28 +727,50 @@ def training(activation: int = 40) -> Profile:
 
 
 def test_the_first_step_makes_the_optimizer_state_after_the_gradients() -> None:
-    """In step 1 the state takes the activation's segment; so step 2 needs another, and only then does the loop repeat itself."""
+    """In step 1 the state takes the activation's segment; so step 2 needs another, and only then does the loop repeat
+    itself."""
     result = replay(training())
     assert result.reserved_bytes == (30 + 40 + 30 + 40) * MIB
     assert (result.steps, result.warmup_steps) == (3, 2)
     shortage = replay(training(), capacity_bytes=99 * MIB).shortage
     assert shortage is not None
-    assert (shortage.step, shortage.phase, shortage.kind, shortage.op) == (1, Phase.BACKWARD, Kind.GRADIENT, "aten.mm_backward")
+    assert (shortage.step, shortage.phase, shortage.kind, shortage.op) == (
+        1,
+        Phase.BACKWARD,
+        Kind.GRADIENT,
+        "aten.mm_backward",
+    )
     shortage = replay(training(activation=10), capacity_bytes=99 * MIB).shortage
     assert shortage is not None
-    assert (shortage.step, shortage.phase, shortage.tick, shortage.kind) == (1, Phase.OPTIMIZER, 4, Kind.OPTIMIZER_STATE)
+    assert (shortage.step, shortage.phase, shortage.tick, shortage.kind) == (
+        1,
+        Phase.OPTIMIZER,
+        4,
+        Kind.OPTIMIZER_STATE,
+    )
 
 
 def test_shortage_of_a_later_step() -> None:
-    """100 MiB hold the first step. In the second, the state is where the activation was, and the activation finds no place."""
+    """100 MiB hold the first step. In the second, the state is where the activation was, and the activation finds no
+    place."""
     shortage = replay(training(), capacity_bytes=100 * MIB).shortage
     assert shortage is not None
     assert (shortage.step, shortage.phase, shortage.tick, shortage.storage) == (2, Phase.FORWARD, 1, 2)
     assert (shortage.kind, shortage.op, shortage.node) == (Kind.SAVED, "aten.mm", "fc")
     assert (shortage.asked_bytes, shortage.segment_bytes, shortage.free_bytes) == (40 * MIB, 40 * MIB, 30 * MIB)
-    assert (shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes) == (70 * MIB, 70 * MIB, 70 * MIB)
+    assert (shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes) == (
+        70 * MIB,
+        70 * MIB,
+        70 * MIB,
+    )
     result = replay(training(), capacity_bytes=100 * MIB)
-    assert (result.allocated_bytes, result.reserved_bytes, result.at_peak, result.phases, result.steady) == (None, None, None, (), False)
+    assert (result.allocated_bytes, result.reserved_bytes, result.at_peak, result.phases, result.steady) == (
+        None,
+        None,
+        None,
+        (),
+        False,
+    )
     assert not fits(training(), 139 * MIB)
     assert fits(training(), 140 * MIB)
 
@@ -670,7 +782,9 @@ def test_a_gradient_carried_into_the_next_step() -> None:
     result = replay(loop(old, new, ticks=ticks))
     assert (result.requested_bytes, result.reserved_bytes) == (60 * MIB, 60 * MIB)
     assert (result.steady, result.warmup_steps, result.steps) == (True, 1, 3)
-    result = replay(loop(old, new, ticks=ticks, names=("a", "b")))  # not the same one: one is dropped, the other made anew
+    result = replay(
+        loop(old, new, ticks=ticks, names=("a", "b"))
+    )  # not the same one: one is dropped, the other made anew
     assert (result.requested_bytes, result.reserved_bytes) == (60 * MIB, 60 * MIB)
     assert (result.steady, result.warmup_steps, result.steps) == (True, 1, 2)
 
@@ -700,7 +814,9 @@ def test_of_equal_peaks_the_first_counts() -> None:
 
 def test_settings_reach_the_replay() -> None:
     profile = loop((30, Kind.TEMPORARY, 1, 2), (25, Kind.TEMPORARY, 3, 5), (4, Kind.TEMPORARY, 4, 6), ticks=7)
-    plain, expandable = (replay(profile, settings=Settings.from_string(text)) for text in ("", "expandable_segments:True"))
+    plain, expandable = (
+        replay(profile, settings=Settings.from_string(text)) for text in ("", "expandable_segments:True")
+    )
     assert (plain.reserved_bytes, expandable.reserved_bytes) == (30 * MIB, 40 * MIB)
     assert expandable.settings == Settings(expandable_segments=True)
 
@@ -716,7 +832,9 @@ def test_a_memory_fraction_is_of_the_target() -> None:
     """The driver would give 300 MiB, more than the 234 that are needed; half of the card is 512 or 200."""
     half = Settings(per_process_memory_fraction=0.5)
     for card_mib, fit in ((1024, True), (400, False)):
-        profile = pencil_profile().model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": card_mib * MIB})})
+        profile = pencil_profile().model_copy(
+            update={"target": TINY_CARD.model_copy(update={"memory_bytes": card_mib * MIB})}
+        )
         assert fits(profile, 300 * MIB, settings=half) is fit
 
 
@@ -730,7 +848,9 @@ def logs(draw: st.DrawFn) -> Profile:
         with log.phase(phase), log.op("aten.f", node, phase):
             for action in draw(st.lists(st.one_of(SIZES, st.none()), max_size=8)):
                 if action is not None:
-                    alive.append(log.allocate(action, draw(st.sampled_from([Kind.GRADIENT, Kind.OUTPUT, Kind.TEMPORARY]))))
+                    alive.append(
+                        log.allocate(action, draw(st.sampled_from([Kind.GRADIENT, Kind.OUTPUT, Kind.TEMPORARY])))
+                    )
                 elif alive:
                     log.free(alive.pop(draw(st.integers(0, len(alive) - 1))))
     return log.profile()
@@ -771,8 +891,15 @@ def test_any_profile_fits_or_says_why_not(profile: Profile, capacity: int) -> No
 
 
 def test_levels_are_those_of_the_blocks_by_tick() -> None:
-    """30 and 14 MiB have segments of their own; 3 MiB are cut from one of 20, where 5 MiB find room too. What is freed stays reserved."""
-    profile = loop((30, Kind.PARAMETER, 0, 5), (14, Kind.TEMPORARY, 1, 3), (3, Kind.SAVED, 2, 5), (5, Kind.TEMPORARY, 4, 5), ticks=5)
+    """30 and 14 MiB have segments of their own; 3 MiB are cut from one of 20, where 5 MiB find room too. What is freed
+    stays reserved."""
+    profile = loop(
+        (30, Kind.PARAMETER, 0, 5),
+        (14, Kind.TEMPORARY, 1, 3),
+        (3, Kind.SAVED, 2, 5),
+        (5, Kind.TEMPORARY, 4, 5),
+        ticks=5,
+    )
     held = levels(profile, Settings())
     assert held.allocated_bytes == tuple(mib * MIB for mib in (30, 44, 47, 33, 38))
     assert held.reserved_bytes == (64 * MIB,) * 5  # as the step before left it
@@ -785,4 +912,6 @@ def test_the_highest_level_is_the_peak_of_the_replay(profile: Profile, text: str
     held, found = levels(profile, configured), replay(profile, settings=configured)
     assert len(held.allocated_bytes) == len(held.reserved_bytes) == len(timeline(profile).live_bytes)
     assert max(held.allocated_bytes, default=0) == found.allocated_bytes
-    assert all(allocated <= reserved for allocated, reserved in zip(held.allocated_bytes, held.reserved_bytes, strict=True))
+    assert all(
+        allocated <= reserved for allocated, reserved in zip(held.allocated_bytes, held.reserved_bytes, strict=True)
+    )

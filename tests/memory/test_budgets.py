@@ -33,7 +33,28 @@ def test_a_budget_is_read_as_it_is_written(spec: Any, expected: Budget) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "GiB", "8 GiBs", "8G", "-1", "-3GiB", 0, -5, 0.0, 1.5, "1.5", "120%", "0", "nan", float("nan"), True, None, "1e9", "0.2 B"]
+    "spec",
+    [
+        "",
+        "GiB",
+        "8 GiBs",
+        "8G",
+        "-1",
+        "-3GiB",
+        0,
+        -5,
+        0.0,
+        1.5,
+        "1.5",
+        "120%",
+        "0",
+        "nan",
+        float("nan"),
+        True,
+        None,
+        "1e9",
+        "0.2 B",
+    ],
 )
 def test_what_is_no_budget_is_refused_in_one_line(spec: Any) -> None:
     with pytest.raises(UsageError, match=r"expected a budget as bytes .*got") as refused:
@@ -51,7 +72,9 @@ def test_any_text_is_a_budget_or_refused(text: str) -> None:
 
 
 def test_a_share_is_of_what_the_allocator_hands_out_where_it_is_modelled() -> None:
-    peak = Peak(requested_bytes=1000, allocated_bytes=1024, reserved_bytes=2 << 20, phase=Phase.FORWARD, tick=0, by_kind={})
+    peak = Peak(
+        requested_bytes=1000, allocated_bytes=1024, reserved_bytes=2 << 20, phase=Phase.FORWARD, tick=0, by_kind={}
+    )
     assert counted_bytes(peak) == 1024
     assert parse("50%").bytes_of(peak) == 512
     assert parse("50%").bytes_of(peak.model_copy(update={"allocated_bytes": None})) == 500

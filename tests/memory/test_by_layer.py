@@ -52,16 +52,31 @@ def net() -> LayerReport:
 
 def at(report: LayerReport, path: str, name: str | None = None) -> Layer:
     """The row of a module, or of a function's calls in it."""
-    (row,) = (row for row in report.layers if row.path == path and (row.kind == "module" if name is None else row.name == name and row.kind == "call"))
+    (row,) = (
+        row
+        for row in report.layers
+        if row.path == path and (row.kind == "module" if name is None else row.name == name and row.kind == "call")
+    )
     return row
 
 
 def test_by_pencil(net: LayerReport) -> None:
     conv, linear, tied, norm = (at(net, name) for name in ("conv", "linear", "tied", "norm"))
     # 8 filters of 3 x 3 x 3 and a bias each; 2 images of 4 x 4 pixels.
-    assert (conv.params, conv.macs, conv.output_shape, conv.output_bytes) == (8 * 27 + 8, 2 * 16 * 8 * 27, (2, 8, 4, 4), 2 * 8 * 16 * 4)
-    # 2 x 16 tokens through 8 x 8, twice. The first time the bias is added by an operator of its own, because the input is transposed.
-    assert (linear.params, linear.calls, linear.macs, linear.forward_flops) == (72, 2, 2 * 32 * 64, 4 * 32 * 64 + 32 * 8)
+    assert (conv.params, conv.macs, conv.output_shape, conv.output_bytes) == (
+        8 * 27 + 8,
+        2 * 16 * 8 * 27,
+        (2, 8, 4, 4),
+        2 * 8 * 16 * 4,
+    )
+    # 2 x 16 tokens through 8 x 8, twice. The first time the bias is added by an operator of its own, because the input
+    # is transposed.
+    assert (linear.params, linear.calls, linear.macs, linear.forward_flops) == (
+        72,
+        2,
+        2 * 32 * 64,
+        4 * 32 * 64 + 32 * 8,
+    )
     assert (tied.params, tied.params_bytes, tied.macs) == (0, 0, 32 * 64)
     assert (norm.params, norm.macs) == (16, 0)
     assert norm.forward_flops > 0
@@ -76,7 +91,9 @@ def test_by_pencil(net: LayerReport) -> None:
 def test_the_first_row_is_the_sum(net: LayerReport) -> None:
     model, total = Net(), net.total
     assert (total.path, total.depth, total.type) == ("", 0, "Net")
-    assert total.params == sum(parameter.numel() for parameter in model.parameters())  # torch counts a shared one once, too
+    assert total.params == sum(
+        parameter.numel() for parameter in model.parameters()
+    )  # torch counts a shared one once, too
     assert net.trained_params == total.params - 42
     below = net.layers[1:]
     for field in ("params", "params_bytes", "macs", "forward_flops", "backward_flops", "output_bytes", "saved_bytes"):
@@ -89,7 +106,8 @@ def test_a_containers_figures_are_its_childrens() -> None:
 
     report = by_layer(fxmem.analyze(build, torch.empty(3, 4, device="meta"), target="cpu"))
     assert [(row.path, row.depth, row.type) for row in report.layers] == [
-        ("", 0, "Sequential"), ("0", 1, "Sequential"), ("0.0", 2, "Linear"), ("0.1", 2, "ReLU"), ("1", 1, "BatchNorm1d"),
+        ("", 0, "Sequential"), ("0", 1, "Sequential"), ("0.0", 2, "Linear"), ("0.1", 2, "ReLU"),
+        ("1", 1, "BatchNorm1d"),
     ]  # fmt: skip
     inner, linear, relu = report.layers[1:4]
     assert inner.saved_bytes == linear.saved_bytes + relu.saved_bytes > 0
@@ -99,7 +117,11 @@ def test_a_containers_figures_are_its_childrens() -> None:
 
 
 def test_weights_of_a_recurrent_layer_share_a_buffer_and_count_all_the_same() -> None:
-    report = by_layer(fxmem.analyze(lambda: nn.LSTM(8, 16, num_layers=2), torch.empty(5, 3, 8, device="meta"), target="h100", mode="infer"))
+    report = by_layer(
+        fxmem.analyze(
+            lambda: nn.LSTM(8, 16, num_layers=2), torch.empty(5, 3, 8, device="meta"), target="h100", mode="infer"
+        )
+    )
     assert report.total.params == sum(parameter.numel() for parameter in nn.LSTM(8, 16, num_layers=2).parameters())
     assert (report.total.macs, report.total.macs_unknown) == (0, 1)
     assert report.total.forward_flops > 0
@@ -109,7 +131,11 @@ def test_weights_of_a_recurrent_layer_share_a_buffer_and_count_all_the_same() ->
 
 def test_mac_operators_are_those_of_torchs_own_registry_and_more() -> None:
     # Newer releases register flex_attention beside ATen's operators.
-    registered = {str(packet).removeprefix("aten.") for packet in flop_registry if str(packet).startswith("aten.") and not str(packet).endswith("_backward")}
+    registered = {
+        str(packet).removeprefix("aten.")
+        for packet in flop_registry
+        if str(packet).startswith("aten.") and not str(packet).endswith("_backward")
+    }
     assert registered <= MAC_OPS
     names = MAC_OPS | UNKNOWN_MAC_OPS
     assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
@@ -129,7 +155,11 @@ def test_macs_are_half_of_what_torchs_counter_counts() -> None:
 def test_parameters_of_any_dtype_count_once() -> None:
     log = Log(modules={"": "Toy", "a": "Linear"})
     log.node("a", target="a", module="a", module_type="Linear")
-    for name, dtype, nbytes, shape in (("a.weight", "bfloat16", 64, (4, 8)), ("a.scale", "float8_e4m3fn", 4, (4,)), ("a.odd", "int4", 12, (24,))):
+    for name, dtype, nbytes, shape in (
+        ("a.weight", "bfloat16", 64, (4, 8)),
+        ("a.scale", "float8_e4m3fn", 4, (4,)),
+        ("a.odd", "int4", 12, (24,)),
+    ):
         log.resident(nbytes, Kind.PARAMETER, name=name, node=0, shape=shape, dtype=dtype)
     assert by_layer(log.profile()).total.params == 32 + 4 + 24
 
@@ -145,7 +175,12 @@ def test_equal_siblings_fold_in_tables_and_stand_one_by_one_in_csv() -> None:
     rows = list(csv.DictReader(io.StringIO(layer_reporting.csv_text(report))))
     assert [row["path"] for row in rows if row["type"] == "Linear"] == [f"layers.{i}.linear" for i in range(6)]
     (first,) = (row for row in rows if row["path"] == "layers.0.linear")
-    assert (first["params"], first["params_bytes"], first["output_shape"], first["forward_flops"]) == ("65536", "262144", "4x256", "524288")
+    assert (first["params"], first["params_bytes"], first["output_shape"], first["forward_flops"]) == (
+        "65536",
+        "262144",
+        "4x256",
+        "524288",
+    )
     assert list(first) == list(Layer.model_fields)
 
 
@@ -171,14 +206,20 @@ def test_depth_limits_every_form() -> None:
     assert "conv (Conv2d)" in layer_reporting.table(report)
     assert "Conv2d" not in layer_reporting.table(report, depth=1)
     assert "Conv2d" not in layer_reporting.markdown(report, depth=1)
-    assert [row["path"] for row in csv.DictReader(io.StringIO(layer_reporting.csv_text(report, depth=1)))] == ["", "block", ""]
+    assert [row["path"] for row in csv.DictReader(io.StringIO(layer_reporting.csv_text(report, depth=1)))] == [
+        "",
+        "block",
+        "",
+    ]
 
 
 def test_markdown_is_a_table(net: LayerReport) -> None:
     lines = layer_reporting.markdown(net).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
-    assert len(table) == 2 + len([row for row in net.layers if row.kind == "module" or row.output_bytes or row.saved_bytes or row.forward_flops])
+    assert len(table) == 2 + len(
+        [row for row in net.layers if row.kind == "module" or row.output_bytes or row.saved_bytes or row.forward_flops]
+    )
     assert f"- MACs: {6912 + 4096 + 2048 + 8192:,}" in lines
 
 
@@ -202,9 +243,19 @@ def test_csv_is_no_place_for_formulas(start: str) -> None:
 
 def test_folding() -> None:
     def fold(*rows: tuple[int, str, Any]) -> list[str]:
-        return [f"{label} x{alike}" for _, label, alike in folded(rows, depth=lambda row: row[0], label=lambda row: row[1], likeness=lambda row: row[2])]
+        return [
+            f"{label} x{alike}"
+            for _, label, alike in folded(
+                rows, depth=lambda row: row[0], label=lambda row: row[1], likeness=lambda row: row[2]
+            )
+        ]
 
-    assert fold((0, "0", 1), (1, "a", 2), (0, "1", 1), (1, "a", 2), (0, "2", 1), (1, "a", 3)) == ["0-1 x2", "a x1", "2 x1", "a x1"]
+    assert fold((0, "0", 1), (1, "a", 2), (0, "1", 1), (1, "a", 2), (0, "2", 1), (1, "a", 3)) == [
+        "0-1 x2",
+        "a x1",
+        "2 x1",
+        "a x1",
+    ]
     assert fold((0, "0", 1), (0, "2", 1), (0, "3", 1)) == ["0 x1", "2-3 x2"]
     assert fold((0, "a", 1), (0, "b", 1)) == ["a x1", "b x1"]
     assert fold((0, "0", 1), (1, "x", 1), (0, "1", 1), (1, "y", 1)) == ["0 x1", "x x1", "1 x1", "y x1"]

@@ -54,10 +54,15 @@ def check_sums(profile: Profile, report: LineReport) -> None:
 
 @given(profiles())
 def test_lines_and_rest_sum_to_the_profile(profile: Profile) -> None:
-    assume(any(op.phase is Phase.FORWARD for op in profile.ops))  # else there is no line that what goes in forward could go with
+    assume(
+        any(op.phase is Phase.FORWARD for op in profile.ops)
+    )  # else there is no line that what goes in forward could go with
     # As in a profile that was made: operators bring what is born in the step, and the optimizer's are no line's.
     storages = tuple(s if s.op is not None else s.model_copy(update={"birth": 0}) for s in profile.storages)
-    nodes = [node.model_copy(update={"source": SourceLine(file="a.py", line=index // 2) if index else None}) for index, node in enumerate(profile.nodes)]
+    nodes = [
+        node.model_copy(update={"source": SourceLine(file="a.py", line=index // 2) if index else None})
+        for index, node in enumerate(profile.nodes)
+    ]
     ops = tuple(op.model_copy(update={"node": len(nodes)}) if op.phase is Phase.OPTIMIZER else op for op in profile.ops)
     nodes.append(Node(name="optimizer", op="optimizer", target="SGD"))
     profile = profile.model_copy(update={"storages": storages, "nodes": tuple(nodes), "ops": ops})
@@ -68,19 +73,46 @@ def test_a_small_step_by_pencil() -> None:
     report = by_line(small_profile())
     check_sums(small_profile(), report)
     (conv, act, add), (loss, optimizer) = report.lines, report.rest
-    assert [(line.line, line.code) for line in report.lines] == [(17, "x = self.conv(x)"), (18, "x = self.act(x)"), (31, "return self.head(x + y)")]
+    assert [(line.line, line.code) for line in report.lines] == [
+        (17, "x = self.conv(x)"),
+        (18, "x = self.act(x)"),
+        (31, "return self.head(x + y)"),
+    ]
     # Before the step: a weight of 2 MiB, its state of 4, an input of 32.
     assert report.resident_bytes == 38 * MIB
     assert [group.kind for group in report.resident] == [Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.PARAMETER]
     # The convolution brings 32 MiB and a workspace of 48 that goes again.
-    assert (conv.allocated_bytes, conv.kept_bytes, conv.freed_bytes, conv.saved_bytes, conv.params_bytes) == (80 * MIB, 32 * MIB, 0, 32 * MIB, 2 * MIB)
+    assert (conv.allocated_bytes, conv.kept_bytes, conv.freed_bytes, conv.saved_bytes, conv.params_bytes) == (
+        80 * MIB,
+        32 * MIB,
+        0,
+        32 * MIB,
+        2 * MIB,
+    )
     assert (conv.before_bytes, conv.after_bytes, conv.peak_bytes) == (38 * MIB, 70 * MIB, 118 * MIB)
-    assert conv.came == (TensorGroup(count=1, shape=(8, 16, 64, 64), dtype="float32", kind=Kind.SAVED, nbytes=32 * MIB),)
-    assert (act.before_bytes, act.after_bytes, add.after_bytes, loss.after_bytes) == (70 * MIB, 102 * MIB, 134 * MIB, 134 * MIB + 4)
-    # Its backward: the weight's gradient, 2 MiB, and a workspace of 64. 134 MiB were alive, and two gradients of 32 less two activations.
-    assert (conv.backward_allocated_bytes, act.backward_allocated_bytes, add.backward_allocated_bytes) == (66 * MIB, 32 * MIB, None)
+    assert conv.came == (
+        TensorGroup(count=1, shape=(8, 16, 64, 64), dtype="float32", kind=Kind.SAVED, nbytes=32 * MIB),
+    )
+    assert (act.before_bytes, act.after_bytes, add.after_bytes, loss.after_bytes) == (
+        70 * MIB,
+        102 * MIB,
+        134 * MIB,
+        134 * MIB + 4,
+    )
+    # Its backward: the weight's gradient, 2 MiB, and a workspace of 64. 134 MiB were alive, and two gradients of 32
+    # less two activations.
+    assert (conv.backward_allocated_bytes, act.backward_allocated_bytes, add.backward_allocated_bytes) == (
+        66 * MIB,
+        32 * MIB,
+        None,
+    )
     assert conv.backward_peak_bytes == 200 * MIB + 4
-    assert (loss.what, optimizer.what, optimizer.allocated_bytes, optimizer.freed_bytes) == ("loss", "optimizer", 2 * MIB, 2 * MIB)
+    assert (loss.what, optimizer.what, optimizer.allocated_bytes, optimizer.freed_bytes) == (
+        "loss",
+        "optimizer",
+        2 * MIB,
+        2 * MIB,
+    )
 
 
 def looped(file: str) -> Profile:
@@ -89,7 +121,11 @@ def looped(file: str) -> Profile:
     with log.phase(Phase.FORWARD):
         for turn in range(3):
             for line in (4, 5):
-                node = log.node(f"n{turn}{line}", op="call_function", source=SourceLine(file=file, line=line, function="forward", code=f"line {line}"))
+                node = log.node(
+                    f"n{turn}{line}",
+                    op="call_function",
+                    source=SourceLine(file=file, line=line, function="forward", code=f"line {line}"),
+                )
                 with log.op("aten.mul.Tensor", node, Phase.FORWARD):
                     brought = log.allocate(10, Kind.TEMPORARY, shape=(10,), dtype="int8")
                 if line == 4:
@@ -116,7 +152,12 @@ LIBRARY = "/opt/env/lib/python3.11/site-packages/timm/models/vit.py"
 
 def called_from_own(inner: str = LIBRARY) -> Profile:
     """A library's line, called by a module that line 7 of the user's called."""
-    call = ModuleCall(module="vit", first_node=0, last_node=6, source=SourceLine(file=LINE, line=7, function="forward", code="x = self.vit(x)"))
+    call = ModuleCall(
+        module="vit",
+        first_node=0,
+        last_node=6,
+        source=SourceLine(file=LINE, line=7, function="forward", code="x = self.vit(x)"),
+    )
     nodes = [node.model_copy(update={"module": "vit"}) for node in looped(inner).nodes]
     return looped(inner).model_copy(update={"nodes": tuple(nodes), "calls": (call,)})
 
@@ -134,7 +175,9 @@ def test_files_can_be_chosen() -> None:
     assert [line.line for line in by_line(profile, files=["timm/models/vit.py"]).lines] == [4, 5]
     assert [line.line for line in by_line(profile, files=["./timm/"]).lines] == [4, 5]
     assert by_line(profile, files=["project/model.py"]).files == (LINE,)
-    with pytest.raises(UsageError, match=r"expected files of the program, got it.py; its lines are in /home/user/project/model.py, "):
+    with pytest.raises(
+        UsageError, match=r"expected files of the program, got it.py; its lines are in /home/user/project/model.py, "
+    ):
         by_line(profile, files=["it.py"])  # no path's last part, though the end of one
 
 
@@ -152,8 +195,9 @@ def test_what_no_line_did_is_other_code() -> None:
 
 @pytest.mark.parametrize(
     ("file", "installed"),
-    [(LIBRARY, True), (r"C:\env\Lib\site-packages\timm\x.py", True), ("/usr/lib/python3/dist-packages/a.py", True), ("/usr/lib/python3.12/enum.py", True),
-     (LINE, False), ("<eval_with_key>.0", False), ("/home/user/site-packages.py", False)],
+    [(LIBRARY, True), (r"C:\env\Lib\site-packages\timm\x.py", True), ("/usr/lib/python3/dist-packages/a.py", True),
+     ("/usr/lib/python3.12/enum.py", True), (LINE, False), ("<eval_with_key>.0", False),
+     ("/home/user/site-packages.py", False)],
 )  # fmt: skip
 def test_installed_files_are_known_by_their_path(file: str, installed: bool) -> None:
     assert is_installed(file) is installed
@@ -258,7 +302,10 @@ def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
     return events
 
 
-@pytest.mark.skipif(sys.gettrace() is not None, reason="the lines are followed by sys.settrace, which a debugger or a coverage tool holds")
+@pytest.mark.skipif(
+    sys.gettrace() is not None,
+    reason="the lines are followed by sys.settrace, which a debugger or a coverage tool holds",
+)
 def test_lines_of_a_real_run() -> None:
     """Every line's allocations, and what is alive before its first and after its last, to the byte."""
     ids = torch.zeros(4, 16, dtype=torch.int64)
@@ -283,8 +330,12 @@ def test_lines_of_a_real_run() -> None:
     assert {line.line: line.allocated_bytes for line in report.lines if line.allocated_bytes} == allocated
     ours = {line.line: line for line in report.lines if line.allocated_bytes}
     resident = report.resident_bytes
-    assert {number: line.before_bytes - resident for number, line in ours.items() if line.before_bytes is not None} == before
-    assert {number: line.after_bytes - resident for number, line in ours.items() if line.after_bytes is not None} == {n: b for n, b in after.items() if n}
+    assert {
+        number: line.before_bytes - resident for number, line in ours.items() if line.before_bytes is not None
+    } == before
+    assert {number: line.after_bytes - resident for number, line in ours.items() if line.after_bytes is not None} == {
+        n: b for n, b in after.items() if n
+    }
     # The loop's line holds three blocks' calls, none of its own: those stand at the block's lines, five times each.
     assert {line.calls for line in report.lines if line.function == "forward" and "self.up" in line.code} == {5}
 
@@ -317,14 +368,23 @@ def test_lines_of_a_checkpointed_model() -> None:
 def own(tmp_path: Path) -> Path:
     """A file in which lines 4 and 5 are those of `looped`."""
     path = tmp_path / "own.py"
-    path.write_text("def forward(x):\n    # before\n    for turn in range(3):\n        line 4\n        line 5\n    return x\n" + "\n" * 20 + "last = 1\n")
+    path.write_text(
+        "def forward(x):\n    # before\n    for turn in range(3):\n        line 4\n        line 5\n    return x\n"
+        + "\n" * 20
+        + "last = 1\n"
+    )
     return path
 
 
 def test_annotated_source(own: Path) -> None:
     text = line_reporting.table(by_line(looped(str(own))), width=100)
-    assert re.search(r"^    2 +# before\n    3 +for turn in range\(3\):\n    4 +30 B +30 B +0 +30 B +line 4\n", text, re.MULTILINE)
-    assert re.search(r"line 5\n      \+ 3 x \(10,\) int8 30 B temporary\n      - 3 x \(10,\) int8 30 B temporary\n    6 +return x\n", text)
+    assert re.search(
+        r"^    2 +# before\n    3 +for turn in range\(3\):\n    4 +30 B +30 B +0 +30 B +line 4\n", text, re.MULTILINE
+    )
+    assert re.search(
+        r"line 5\n      \+ 3 x \(10,\) int8 30 B temporary\n      - 3 x \(10,\) int8 30 B temporary\n    6 +return x\n",
+        text,
+    )
     assert "last = 1" not in text
     assert re.search(r"60 B +60 B +0 +sum of these lines", text)
 
@@ -370,7 +430,9 @@ def test_inference_says_nothing_of_backward() -> None:
     assert "kept for backward\n" not in text
 
 
-@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "\x1b[31mred\x07", "</style><img src=x onerror=alert(1)>"])
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "\x1b[31mred\x07", "</style><img src=x onerror=alert(1)>"]
+)
 def test_names_are_text(text: str) -> None:
     report = by_line(hostile(text))
     parsed = Balanced.check(re.sub(r"<!DOCTYPE html>|<(?:meta|link)[^>]*>", "", lines_html(report)))

@@ -50,9 +50,17 @@ def test_every_node_is_in_one_row(a: Profile, b: Profile) -> None:
         assert sorted(name for name in names if name is not None) == sorted(node.name for node in profile.nodes)
         side = "before" if before else "after"
         assert getattr(comparison.requested_bytes, side) == liveness.timeline(profile).peak.requested_bytes
-        assert sum(getattr(change, side) for change in comparison.by_kind.values()) == getattr(comparison.requested_bytes, side)
-        assert sum(getattr(node.at_peak, side) for node in comparison.nodes) == getattr(comparison.modules[0].at_peak, side)
-        assert sum(getattr(node.saved, side) for node in comparison.nodes) == getattr(comparison.modules[0].saved, side) == profile.saved_bytes
+        assert sum(getattr(change, side) for change in comparison.by_kind.values()) == getattr(
+            comparison.requested_bytes, side
+        )
+        assert sum(getattr(node.at_peak, side) for node in comparison.nodes) == getattr(
+            comparison.modules[0].at_peak, side
+        )
+        assert (
+            sum(getattr(node.saved, side) for node in comparison.nodes)
+            == getattr(comparison.modules[0].saved, side)
+            == profile.saved_bytes
+        )
         phases = [getattr(change, side) for change in comparison.phases.values()]
         assert max(phase for phase in phases if phase is not None) <= getattr(comparison.requested_bytes, side)
 
@@ -71,7 +79,10 @@ def test_a_module_is_the_sum_of_what_is_below_it() -> None:
     for field in ("at_peak", "saved", "params", "output", "forward_flops", "backward_flops"):
         layers = [getattr(by_path[f"layers.{i}"], field) for i in range(5)]
         whole = getattr(by_path["layers"], field)
-        assert (whole.before, whole.after) == (sum(each.before for each in layers), sum(each.after for each in layers)), field
+        assert (whole.before, whole.after) == (
+            sum(each.before for each in layers),
+            sum(each.after for each in layers),
+        ), field
     # Two more blocks, each with a weight of 256 KiB and three activations of 4 KiB kept.
     assert comparison.params_bytes == Change(before=3 * 262144, after=5 * 262144)
     assert comparison.saved_bytes == Change(before=9 * 4096, after=15 * 4096)
@@ -83,9 +94,21 @@ def test_a_module_is_the_sum_of_what_is_below_it() -> None:
 
 def test_a_layer_inserted_into_a_sequence_is_one_addition() -> None:
     before = profile_of(("net.0", "Conv2d", 10), ("net.1", "ReLU", 20), ("net.2", "Conv2d", 30), ("net.3", "ReLU", 40))
-    after = profile_of(("net.0", "Conv2d", 10), ("net.1", "BatchNorm2d", 7), ("net.2", "ReLU", 20), ("net.3", "Conv2d", 30), ("net.4", "ReLU", 40))
+    after = profile_of(
+        ("net.0", "Conv2d", 10),
+        ("net.1", "BatchNorm2d", 7),
+        ("net.2", "ReLU", 20),
+        ("net.3", "Conv2d", 30),
+        ("net.4", "ReLU", 40),
+    )
     comparison = compare(before, after)
-    assert matches(comparison) == [("net_0", "net_0"), (None, "net_1"), ("net_1", "net_2"), ("net_2", "net_3"), ("net_3", "net_4")]
+    assert matches(comparison) == [
+        ("net_0", "net_0"),
+        (None, "net_1"),
+        ("net_1", "net_2"),
+        ("net_2", "net_3"),
+        ("net_3", "net_4"),
+    ]
     assert [node.saved.delta for node in comparison.nodes] == [0, 7, 0, 0, 0]
     back = compare(after, before)
     assert matches(back)[-1] == ("net_1", None)
@@ -93,13 +116,16 @@ def test_a_layer_inserted_into_a_sequence_is_one_addition() -> None:
 
 
 def test_layers_with_other_weights_are_matched_by_their_place() -> None:
-    """Of three blocks the middle one became wider: no block was added or removed, though the first two are now unlike."""
+    """Of three blocks the middle one became wider: no block was added or removed, though the first two are now
+    unlike."""
 
     def build(*widths: int) -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)) for width in widths))
 
     x = torch.empty(2, 8, device="meta")
-    before, after = (fxmem.analyze(lambda widths=widths: build(*widths), x, target="cpu") for widths in ((16, 16, 32), (16, 32, 32)))
+    before, after = (
+        fxmem.analyze(lambda widths=widths: build(*widths), x, target="cpu") for widths in ((16, 16, 32), (16, 32, 32))
+    )
     comparison = fxmem.memory.comparison.compare(before, after)
     assert all(row.before_path == row.after_path for row in comparison.modules)
     assert [row.after_path for row in comparison.modules if row.params.delta and row.after_path] == ["1", "1.0", "1.1"]
@@ -112,7 +138,10 @@ def test_a_block_taken_out_of_the_middle_is_known_by_its_weights() -> None:
         return nn.Sequential(*(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)) for width in widths))
 
     x = torch.empty(2, 8, device="meta")
-    before, after = (fxmem.analyze(lambda widths=widths: build(*widths), x, target="cpu") for widths in ((16, 24, 32, 40), (16, 32, 40)))
+    before, after = (
+        fxmem.analyze(lambda widths=widths: build(*widths), x, target="cpu")
+        for widths in ((16, 24, 32, 40), (16, 32, 40))
+    )
     top = [(row.before_path, row.after_path) for row in compare(before, after).modules if row.depth == 1]
     assert top == [("0", "0"), ("2", "1"), ("3", "2"), ("1", None)]
 
@@ -129,17 +158,35 @@ def test_a_layer_of_another_class_under_the_same_number() -> None:
 
 
 def test_a_module_under_another_name() -> None:
-    comparison = compare(profile_of(("body", "Linear", 1), ("fc", "Head", 2)), profile_of(("body", "Linear", 1), ("head", "Head", 2)))
+    comparison = compare(
+        profile_of(("body", "Linear", 1), ("fc", "Head", 2)), profile_of(("body", "Linear", 1), ("head", "Head", 2))
+    )
     assert [(row.before_path, row.after_path) for row in comparison.modules[1:]] == [("body", "body"), ("fc", "head")]
 
 
 def test_calls_of_a_function_match_in_order_and_by_shape() -> None:
-    comparison = compare(profile_of(functions=("torch.relu", "torch.relu", "torch.cat")), profile_of(functions=("torch.relu", "torch.cat", "torch.relu")))
-    assert sorted(matches(comparison)) == [("torch.cat_2", "torch.cat_1"), ("torch.relu_0", "torch.relu_0"), ("torch.relu_1", "torch.relu_2")]
+    comparison = compare(
+        profile_of(functions=("torch.relu", "torch.relu", "torch.cat")),
+        profile_of(functions=("torch.relu", "torch.cat", "torch.relu")),
+    )
+    assert sorted(matches(comparison)) == [
+        ("torch.cat_2", "torch.cat_1"),
+        ("torch.relu_0", "torch.relu_0"),
+        ("torch.relu_1", "torch.relu_2"),
+    ]
 
     def shaped(*widths: int) -> Profile:
         return make_profile(
-            ticks=0, nodes=[call(f"relu_{width}", op="call_function", target="relu", outputs=({"shape": (width,), "dtype": "float32"},)) for width in widths]
+            ticks=0,
+            nodes=[
+                call(
+                    f"relu_{width}",
+                    op="call_function",
+                    target="relu",
+                    outputs=({"shape": (width,), "dtype": "float32"},),
+                )
+                for width in widths
+            ],
         )
 
     more = compare(shaped(1, 3), shaped(1, 2, 3))
@@ -149,17 +196,22 @@ def test_calls_of_a_function_match_in_order_and_by_shape() -> None:
 
 def test_loss_and_optimizer_match_whatever_they_are() -> None:
     x = torch.empty(2, 8, device="meta")
-    adam, sgd = (fxmem.analyze(lambda: nn.Linear(8, 8), x, optimizer=optimizer, target="cpu") for optimizer in ("adam", "sgd"))
+    adam, sgd = (
+        fxmem.analyze(lambda: nn.Linear(8, 8), x, optimizer=optimizer, target="cpu") for optimizer in ("adam", "sgd")
+    )
     comparison = compare(adam, sgd)
     assert ("optimizer", "optimizer") in matches(comparison)
-    # Two averages of 72 numbers for each parameter; the step's counters are on the CPU as well, which is the target here.
+    # Two averages of 72 numbers for each parameter; the step's counters are on the CPU as well, which is the target
+    # here.
     assert comparison.by_kind[Kind.OPTIMIZER_STATE] == Change(before=2 * 72 * 4 + 2 * 4, after=0)
     assert comparison.by_kind[Kind.PARAMETER].delta == 0
 
 
 def test_inference_has_one_phase() -> None:
     x = torch.empty(2, 8, device="meta")
-    training, inference = (fxmem.analyze(lambda: nn.Linear(8, 8), x, mode=mode, target="cpu") for mode in ("train", "infer"))
+    training, inference = (
+        fxmem.analyze(lambda: nn.Linear(8, 8), x, mode=mode, target="cpu") for mode in ("train", "infer")
+    )
     comparison = compare(training, inference)
     assert comparison.phases[Phase.BACKWARD].after is None
     assert comparison.phases[Phase.BACKWARD].delta is None
@@ -216,19 +268,33 @@ def test_small_changes_are_left_out_and_it_is_said() -> None:
 
 
 def test_many_small_changes_alike_are_not_small() -> None:
-    before, after = (report_of(profile_of(*((f"h.{i}", "Block", 60_000) for i in range(count)), ("end", "Head", 60_000))) for count in (2, 12))
-    comparison = compare(before, after).model_copy(update={"requested_bytes": Change(before=10_000_000, after=20_000_000)})
+    before, after = (
+        report_of(profile_of(*((f"h.{i}", "Block", 60_000) for i in range(count)), ("end", "Head", 60_000)))
+        for count in (2, 12)
+    )
+    comparison = compare(before, after).model_copy(
+        update={"requested_bytes": Change(before=10_000_000, after=20_000_000)}
+    )
     text = comparison_reporting.table(comparison)
     assert re.search(r"^    \+ 2-11 x10 \(Block\) +\+58\.6 KiB", text, re.MULTILINE)
     assert re.search(r"^\+ h\.2 x10 +saved +58\.6 KiB +\+58\.6 KiB$", text, re.MULTILINE)
     # One such block by itself is 0.3 % of the peak.
-    one = compare(before, report_of(profile_of(*((f"h.{i}", "Block", 60_000) for i in range(3)), ("end", "Head", 60_000))))
+    one = compare(
+        before, report_of(profile_of(*((f"h.{i}", "Block", 60_000) for i in range(3)), ("end", "Head", 60_000)))
+    )
     one = one.model_copy(update={"requested_bytes": comparison.requested_bytes})
     assert "(Block)" not in comparison_reporting.table(one)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "share"), [(100, 150, "+50.0 %"), (100, 999, "+899.0 %"), (100, 1000, "x10"), (1_000_000, 999_999, "<0.1 %"), (100, 0, "-100.0 %")]
+    ("before", "after", "share"),
+    [
+        (100, 150, "+50.0 %"),
+        (100, 999, "+899.0 %"),
+        (100, 1000, "x10"),
+        (1_000_000, 999_999, "<0.1 %"),
+        (100, 0, "-100.0 %"),
+    ],
 )
 def test_shares(before: int, after: int, share: str) -> None:
     comparison = grown().model_copy(update={"requested_bytes": Change(before=before, after=after)})
@@ -265,7 +331,9 @@ def test_two_reports(saved: tuple[str, str], tmp_path: Path) -> None:
     expected = compare(*(load_report(Path(name)) for name in saved))
     assert run(*saved, "--width", "80") == (0, comparison_reporting.table(expected, width=80))
     assert Comparison.model_validate_json(run(*saved, "--json", "-")[1]) == expected
-    assert run(*saved, "--width", "80", "--top", "1", "--depth", "1")[1] == comparison_reporting.table(expected, width=80, top=1, depth=1)
+    assert run(*saved, "--width", "80", "--top", "1", "--depth", "1")[1] == comparison_reporting.table(
+        expected, width=80, top=1, depth=1
+    )
 
 
 OWN = """
@@ -297,10 +365,26 @@ def test_one_model_with_another_option(own: str) -> None:
 
 
 def test_settings_of_the_second_replace_those_of_the_first(own: str) -> None:
-    comparison = compared(own, "--input", "4x8", "--set", "width=16", "--with", "set=width=32", "--with", "set=norm=true", "--with", "channels-last")
+    comparison = compared(
+        own,
+        "--input",
+        "4x8",
+        "--set",
+        "width=16",
+        "--with",
+        "set=width=32",
+        "--with",
+        "set=norm=true",
+        "--with",
+        "channels-last",
+    )
     # From 8 x 16 and 16 x 8 to 8 x 32 and 32 x 8, biases, and a norm of 32 with a bias.
     assert comparison.params_bytes == Change(before=4 * (2 * 128 + 16 + 8), after=4 * (2 * 256 + 32 + 8 + 64))
-    assert [(row.before_path, row.after_path) for row in comparison.modules[1:]] == [("0", "0"), (None, "1"), ("1", "2")]
+    assert [(row.before_path, row.after_path) for row in comparison.modules[1:]] == [
+        ("0", "0"),
+        (None, "1"),
+        ("1", "2"),
+    ]
 
 
 def test_a_report_and_a_model(own: str, saved: tuple[str, str]) -> None:
@@ -314,8 +398,14 @@ def test_a_report_and_a_model(own: str, saved: tuple[str, str]) -> None:
         (["own.py:build"], "expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE"),
         (["own.py:build", "b.json", "--with", "batch=2"], "expected --with for a model, but 'b.json' is a report"),
         (["-", "-"], "expected stdin (-) for one of the two"),
-        (["own.py:build", "--with", "colour=red"], "--with colour=red: expected an option of the step; see fxmem compare --help"),
-        (["own.py:build", "--with", "precision=fp8"], "expected --precision to be one of bf16, fp16; got 'fp8'; see fxmem compare --help"),
+        (
+            ["own.py:build", "--with", "colour=red"],
+            "--with colour=red: expected an option of the step; see fxmem compare --help",
+        ),
+        (
+            ["own.py:build", "--with", "precision=fp8"],
+            "expected --precision to be one of bf16, fp16; got 'fp8'; see fxmem compare --help",
+        ),
         (["a.json", "b.json", "--top", "-1"], "expected --top of at least 0, got -1"),
     ],
 )
@@ -327,7 +417,9 @@ def test_what_the_verb_refuses(arguments: list[str], message: str) -> None:
 def test_options_of_the_first_are_left_as_they_were(own: str) -> None:
     parser = Parser(prog="fxmem compare")
     verb.add_options(parser)
-    options: argparse.Namespace = parser.parse_args([own, "--input", "4x8", "--with", "input=2x8", "--with", "set=width=4"])
+    options: argparse.Namespace = parser.parse_args(
+        [own, "--input", "4x8", "--with", "input=2x8", "--with", "set=width=4"]
+    )
     options.parser = parser
     other = verb._second(options)
     assert (options.input, options.settings, other.input, other.settings) == (["4x8"], [], ["2x8"], ["width=4"])

@@ -9,7 +9,18 @@ from hypothesis import given
 
 from fxmem.errors import UsageError
 from fxmem.memory.liveness import alive_at, check, live_bytes, node_live_bytes, node_scratch_bytes, timeline
-from fxmem.records.profile import Kind, ModuleCall, Node, Op, Phase, PhaseBytes, PhaseSpan, Profile, RecomputedRegion, Storage
+from fxmem.records.profile import (
+    Kind,
+    ModuleCall,
+    Node,
+    Op,
+    Phase,
+    PhaseBytes,
+    PhaseSpan,
+    Profile,
+    RecomputedRegion,
+    Storage,
+)
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 
 
@@ -86,7 +97,9 @@ def test_scratch_may_die_after_its_op_but_not_after_the_next_node_starts() -> No
     ops = [call(0, 0, 1), call(0, 1, 2), call(1, 4, 5)]
 
     def scratch(death: int) -> int:
-        return node_scratch_bytes(make_profile(ticks=6, nodes=nodes, ops=ops, storages=[storage(19, 0, death, op=0)]))[0].forward
+        return node_scratch_bytes(make_profile(ticks=6, nodes=nodes, ops=ops, storages=[storage(19, 0, death, op=0)]))[
+            0
+        ].forward
 
     assert [scratch(death) for death in (1, 2, 3, 4, 5)] == [19, 19, 19, 0, 0]
 
@@ -106,12 +119,16 @@ def test_node_without_ops_and_node_that_allocates_nothing() -> None:
 def test_optimizer_counts_as_forward() -> None:
     phases = [PhaseSpan(phase=Phase.OPTIMIZER, begin=0, end=2, first_op=0, last_op=1)]
     nodes = [Node(name="optimizer", op="optimizer", target="AdamW")]
-    profile = make_profile(ticks=2, nodes=nodes, ops=[call(0, 0, 1, Phase.OPTIMIZER)], phases=phases, storages=[storage(29, 0, 1, op=0)])
+    profile = make_profile(
+        ticks=2, nodes=nodes, ops=[call(0, 0, 1, Phase.OPTIMIZER)], phases=phases, storages=[storage(29, 0, 1, op=0)]
+    )
     assert node_live_bytes(profile) == node_scratch_bytes(profile) == (PhaseBytes(forward=29, backward=None),)
 
 
 def test_first_of_equal_peaks_and_equal_sizes_in_index_order() -> None:
-    profile = make_profile(ticks=4, storages=[storage(31, 2, 3), storage(31, 0, 1), storage(0, 0, 4), storage(31, 2, 3)])
+    profile = make_profile(
+        ticks=4, storages=[storage(31, 2, 3), storage(31, 0, 1), storage(0, 0, 4), storage(31, 2, 3)]
+    )
     result = timeline(profile)
     assert result.live_bytes == (31, 0, 62, 0)
     assert (result.peak.tick, result.alive) == (2, (0, 3, 2))
@@ -121,7 +138,15 @@ def test_first_of_equal_peaks_and_equal_sizes_in_index_order() -> None:
 @pytest.mark.parametrize(
     ("tick", "op"),
     [(0, None), (1, 0), (2, 0), (3, 0), (4, 2), (5, 2), (6, 3)],
-    ids=["before the first", "inside", "still inside", "in the gap", "empty op before it", "in the next gap", "after an empty op"],
+    ids=[
+        "before the first",
+        "inside",
+        "still inside",
+        "in the gap",
+        "empty op before it",
+        "in the next gap",
+        "after an empty op",
+    ],
 )
 def test_op_of_the_peak(tick: int, op: int | None) -> None:
     nodes = [Node(name=name, op="call_function", target=name) for name in "abcd"]
@@ -191,19 +216,25 @@ def test_ready_made_profiles_are_consistent() -> None:
         ({"storages": (storage(1, 5, 4),)}, r"storages\[0\] is born at tick 5 and dies at tick 4"),
         ({"storages": (storage(1, 5, 11),)}, r"storages\[0\] dies at tick 11, but there are 10 ticks"),
         ({"storages": (storage(1, 5, 6, op=4),)}, r"storages\[0\]\.op is 4, but there are 4 ops"),
-        ({"storages": (Storage(nbytes=1, kind=Kind.INPUT, birth=0, death=1, node=2),)}, r"storages\[0\]\.node is 2, but there are 2 nodes"),
+        ({"storages": (Storage(nbytes=1, kind=Kind.INPUT, birth=0, death=1, node=2),)},
+         r"storages\[0\]\.node is 2, but there are 2 nodes"),
         ({"nodes": (Node(name="a", op="output", target="a"),)}, r"ops\[1\]\.node is 1, but there are 1 nodes"),
         ({"nodes": (Node(name="a", op="output", target="a", inputs=(7,)),) * 2}, r"nodes\[0\]\.inputs is 7"),
         ({"nodes": (Node(name="a", op="output", target="a", view_of=-1),) * 2}, r"nodes\[0\]\.view_of is -1"),
-        ({"nodes": (Node(name="a", op="output", target="a", saved=(9,)),) * 2}, r"nodes\[0\]\.saved is 9, but there are 7 storages"),
+        ({"nodes": (Node(name="a", op="output", target="a", saved=(9,)),) * 2},
+         r"nodes\[0\]\.saved is 9, but there are 7 storages"),
         ({"saved_bytes": 1}, r"saved_bytes is 1, the sum over its nodes is 0"),
         ({"storages": (), "ops": (call(0, 3, 2),)}, r"ops\[0\] begins at tick 3 and ends at tick 2"),
-        ({"storages": (), "ops": (call(0, 1, 4), call(1, 3, 5))}, r"ops\[1\] begins at tick 3, before ops\[0\] has ended at tick 4"),
+        ({"storages": (), "ops": (call(0, 1, 4), call(1, 3, 5))},
+         r"ops\[1\] begins at tick 3, before ops\[0\] has ended at tick 4"),
         ({"storages": (), "ops": (call(0, 1, 11),)}, r"ops\[0\] ends at tick 11"),
         ({"phases": ()}, r"its phases cover 0 of 10 ticks and 0 of 4 ops"),
-        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=2, end=10, first_op=0, last_op=4),)}, r"phase forward begins at tick 2 and op 0, expected tick 0"),
-        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=10, first_op=0, last_op=4),)}, r"ops\[2\] is of phase backward, but stands in phase forward"),
-        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=4, first_op=0, last_op=2),)}, r"ops\[1\] covers ticks \[4, 5\), phase forward only \[0, 4\)"),
+        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=2, end=10, first_op=0, last_op=4),)},
+         r"phase forward begins at tick 2 and op 0, expected tick 0"),
+        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=10, first_op=0, last_op=4),)},
+         r"ops\[2\] is of phase backward, but stands in phase forward"),
+        ({"phases": (PhaseSpan(phase=Phase.FORWARD, begin=0, end=4, first_op=0, last_op=2),)},
+         r"ops\[1\] covers ticks \[4, 5\), phase forward only \[0, 4\)"),
     ],
 )  # fmt: skip
 def test_check_names_the_contradiction(change: dict[str, Any], complaint: str) -> None:

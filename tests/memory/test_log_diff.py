@@ -46,7 +46,15 @@ def test_equal_logs_have_no_differences() -> None:
 def test_a_block_only_the_prediction_has_is_named() -> None:
     measured = [700, 700, 700, 300, -700, 11]
     (found,) = first_differences(predicted(), measured, {Phase.FORWARD: 2, Phase.BACKWARD: 4})
-    expected = {"side": Side.PREDICTED, "lives_longer": False, "nbytes": 90, "phase": Phase.FORWARD, "position": 1, "op": CONVOLUTION, "node": "conv"}
+    expected = {
+        "side": Side.PREDICTED,
+        "lives_longer": False,
+        "nbytes": 90,
+        "phase": Phase.FORWARD,
+        "position": 1,
+        "op": CONVOLUTION,
+        "node": "conv",
+    }
     assert found.model_dump() == expected
 
 
@@ -82,9 +90,9 @@ def test_a_block_that_goes_later_is_the_same_block() -> None:
     sooner = [700, 90, -90, 700, 700, -700, 300, 11]
     assert brief(first_differences(predicted(), sooner, BY_PHASE)) == [("predicted", True, 700, "backward", "conv")]
     later = [700, 90, -90, 700, 700, 300, 11, -700, 13]
-    assert brief(first_differences((*predicted(), Event(13, Phase.BACKWARD)), later, {Phase.FORWARD: 4, Phase.BACKWARD: 5})) == [
-        ("measured", True, 700, "backward", "conv")
-    ]
+    assert brief(
+        first_differences((*predicted(), Event(13, Phase.BACKWARD)), later, {Phase.FORWARD: 4, Phase.BACKWARD: 5})
+    ) == [("measured", True, 700, "backward", "conv")]
 
 
 def test_frees_at_the_very_end_are_left_out() -> None:
@@ -93,8 +101,13 @@ def test_frees_at_the_very_end_are_left_out() -> None:
 
 
 def test_phases_are_aligned_each_on_its_own() -> None:
-    # As wholes these logs differ in nothing; but the block of 11 comes in forward on one side and in backward on the other.
-    mine = (Event(700, Phase.FORWARD, RELU, "relu"), Event(11, Phase.FORWARD, RELU, "relu"), Event(5, Phase.BACKWARD, BACKWARD, "conv"))
+    # As wholes these logs differ in nothing; but the block of 11 comes in forward on one side and in backward on the
+    # other.
+    mine = (
+        Event(700, Phase.FORWARD, RELU, "relu"),
+        Event(11, Phase.FORWARD, RELU, "relu"),
+        Event(5, Phase.BACKWARD, BACKWARD, "conv"),
+    )
     assert first_differences(mine, (700, 11, 5)) == ()
     assert brief(first_differences(mine, (700, 11, 5), {Phase.FORWARD: 1, Phase.BACKWARD: 2})) == [
         ("predicted", False, 11, "forward", "relu"),
@@ -116,7 +129,9 @@ def test_differences_come_in_the_order_of_the_step_and_no_more_than_asked_for() 
 
 def test_a_step_without_optimizer_or_backward_is_no_special_case() -> None:
     forward = predicted()[:4]
-    assert brief(first_differences(forward, [700, 700], {Phase.FORWARD: 2})) == [("predicted", False, 90, "forward", "conv")]
+    assert brief(first_differences(forward, [700, 700], {Phase.FORWARD: 2})) == [
+        ("predicted", False, 90, "forward", "conv")
+    ]
 
 
 def test_counts_that_do_not_add_up_are_refused() -> None:
@@ -124,7 +139,7 @@ def test_counts_that_do_not_add_up_are_refused() -> None:
         first_differences(predicted(), SIZES, {Phase.FORWARD: 3, Phase.BACKWARD: 4})
 
 
-# --- the log of a profile -----------------------------------------------------------------------------------------------------
+# --- the log of a profile ---------------------------------------------------------------------------------------------
 
 
 def test_the_log_of_a_profile_says_who_takes_each_block() -> None:
@@ -166,7 +181,7 @@ def test_a_training_step_of_a_hand_made_profile_agrees_with_itself() -> None:
     assert first_differences(events, [event.nbytes for event in events], counts) == ()
 
 
-# --- the alignment ------------------------------------------------------------------------------------------------------------
+# --- the alignment ----------------------------------------------------------------------------------------------------
 
 SEQUENCES = st.lists(st.integers(1, 4), max_size=9)
 
@@ -194,10 +209,14 @@ def test_what_is_given_up_is_right_as_far_as_it_went(a: list[int], b: list[int])
         patch.setattr(log_diff, "_MAX_EDITS", 3)
         only_a, only_b, (end_a, end_b) = log_diff._edit_script(a, b)
     assert len(only_a) + len(only_b) <= 3
-    assert [x for at, x in enumerate(a[:end_a]) if at not in only_a] == [y for at, y in enumerate(b[:end_b]) if at not in only_b]
+    assert [x for at, x in enumerate(a[:end_a]) if at not in only_a] == [
+        y for at, y in enumerate(b[:end_b]) if at not in only_b
+    ]
 
 
-def test_a_hopeless_phase_is_given_up_and_the_first_difference_is_still_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_phase_is_given_up_and_the_first_difference_is_still_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(log_diff, "_MAX_EDITS", 60)
     mine = tuple(Event(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(600))
     found = first_differences(mine, [1000, 1001, *range(20_000, 20_600)])
@@ -208,7 +227,12 @@ def test_a_hopeless_phase_is_given_up_and_the_first_difference_is_still_the_firs
 def test_a_phase_after_one_that_was_given_up_is_aligned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_diff, "_MAX_EDITS", 4)
     forward = tuple(Event(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(9))
-    mine = (*forward, Event(700, Phase.BACKWARD, BACKWARD, "conv"), Event(-700, Phase.BACKWARD, BACKWARD, "conv"), Event(11, Phase.BACKWARD, RELU, "relu"))
+    mine = (
+        *forward,
+        Event(700, Phase.BACKWARD, BACKWARD, "conv"),
+        Event(-700, Phase.BACKWARD, BACKWARD, "conv"),
+        Event(11, Phase.BACKWARD, RELU, "relu"),
+    )
     theirs = [*range(2000, 2009), 700, -700, 57, 11]
     found = first_differences(mine, theirs, {Phase.FORWARD: 9, Phase.BACKWARD: 4})
     assert [d.nbytes for d in found if d.phase is Phase.BACKWARD] == [57]
@@ -216,7 +240,8 @@ def test_a_phase_after_one_that_was_given_up_is_aligned_all_the_same(monkeypatch
 
 
 def test_blocks_of_one_size_are_told_apart_by_where_they_go() -> None:
-    # Three blocks of 64 on either side; the measurement has a fourth, gone again at once, and keeps the second until the end.
+    # Three blocks of 64 on either side; the measurement has a fourth, gone again at once, and keeps the second until
+    # the end.
     sizes = [64, 64, 64, -64, 5, -64, 6]
     mine = tuple(Event(size, Phase.FORWARD, RELU, f"n{at}") for at, size in enumerate(sizes))
     theirs = [64, 64, 64, -64, 64, -64, 5, 6, -64, 7]

@@ -25,7 +25,9 @@ def small_report(**peak: Any) -> Report:
     """A report whose peak carries the allocator's figures too, as one for a card does."""
     profile = small_profile()
     line = liveness.timeline(profile)
-    return Report(**dict(profile), peak=line.peak.model_copy(update={"allocated_bytes": 210 * MIB, "fits": True, **peak}))
+    return Report(
+        **dict(profile), peak=line.peak.model_copy(update={"allocated_bytes": 210 * MIB, "fits": True, **peak})
+    )
 
 
 def written(path: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> Path:
@@ -96,16 +98,24 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda report: report.pop("nodes"), "nodes is wrong: Field required"),
     (lambda report: report.pop("peak"), "peak is wrong: Field required"),
     (lambda report: report.update(invented=1), "invented is wrong: Extra inputs"),
-    (lambda report: report["storages"][0].update(nbytes=-1), "storages.0.nbytes is wrong: Input should be greater than or equal to 0"),
+    (
+        lambda report: report["storages"][0].update(nbytes=-1),
+        "storages.0.nbytes is wrong: Input should be greater than or equal to 0",
+    ),
     (lambda report: report["ops"][0].update(node=99), "ops[0].node is 99, but there are 6 nodes"),
     # Nobody may be made to allocate a list as long as a number in a file says.
     (lambda report: report.update(ticks=10**15), "which says 1000000000000000 ticks of 13 storages"),
-    (lambda report: report["peak"].update(requested_bytes=1), "peak.requested_bytes is not what follows from its storages"),
+    (
+        lambda report: report["peak"].update(requested_bytes=1),
+        "peak.requested_bytes is not what follows from its storages",
+    ),
     (lambda report: report["peak"].update(tick=1), "peak.tick is not what follows"),
     (lambda report: report["peak"]["by_kind"].update(saved=1), "peak.by_kind is not what follows"),
 ]
 
 
 @pytest.mark.parametrize(("change", "complaint"), CHANGES)
-def test_a_report_that_is_wrong_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], complaint: str) -> None:
+def test_a_report_that_is_wrong_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], complaint: str
+) -> None:
     assert complaint in refused(written(tmp_path / "r.json", change))

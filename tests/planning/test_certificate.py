@@ -28,7 +28,14 @@ from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.small_steps import every_outcome, small_step
 
 
-def plan_of(profile: Profile, peak: int, extra_flops: int, application: Application = Application.GRAPH, *, analysed: bool = True) -> Plan:
+def plan_of(
+    profile: Profile,
+    peak: int,
+    extra_flops: int,
+    application: Application = Application.GRAPH,
+    *,
+    analysed: bool = True,
+) -> Plan:
     """A plan of which no more is known than its peak and its cost."""
     nothing = Planner(profile, application).plan("flat", None)
     after = nothing.after.model_copy(update={"requested_bytes": peak})
@@ -57,15 +64,27 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
     geometry = Planner(profile, Application.GRAPH).tables.geometry
 
     def region(first: int, last: int, inner: tuple[Region, ...] = ()) -> Region:
-        products = sum(op.phase is Phase.FORWARD and first <= op.node < last and is_product(op.name) for op in profile.ops)
+        products = sum(
+            op.phase is Phase.FORWARD and first <= op.node < last and is_product(op.name) for op in profile.ops
+        )
         keeps = tuple(number for number in range(0 if inner else products) if rng.random() < 0.5)
-        return Region(first_node=first, last_node=last, nodes=tuple(name for name in names[first:last] if name), regions=inner, keeps=keeps)
+        return Region(
+            first_node=first,
+            last_node=last,
+            nodes=tuple(name for name in names[first:last] if name),
+            regions=inner,
+            keeps=keeps,
+        )
 
     borders = sorted(rng.sample(range(geometry.first, geometry.last + 1), rng.choice((2, 2, 4))))
     found = []
     for first, last in zip(borders[::2], borders[1::2], strict=True):
         middle = (first + last) // 2
-        inner = (region(first, middle),) if last - first > 3 and geometry.allowed(first, middle) and rng.random() < 0.5 else ()
+        inner = (
+            (region(first, middle),)
+            if last - first > 3 and geometry.allowed(first, middle) and rng.random() < 0.5
+            else ()
+        )
         if geometry.allowed(first, last):
             found.append(region(first, last, inner))
     return found
@@ -75,15 +94,25 @@ def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
     compared = bound = 0
     for seed in range(40):
         model, rng = RandomModel(seed), random.Random(seed)
-        model.statements = [(name, places) for name, places in model.statements if "checkpoint" not in name and name not in ("reentrant", "nested")]
-        model.statements = [(name, tuple(min(place, at) for place in places)) for at, (name, places) in enumerate(model.statements)]
+        model.statements = [
+            (name, places)
+            for name, places in model.statements
+            if "checkpoint" not in name and name not in ("reentrant", "nested")
+        ]
+        model.statements = [
+            (name, tuple(min(place, at) for place in places)) for at, (name, places) in enumerate(model.statements)
+        ]
         analysis = analyze(model, torch.zeros(BATCH, WIDTH, device="meta"), target="cpu", optimizer=None)
         try:
-            names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
+            names = checkpointing.graph_names(
+                analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs
+            )
             for _ in range(3):
                 regions = random_regions(analysis.profile, names, rng)
                 real = applied(analysis, regions, Application.GRAPH)
-                extra = sum(op.flops or 0 for op in real.profile.ops) - sum(op.flops or 0 for op in analysis.profile.ops)
+                extra = sum(op.flops or 0 for op in real.profile.ops) - sum(
+                    op.flops or 0 for op in analysis.profile.ops
+                )
                 certificate = certify(analysis.profile, plan_of(analysis.profile, real.peak.requested_bytes, extra))
                 assert certificate.lower_bound_flops is not None, (seed, regions)
                 assert certificate.lower_bound_flops <= extra, (seed, regions)

@@ -27,7 +27,8 @@ BENCHMARKS = str(ROOT / "benchmarks")
 EVENTS = 1000
 FACTOR = 4
 COVERED = ("plan", "export: memory-viz", "allocator: replay")
-"""Left out: the planners, whose work is cubic in the cuts, of which there is a fixed number at most; and what another step does as well."""
+"""Left out: the planners, whose work is cubic in the cuts, of which there is a fixed number at most; and what another
+step does as well."""
 SLACK = 1.5
 """For N log N, and for the allocator's loop, which may take a step more to repeat itself. What is quadratic takes 4."""
 
@@ -55,7 +56,9 @@ def bytecodes(work: Callable[[], Any]) -> int:
         return inside
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 tells of opcodes from the first settrace on that comes after a frame asked for them
+    sys._getframe().f_trace_opcodes = (
+        True  # CPython 3.12 tells of opcodes from the first settrace on that comes after a frame asked for them
+    )
     sys.settrace(entered)
     try:
         work()
@@ -77,15 +80,19 @@ def test_work_on_records_is_linear_in_events(cases: tuple[ModuleType, ModuleType
     assert not {name: (few, many) for name, (few, many) in counted.items() if many > SLACK * FACTOR * few + 5000}
 
 
-# --- what bounds the planners -------------------------------------------------------------------------------------------------
+# --- what bounds the planners -----------------------------------------------------------------------------------------
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 99), st.integers(0, 3)), max_size=20),
     st.lists(st.tuples(st.integers(0, 39), st.integers(0, 3)), max_size=30, unique=True),
 )
-def test_the_sweep_is_what_adding_up_gives(made: list[tuple[int, int, int, int]], visited: list[tuple[int, int]]) -> None:
-    columns = np.asarray([(birth, birth + length, size, unit) for birth, length, size, unit in made], dtype=np.int64).reshape(-1, 4)
+def test_the_sweep_is_what_adding_up_gives(
+    made: list[tuple[int, int, int, int]], visited: list[tuple[int, int]]
+) -> None:
+    columns = np.asarray(
+        [(birth, birth + length, size, unit) for birth, length, size, unit in made], dtype=np.int64
+    ).reshape(-1, 4)
     births, deaths, sizes, units = columns.T
     at, of_unit = np.asarray(sorted(visited), dtype=np.int64).reshape(-1, 2).T
     others = np.arange(40, dtype=np.float64) % 7
@@ -93,18 +100,24 @@ def test_the_sweep_is_what_adding_up_gives(made: list[tuple[int, int, int, int]]
     for unit in range(4):
         for cut in range(5):
             sums = [
-                others[tick] + sum(size for birth, death, size, maker in columns.tolist() if birth <= tick < death and maker >= cut)
+                others[tick]
+                + sum(size for birth, death, size, maker in columns.tolist() if birth <= tick < death and maker >= cut)
                 for tick, of in visited
                 if of == unit
             ]
             assert table[unit, cut] == max(sums, default=0)
     live = running(births, deaths, sizes.astype(float), 43)
-    assert live.tolist() == [sum(size for birth, death, size, _ in columns.tolist() if birth <= tick < death) for tick in range(43)]
+    assert live.tolist() == [
+        sum(size for birth, death, size, _ in columns.tolist() if birth <= tick < death) for tick in range(43)
+    ]
 
 
 def test_cuts_of_a_deep_graph_lie_all_along_it() -> None:
     count = 10 * candidates._MOST_CUTS
-    ops = [Op(name="aten.mm.default", node=node, phase=Phase.FORWARD, begin=0, end=0, flops=9 if node == 1 else 5) for node in range(count)]
+    ops = [
+        Op(name="aten.mm.default", node=node, phase=Phase.FORWARD, begin=0, end=0, flops=9 if node == 1 else 5)
+        for node in range(count)
+    ]
     cuts = graph_cuts(make_profile(ticks=1, ops=ops))
     assert len(cuts) == candidates._MOST_CUTS
     assert cuts[:3] == [1, 2, 12]  # the heavier one, then every tenth, about

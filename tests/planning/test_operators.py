@@ -23,18 +23,24 @@ from fxmem.whatif import verified_plan
 
 def resnet() -> Analysis:
     with torch.device("meta"):
-        return fxmem.analyze(torchvision.models.resnet18(), torch.empty(8, 3, 64, 64, device="meta"), target="cpu", optimizer=None)
+        return fxmem.analyze(
+            torchvision.models.resnet18(), torch.empty(8, 3, 64, 64, device="meta"), target="cpu", optimizer=None
+        )
 
 
 def densenet() -> Analysis:
     with torch.device("meta"):
-        return fxmem.analyze(torchvision.models.densenet121(), torch.empty(4, 3, 64, 64, device="meta"), target="h100", optimizer=None)
+        return fxmem.analyze(
+            torchvision.models.densenet121(), torch.empty(4, 3, 64, 64, device="meta"), target="h100", optimizer=None
+        )
 
 
 def gpt2() -> Analysis:
     small = {"n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
     ids = torch.zeros(4, 64, dtype=torch.long)
-    return fxmem.analyze(build_model("hf:GPT2LMHeadModel", small).module, {"input_ids": ids, "labels": ids}, target="cpu", optimizer=None)
+    return fxmem.analyze(
+        build_model("hf:GPT2LMHeadModel", small).module, {"input_ids": ids, "labels": ids}, target="cpu", optimizer=None
+    )
 
 
 def applied(analysis: Analysis, planner: OperatorPlanner, choice: Choice) -> Analysis:
@@ -47,13 +53,19 @@ def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analy
     planner = OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis))
     cutter, chance = planner._cutter, random.Random(1)
     everything = range(len(cutter.calls))
-    choices = [cutter.choice(chance.sample(everything, len(everything) // share)) for share in (8, 3, 2)] + list(cutter.pool[1::3])
+    choices = [cutter.choice(chance.sample(everything, len(everything) // share)) for share in (8, 3, 2)] + list(
+        cutter.pool[1::3]
+    )
     before = sum(op.flops or 0 for op in analysis.profile.ops)
     for choice in choices:
         after = applied(analysis, planner, choice)
-        states = sum(storage.nbytes for storage in after.profile.storages if storage.shape == torch.get_rng_state().shape)
+        states = sum(
+            storage.nbytes for storage in after.profile.storages if storage.shape == torch.get_rng_state().shape
+        )
         assert choice.peak <= 1.005 * after.peak.requested_bytes
-        assert choice.peak >= 0.995 * (after.peak.requested_bytes - states)  # the planner leaves out the states of random generators
+        assert choice.peak >= 0.995 * (
+            after.peak.requested_bytes - states
+        )  # the planner leaves out the states of random generators
         assert sum(op.flops or 0 for op in after.profile.ops) - before == cutter.flops(choice)
 
 
@@ -66,7 +78,12 @@ def test_a_course_followed_from_another_is_that_from_the_start() -> None:
         course = cutter.moved(course, chance.sample(range(len(cutter.calls)), size))
         afresh = cutter.course(course.choice.again)
         assert course.choice == afresh.choice
-        assert (course.asked, course.needed, course.first, course.last) == (afresh.asked, afresh.needed, afresh.first, afresh.last)
+        assert (course.asked, course.needed, course.first, course.last) == (
+            afresh.asked,
+            afresh.needed,
+            afresh.first,
+            afresh.last,
+        )
         assert (cutter.planned(course) == cutter.planned(afresh)).all()
         seen.add(course.choice)
     assert len(seen) > 50
@@ -84,13 +101,24 @@ class Small(nn.Module):
         super().__init__()
         chance = random.Random(seed)
         self.lins = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.program = [(chance.choice(("lin", "tanh", "exp", "mul", "relu")), chance.randrange(3), chance.randrange(3)) for _ in range(8)]
+        self.program = [
+            (chance.choice(("lin", "tanh", "exp", "mul", "relu")), chance.randrange(3), chance.randrange(3))
+            for _ in range(8)
+        ]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = [self.lins[0](x)]
         for kind, number, back in self.program:
             y, z = made[-1], made[max(len(made) - 1 - back, 0)]
-            made.append({"lin": self.lins[number], "tanh": torch.tanh, "exp": torch.exp, "relu": torch.relu, "mul": lambda v, w=z: v * w}[kind](y))
+            made.append(
+                {
+                    "lin": self.lins[number],
+                    "tanh": torch.tanh,
+                    "exp": torch.exp,
+                    "relu": torch.relu,
+                    "mul": lambda v, w=z: v * w,
+                }[kind](y)
+            )
         return made[-1].sum()
 
 

@@ -31,8 +31,14 @@ UNITS = 7
 
 def random_profile(seed: int) -> Profile:
     model = RandomModel(seed)
-    model.statements = [(name, places) for name, places in model.statements if "checkpoint" not in name and name not in ("reentrant", "nested")]
-    model.statements = [(name, tuple(min(place, at) for place in places)) for at, (name, places) in enumerate(model.statements)]
+    model.statements = [
+        (name, places)
+        for name, places in model.statements
+        if "checkpoint" not in name and name not in ("reentrant", "nested")
+    ]
+    model.statements = [
+        (name, tuple(min(place, at) for place in places)) for at, (name, places) in enumerate(model.statements)
+    ]
     return analyze(model, torch.zeros(BATCH, WIDTH, device="meta"), target="cpu", optimizer=None).profile
 
 
@@ -57,7 +63,9 @@ def choices(tables: Tables, start: int = 0) -> Iterator[tuple[Stretch, ...]]:
     for end in range(start + 1, n + 1):
         if tables.regions[start, end]:
             for rest in choices(tables, end):
-                yield from ((Stretch(start, end, level=level), *rest) for level in range(len(tables.selection.thresholds)))
+                yield from (
+                    (Stretch(start, end, level=level), *rest) for level in range(len(tables.selection.thresholds))
+                )
 
 
 def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float]:
@@ -84,18 +92,32 @@ def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     passing = max(geometry.passing[v, i] for v in range(i, j))
     outputs, inputs = geometry.outputs()[i, j], geometry.inputs()[i, j]
     spared, held, more = results_kept(tables, stretch)
-    return max(again + inputs + more, backward + inputs, passing + held), outputs + inputs + held, geometry.cost[i, j] - spared
+    return (
+        max(again + inputs + more, backward + inputs, passing + held),
+        outputs + inputs + held,
+        geometry.cost[i, j] - spared,
+    )
 
 
 def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
-    """Cost spared by the results that a region keeps, bytes they hold, and those of them that nothing would keep in a stored region."""
+    """Cost spared by the results that a region keeps, bytes they hold, and those of them that nothing would keep in a
+    stored region."""
     geometry, profile, spared, held, more = tables.geometry, tables.geometry.profile, 0.0, 0.0, 0.0
-    keeper = {storage: unit for index in reversed(range(len(profile.nodes))) for storage in profile.nodes[index].saved for unit in [geometry.unit_of[index]]}
+    keeper = {
+        storage: unit
+        for index in reversed(range(len(profile.nodes)))
+        for storage in profile.nodes[index].saved
+        for unit in [geometry.unit_of[index]]
+    }
     for _, product in tables.selection.kept(geometry.cuts[stretch.first], geometry.cuts[stretch.last], stretch.level):
         spared += product.cost
         own = [storage for storage in product.storages if geometry.last_reader.get(storage, -1) < stretch.last]
         held += sum(profile.storages[storage].nbytes for storage in own)
-        more += sum(profile.storages[storage].nbytes for storage in product.storages if keeper.get(storage, stretch.last) >= stretch.last)
+        more += sum(
+            profile.storages[storage].nbytes
+            for storage in product.storages
+            if keeper.get(storage, stretch.last) >= stretch.last
+        )
     return spared, held, more
 
 
@@ -132,7 +154,9 @@ def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
                 best = min(best, whole[k] - whole[i] + rest + exhaustive(tables, i, k, memory))
         for offer in tables.offers[1:] if j == n else ():
             if offer.regions[i, k] and memory >= offer.need[i, k]:
-                best = min(best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k]))
+                best = min(
+                    best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k])
+                )
     if j > i + 1 and memory >= max(geometry.storing[i, i], geometry.running[i, i]):
         best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - geometry.keeps[i]))
     if i == 0 and j == n and tables.regions[i, j] and memory >= tables.forward_peak[i, j]:
@@ -149,7 +173,10 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
             budget = low + (high - low) * part
             found = tables.nested(budget)
             # Bytes are rounded up to steps of a two-hundredth: what fits in a little less must be found.
-            tight, loose = exhaustive(tables, 0, tables.geometry.count, budget * (1 - 4 / 200)), exhaustive(tables, 0, tables.geometry.count, budget)
+            tight, loose = (
+                exhaustive(tables, 0, tables.geometry.count, budget * (1 - 4 / 200)),
+                exhaustive(tables, 0, tables.geometry.count, budget),
+            )
             if found is None:
                 assert tight == math.inf
                 continue
@@ -165,7 +192,7 @@ def _solved_cost(tables: Tables, budget: float) -> float:
     return float(_Nested(tables, budget).best[0, tables.geometry.count, SLOTS])
 
 
-# --- what the tables say of real models -----------------------------------------------------------------------------------
+# --- what the tables say of real models -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +250,10 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
     for region in layers:
         assert region.edit is not None
         keeps = f", context_fn=fxmem.keep({', '.join(map(str, region.keeps))})" if region.keeps else ""
-        assert f"checkpoint(self.{region.modules[0].rpartition('.')[2]}, x, use_reentrant=False{keeps})" in region.edit.after
+        assert (
+            f"checkpoint(self.{region.modules[0].rpartition('.')[2]}, x, use_reentrant=False{keeps})"
+            in region.edit.after
+        )
     for region in plan.regions:
         assert region.freed_bytes > 0
         assert region.extra_flops is not None
@@ -234,7 +264,11 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
     [
         ("x = self.stem(x)", "stem", "x = checkpoint(self.stem, x, use_reentrant=False)"),
         ("return self.head(x, mask=m)", "model.head", "return checkpoint(self.head, x, mask=m, use_reentrant=False)"),
-        ("y = self.a(self.b(x)) + self.c(x)", "b", "y = self.a(checkpoint(self.b, x, use_reentrant=False)) + self.c(x)"),
+        (
+            "y = self.a(self.b(x)) + self.c(x)",
+            "b",
+            "y = self.a(checkpoint(self.b, x, use_reentrant=False)) + self.c(x)",
+        ),
         ("x = layer(x)", "layers.3", None),
         ("x = self.a(self.a(x))", "a", None),
         ("x = self.block(", "block", None),
@@ -320,11 +354,23 @@ def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile)
     json.dumps([json.loads(plan.to_json()) for plan in curve])
 
 
-@pytest.mark.parametrize("build", [lambda: torchvision.models.resnet18(), lambda: torchvision.models.vgg11(), mlp, lambda: torchvision.models.densenet121()])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torchvision.models.resnet18(),
+        lambda: torchvision.models.vgg11(),
+        mlp,
+        lambda: torchvision.models.densenet121(),
+    ],
+)
 def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> None:
     with torch.device("meta"):
         model = build()
-    given = torch.zeros(1024, 64, device="meta") if isinstance(model, nn.Sequential) else torch.zeros(32, 3, 128, 128, device="meta")
+    given = (
+        torch.zeros(1024, 64, device="meta")
+        if isinstance(model, nn.Sequential)
+        else torch.zeros(32, 3, 128, 128, device="meta")
+    )
     analysis = analyze(model, given, target="cpu", optimizer=None)
     planner, peak = Planner(analysis.profile, Application.MODULES), analysis.peak.requested_bytes
     checked = 0
@@ -336,7 +382,8 @@ def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> No
         if not plan.regions:
             continue
         real = applied(analysis, plan.regions, Application.MODULES).peak.requested_bytes
-        # Too much where a storage that forward alone reads crosses regions (DenseNet); too little where a region is not the first to read one.
+        # Too much where a storage that forward alone reads crosses regions (DenseNet); too little where a region is not
+        # the first to read one.
         assert 0.97 * real <= plan.after.requested_bytes <= 1.12 * real, part
         checked += 1
     assert checked

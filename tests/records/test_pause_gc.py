@@ -82,9 +82,16 @@ def analysed(_: Profile, __: Path) -> None:
 
 @pytest.mark.parametrize(
     ("work", "home", "part"),
-    [(read, json_reader, "_unbounded"), (read, liveness, "check"), (complete, peak, "replay"), (analysed, run, "account")],
+    [
+        (read, json_reader, "_unbounded"),
+        (read, liveness, "check"),
+        (complete, peak, "replay"),
+        (analysed, run, "account"),
+    ],
 )
-def test_it_rests_while(work: Callable[[Profile, Path], None], home: object, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rests_while(
+    work: Callable[[Profile, Path], None], home: object, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, collects = getattr(home, part), []
 
     def spied(*args: object, **kwargs: object) -> object:

@@ -1,4 +1,5 @@
-"""The HTML page: whole, self-contained, its numbers the records', its parts joined, and no name able to break out of its text."""
+"""The HTML page: whole, self-contained, its numbers the records', its parts joined, and no name able to break out of
+its text."""
 
 from __future__ import annotations
 
@@ -87,19 +88,34 @@ def data_of(text: str) -> dict[str, Any]:
 def small_plan(profile: Profile, **fields: Any) -> Plan:
     """A plan that checkpoints the block: half the peak for a tenth of the forward's FLOPs."""
     before = liveness.timeline(profile).peak
-    after = before.model_copy(update={"requested_bytes": before.requested_bytes // 2, "by_kind": {kind: n // 2 for kind, n in before.by_kind.items()}})
-    region = Region(first_node=1, last_node=3, modules=("block",), source=profile.nodes[1].source, freed_bytes=32 * MIB, extra_flops=300_000_000)
+    after = before.model_copy(
+        update={
+            "requested_bytes": before.requested_bytes // 2,
+            "by_kind": {kind: n // 2 for kind, n in before.by_kind.items()},
+        }
+    )
+    region = Region(
+        first_node=1,
+        last_node=3,
+        modules=("block",),
+        source=profile.nodes[1].source,
+        freed_bytes=32 * MIB,
+        extra_flops=300_000_000,
+    )
     application = Application.MODULES
     point = CurvePoint(strategy="flat", application=application, regions=(region,), peak=after, extra_flops=300_000_000)
-    same = {name: getattr(profile, name) for name in ("fxmem_version", "torch_version", "model", "inputs", "step", "target")}
+    same = {
+        name: getattr(profile, name) for name in ("fxmem_version", "torch_version", "model", "inputs", "step", "target")
+    }
     made: dict[str, Any] = {
-        **same, "strategy": "auto", "chosen": "flat", "application": application, "budget_bytes": 120 * MIB, "regions": (region,), "before": before,
-        "after": after, "analysed": True, "forward_flops": 3_000_000_000, "extra_flops": 300_000_000, "curve": (point,), **fields,
+        **same, "strategy": "auto", "chosen": "flat", "application": application, "budget_bytes": 120 * MIB,
+        "regions": (region,), "before": before, "after": after, "analysed": True, "forward_flops": 3_000_000_000,
+        "extra_flops": 300_000_000, "curve": (point,), **fields,
     }  # fmt: skip
     return Plan(**made)
 
 
-# --- the document -----------------------------------------------------------------------------------------------------------
+# --- the document -----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_is_whole_and_its_references_arrive() -> None:
@@ -124,7 +140,12 @@ def test_nothing_is_loaded() -> None:
     profile = small_profile()
     text = page_of(profile, plan=small_plan(profile))
     page = Page(text)
-    assert [name for _, attributes in page.elements for name in attributes if name in ("src", "srcset", "action", "xlink:href") or name.startswith("on")] == []
+    assert [
+        name
+        for _, attributes in page.elements
+        for name in attributes
+        if name in ("src", "srcset", "action", "xlink:href") or name.startswith("on")
+    ] == []
     assert [each for each in page.of("link") if each["href"] != "data:,"] == []
     # Two names of the SVG language, and a reference to an arrow of the drawing itself.
     addresses = set(re.findall(r"https?://[^\"' )<]+", text))
@@ -138,7 +159,9 @@ def test_the_policy_allows_this_script_and_no_request() -> None:
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     (script,) = scripts
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policies = [each["content"] for each in Page(text).of("meta") if each.get("http-equiv") == "Content-Security-Policy"]
+    policies = [
+        each["content"] for each in Page(text).of("meta") if each.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert len(policies) == 1
     assert policies[0].startswith(f"default-src 'none'; script-src 'sha256-{digest}'; ")
     assert not re.search(r"\beval\b|innerHTML|insertAdjacentHTML|document\.write|fetch\(|XMLHttpRequest", script)
@@ -164,15 +187,22 @@ def test_an_empty_profile_makes_a_page() -> None:
     assert Page(text).said["section"]
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------------
+# --- what it says -----------------------------------------------------------------------------------------------------
 
 
 def test_the_four_numbers() -> None:
     profile = small_profile()
-    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=201 * MIB, reserved_bytes=220 * MIB, fits=True)
+    timeline = with_allocator(
+        liveness.timeline(profile), allocated_bytes=201 * MIB, reserved_bytes=220 * MIB, fits=True
+    )
     page = Page(page_of(profile, timeline))
     said = page.said["dl"][0]
-    for words in ("Requested200.0 MiB209,715,204 bytes", "Allocated201.0 MiB210,763,776 bytes", "Reserved220.0 MiB230,686,720 bytes", "Processunknown"):
+    for words in (
+        "Requested200.0 MiB209,715,204 bytes",
+        "Allocated201.0 MiB210,763,776 bytes",
+        "Reserved220.0 MiB230,686,720 bytes",
+        "Processunknown",
+    ):
         assert words in said
     summary = page.said["section"][0]
     assert "Fits: 220.0 MiB of 1.00 GiB on tiny, 21.5 %." in summary
@@ -189,7 +219,13 @@ def test_what_is_not_known_is_unknown() -> None:
 
 def test_a_step_that_does_not_fit() -> None:
     profile = small_profile()
-    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=2 << 30, reserved_bytes=2 << 30, fits=False, shortage="It runs out in backward")
+    timeline = with_allocator(
+        liveness.timeline(profile),
+        allocated_bytes=2 << 30,
+        reserved_bytes=2 << 30,
+        fits=False,
+        shortage="It runs out in backward",
+    )
     page = Page(page_of(profile, timeline))
     assert "Does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. It runs out in backward." in page.said["section"][0]
     assert [each["style"] for each in page.of("span") if "width:100.00%" in each.get("style", "")]
@@ -201,8 +237,9 @@ def test_every_node_is_a_row() -> None:
     rows = re.findall(r'<tr id="n(\d+)".*?</tr>', text)
     assert rows == [str(index) for index in range(len(profile.nodes))]
     (row,) = re.findall(r'<tr id="n1".*?</tr>', text)
-    # Place, params, output, saved, scratch, live, at the peak, FLOPs forward and backward. Alive while it runs backward is the peak, 200 MiB and the loss;
-    # of that the node brought y, its weight, the gradient of it and a workspace of 64 MiB.
+    # Place, params, output, saved, scratch, live, at the peak, FLOPs forward and backward. Alive while it runs backward
+    # is the peak, 200 MiB and the loss; of that the node brought y, its weight, the gradient of it and a workspace of
+    # 64 MiB.
     assert re.findall(r'data-v="(\d*)"', row) == [
         "1",
         *(str(n) for n in (2 * MIB, 32 * MIB, 32 * MIB, 64 * MIB, 200 * MIB + 4, 100 * MIB, 3 * 10**9, 6 * 10**9)),
@@ -226,7 +263,9 @@ def test_tables_can_be_sorted_and_searched() -> None:
 
 
 def test_tensors_at_the_peak() -> None:
-    section = next(text for text in Page(page_of(small_profile())).said["section"] if text.startswith("Tensors alive at the peak"))
+    section = next(
+        text for text in Page(page_of(small_profile())).said["section"] if text.startswith("Tensors alive at the peak")
+    )
     assert "64.0 MiB32.0 %64.0 MiB1workspaceno tensorblock.conv/home/user/project/model.py:17" in section
     assert "32.0 MiB16.0 %32.0 MiB1saved8x16x64x64 float32block.conv/home/user/project/model.py:17" in section
     assert "Not listed" not in section
@@ -235,7 +274,10 @@ def test_tensors_at_the_peak() -> None:
 def test_what_is_not_listed_is_said() -> None:
     profile = deep_profile(2)
     kinds = [node.model_copy(update={"source": None}) for node in profile.nodes]
-    storages = [s.model_copy(update={"birth": 0, "death": profile.ticks, "nbytes": 1000 + i, "op": None}) for i, s in enumerate(profile.storages * 20)]
+    storages = [
+        s.model_copy(update={"birth": 0, "death": profile.ticks, "nbytes": 1000 + i, "op": None})
+        for i, s in enumerate(profile.storages * 20)
+    ]
     many = make_profile(ticks=profile.ticks, nodes=kinds, storages=storages)
     groups = sorted((s.nbytes for s in storages), reverse=True)
     section = next(text for text in Page(page_of(many)).said["section"] if text.startswith("Tensors alive at the peak"))
@@ -246,7 +288,8 @@ def test_what_is_not_listed_is_said() -> None:
 def test_assumptions_and_unknowns() -> None:
     page = Page(page_of(small_profile()))
     assert [text for text in page.said["section"] if text.startswith("Assumptions")] == [
-        "Assumptionsstep: steady state: the optimizer's state exists, gradients are set to None after each step, and the output lives until the step returns"
+        "Assumptionsstep: steady state: the optimizer's state exists, gradients are set to None after each step, and "
+        "the output lives until the step returns"
         "workspace: cuDNN chooses the plan its heuristic ranks first"
     ]
     assert "Unknownsflops: custom::swish (2 times)" in page.said["section"]
@@ -255,7 +298,9 @@ def test_assumptions_and_unknowns() -> None:
 
 def test_a_plan_before_and_after() -> None:
     profile = small_profile()
-    section = next(text for text in Page(page_of(profile, plan=small_plan(profile))).said["section"] if text.startswith("Plan"))
+    section = next(
+        text for text in Page(page_of(profile, plan=small_plan(profile))).said["section"] if text.startswith("Plan")
+    )
     assert "Requested200.0 MiB100.0 MiB-100.0 MiB (-50.0 %)" in section
     assert "flat (asked for: auto), carried out on modules" in section
     assert "300.0 M FLOPs, 10.0 % of the forward's" in section
@@ -264,7 +309,9 @@ def test_a_plan_before_and_after() -> None:
     assert "analysed with the plan applied" in section
     # The plan's budget is a line of the timeline, too.
     assert "budget: 120.0 MiB" in page_of(profile, plan=small_plan(profile))
-    estimated = Page(page_of(profile, plan=small_plan(profile, analysed=False, extra_flops=None, curve=()))).said["main"][0]
+    estimated = Page(page_of(profile, plan=small_plan(profile, analysed=False, extra_flops=None, curve=()))).said[
+        "main"
+    ][0]
     assert "the planner's estimate, not an analysis" in estimated
     assert "unknown FLOPs" in estimated
 
@@ -276,7 +323,7 @@ def test_without_a_graph_there_is_none() -> None:
     assert [link["href"] for link in Page(text).of("a") if link["href"] == "#graph"] == []
 
 
-# --- what joins its parts ---------------------------------------------------------------------------------------------------
+# --- what joins its parts ---------------------------------------------------------------------------------------------
 
 
 def test_a_moment_knows_its_operator_and_node() -> None:
@@ -290,13 +337,17 @@ def test_a_moment_knows_its_operator_and_node() -> None:
     assert (data["names"][data["op"][at]], data["during"][at]) == ("aten.convolution_backward.default", 1)
     assert sum(values[at] for _, values in data["kinds"]) == pytest.approx(timeline.peak.requested_bytes / 1024, abs=1)
     assert (data["node"][0], data["op"][0]) == (-1, -1)
-    # block_conv: a result, a workspace and its free; its backward, after three more events forward, two backward and two frees, the same again.
+    # block_conv: a result, a workspace and its free; its backward, after three more events forward, two backward and
+    # two frees, the same again.
     assert data["spans"][1] == [[1, 4], [11, 14]]
 
 
 def test_its_size_does_not_grow_with_the_step() -> None:
     long, short = (deep_profile(layers) for layers in (400, 200))
-    sizes = [len(link_data(each, liveness.timeline(each), columns=50, boxes=[None] * len(each.nodes))["tick"]) for each in (long, short)]
+    sizes = [
+        len(link_data(each, liveness.timeline(each), columns=50, boxes=[None] * len(each.nodes))["tick"])
+        for each in (long, short)
+    ]
     assert sizes == [100, 100]
 
 
@@ -328,10 +379,12 @@ def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
     framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing)
     assert framed
     assert set(framed) <= ids
-    assert data["boxes"] == list(dict.fromkeys(box for box in box_of_node(profile, timeline, drawing, max_boxes=400, plan=plan) if box))
+    assert data["boxes"] == list(
+        dict.fromkeys(box for box in box_of_node(profile, timeline, drawing, max_boxes=400, plan=plan) if box)
+    )
 
 
-# --- the notebook -----------------------------------------------------------------------------------------------------------
+# --- the notebook -----------------------------------------------------------------------------------------------------
 
 
 def test_a_notebook_shows_the_drawing_beneath_the_table() -> None:
@@ -362,19 +415,32 @@ def test_a_notebook_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "layout: built-in ladder" in notebook.html(small_profile(), liveness.timeline(small_profile()))
 
 
-# --- untrusted names --------------------------------------------------------------------------------------------------------
+# --- untrusted names --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*NAMES, "</script><script>alert(1)</script>", "<!--<script>", "</style><img src=x onerror=alert(1)>", "{{7*7}}${8*8}"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *NAMES,
+        "</script><script>alert(1)</script>",
+        "<!--<script>",
+        "</style><img src=x onerror=alert(1)>",
+        "{{7*7}}${8*8}",
+    ],
+)
 def test_names_are_text(name: str) -> None:
     profile = hostile(name)
     same = {field: getattr(profile, field) for field in ("model", "inputs", "step", "target")}
-    text = page_of(profile, plan=small_plan(small_profile(), regions=(Region(first_node=0, last_node=1, modules=(name,)),), **same))
+    text = page_of(
+        profile, plan=small_plan(small_profile(), regions=(Region(first_node=0, last_node=1, modules=(name,)),), **same)
+    )
     text.encode()
     page = Page(text)
     assert len(page.of("script")) == 2
     assert not page.of("img")
-    assert [attribute for _, attributes in page.elements for attribute in attributes if attribute.startswith("on")] == []
+    assert [
+        attribute for _, attributes in page.elements for attribute in attributes if attribute.startswith("on")
+    ] == []
     assert len(set(page.ids)) == len(page.ids)
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202e]", text)
     if name and name.isprintable():
@@ -389,7 +455,7 @@ def test_json_inside_a_script_cannot_end_it() -> None:
     assert json.loads(text) == value
 
 
-# --- the verbs --------------------------------------------------------------------------------------------------------------
+# --- the verbs --------------------------------------------------------------------------------------------------------
 
 
 def test_report_of_a_report(tmp_path: Path) -> None:
@@ -397,7 +463,20 @@ def test_report_of_a_report(tmp_path: Path) -> None:
     report, out = saved(tmp_path / "r.json", profile), tmp_path / "r.html"
     plan = tmp_path / "p.json"
     plan.write_text(small_plan(profile).model_dump_json(), encoding="utf-8")
-    assert called(report_verb, report, "-o", str(out), "--renderer", "plain", "--plan", str(plan), "--budget", "50%", "--after", report) == (0, "")
+    assert called(
+        report_verb,
+        report,
+        "-o",
+        str(out),
+        "--renderer",
+        "plain",
+        "--plan",
+        str(plan),
+        "--budget",
+        "50%",
+        "--after",
+        report,
+    ) == (0, "")
     text = out.read_text(encoding="utf-8")
     assert "budget: 100.0 MiB" in text
     assert "After, with the plan" in text
@@ -421,16 +500,38 @@ def test_timeline_of_a_report(tmp_path: Path) -> None:
         (report_verb, ["-o", "x.pdf"], "expected --output to name a file that ends in .html or .htm, got 'x.pdf'"),
         (report_verb, ["-o", "x.html", "--max-boxes", "-1"], "expected --max-boxes of at least 0, got -1"),
         (report_verb, ["-o", "x.html", "--budget", "much"], "expected a budget as bytes"),
-        (report_verb, ["-o", "x.html", "--plan", "none.json"], "expected --plan to name a plan written by `fxmem plan --json`, got 'none.json': No such file"),
-        (report_verb, ["-o", "x.html", "--plan", "report.json"], "expected --plan to name a plan written by `fxmem plan --json`, got 'report.json', in which"),
-        (report_verb, ["-o", "x.html", "--plan", "other-plan.json"], "expected --plan to be a plan for this step, but 'other-plan.json' is for other inputs"),
-        (report_verb, ["-o", "x.html", "--after", "other.json"], "expected --after to be a report of the same step, but the target of 'other.json' are others"),
+        (
+            report_verb,
+            ["-o", "x.html", "--plan", "none.json"],
+            "expected --plan to name a plan written by `fxmem plan --json`, got 'none.json': No such file",
+        ),
+        (
+            report_verb,
+            ["-o", "x.html", "--plan", "report.json"],
+            "expected --plan to name a plan written by `fxmem plan --json`, got 'report.json', in which",
+        ),
+        (
+            report_verb,
+            ["-o", "x.html", "--plan", "other-plan.json"],
+            "expected --plan to be a plan for this step, but 'other-plan.json' is for other inputs",
+        ),
+        (
+            report_verb,
+            ["-o", "x.html", "--after", "other.json"],
+            "expected --after to be a report of the same step, but the target of 'other.json' are others",
+        ),
         (timeline_verb, ["-o", "x.html"], "expected --output to name a file that ends in .svg, got 'x.html'"),
         (timeline_verb, ["-o", "x.svg", "--width", "10"], "expected --width of at least 280 pixels, got 10"),
-        (timeline_verb, ["-o", "x.svg", "--by", "modules", "--budget", "1GiB"], "--budget and --after are for the plot over time"),
+        (
+            timeline_verb,
+            ["-o", "x.svg", "--by", "modules", "--budget", "1GiB"],
+            "--budget and --after are for the plot over time",
+        ),
     ],
 )
-def test_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Any, arguments: list[str], complaint: str) -> None:
+def test_bad_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Any, arguments: list[str], complaint: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     profile = small_profile()
     saved(tmp_path / "report.json", profile)
@@ -452,7 +553,14 @@ def test_the_page_is_written_without_torch(tmp_path: Path) -> None:
         f"print(verb.run(parser.parse_args([{report!r}, '-o', 'r.html', '--renderer', 'plain'])))"
     )
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stderr, done.stdout) == ("", "(0, '')\n")
     assert Page((tmp_path / "r.html").read_text(encoding="utf-8")).of("main")
 
@@ -460,12 +568,19 @@ def test_the_page_is_written_without_torch(tmp_path: Path) -> None:
 def test_example(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent), "FXMEM_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE), str(out)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE), str(out)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     text = out.read_text(encoding="utf-8")
     page = Page(text)
-    # Each of ResNet-50's 53 convolutions, as many normalisations, 49 ReLUs, 16 additions, two poolings, flatten, the linear layer, the input, the output,
-    # the loss and the optimizer.
+    # Each of ResNet-50's 53 convolutions, as many normalisations, 49 ReLUs, 16 additions, two poolings, flatten, the
+    # linear layer, the input, the output, the loss and the optimizer.
     assert len(re.findall(r'<tr id="n\d+"', text)) == 53 + 53 + 49 + 16 + 2 + 1 + 1 + 1 + 1 + 2
     assert "rtx4090" in page.said["header"][0] + page.said["section"][0]
     assert len(text) < 1_500_000

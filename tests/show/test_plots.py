@@ -1,4 +1,5 @@
-"""The plots: their numbers are the records', the peak survives any number of ticks, no name breaks them, and no text lies on another."""
+"""The plots: their numbers are the records', the peak survives any number of ticks, no name breaks them, and no text
+lies on another."""
 
 from __future__ import annotations
 
@@ -64,11 +65,14 @@ def hostile(name: str) -> Profile:
     """A profile in which everything that may be the model's own is this name."""
     line = SourceLine(file=name, line=1, function=name, code=name)
     node = Node(name=name, op="call_function", target=name, module=name, module_type=name, source=line)
-    storages = [Storage(nbytes=5, kind=Kind.SAVED, birth=0, death=3, node=0, name=name, dtype=name), Storage(nbytes=2, kind=Kind.INPUT, birth=1, death=2)]
+    storages = [
+        Storage(nbytes=5, kind=Kind.SAVED, birth=0, death=3, node=0, name=name, dtype=name),
+        Storage(nbytes=2, kind=Kind.INPUT, birth=1, death=2),
+    ]
     return make_profile(ticks=3, nodes=[node], storages=storages, model=name, modules={"": name, name: name})
 
 
-# --- which ticks are drawn --------------------------------------------------------------------------------------------------
+# --- which ticks are drawn --------------------------------------------------------------------------------------------
 
 
 def test_few_ticks_are_all_drawn() -> None:
@@ -78,7 +82,12 @@ def test_few_ticks_are_all_drawn() -> None:
 
 def test_of_many_ticks_the_lowest_and_the_highest_of_each_column() -> None:
     #                    0  1  2  3  4 | 5  6  7  8  9
-    assert samples([5, 1, 9, 2, 9, 7, 3, 8, 3, 4], 2) == [Sample(1, 0, 2.5), Sample(2, 2.5, 5), Sample(6, 5, 7.5), Sample(7, 7.5, 10)]
+    assert samples([5, 1, 9, 2, 9, 7, 3, 8, 3, 4], 2) == [
+        Sample(1, 0, 2.5),
+        Sample(2, 2.5, 5),
+        Sample(6, 5, 7.5),
+        Sample(7, 7.5, 10),
+    ]
 
 
 @given(st.lists(st.integers(0, 9), max_size=90), st.integers(1, 12))
@@ -95,23 +104,36 @@ def test_no_extreme_is_lost_and_the_ranges_cover_all(live: list[int], columns: i
 
 def test_two_hundred_thousand_ticks_fit_and_keep_their_peak() -> None:
     ticks = 200_000
-    by_kind = {kind: tuple((tick * (7 + 2 * index)) % 1009 * MIB for tick in range(ticks)) for index, kind in enumerate(Kind)}
+    by_kind = {
+        kind: tuple((tick * (7 + 2 * index)) % 1009 * MIB for tick in range(ticks)) for index, kind in enumerate(Kind)
+    }
     live = [sum(at) for at in zip(*by_kind.values(), strict=True)]
     spike = 123_457
     live[spike] += 40_000 * MIB
-    by_kind[Kind.SAVED] = tuple(nbytes + 40_000 * MIB * (tick == spike) for tick, nbytes in enumerate(by_kind[Kind.SAVED]))
-    peak = Peak(requested_bytes=live[spike], phase=Phase.FORWARD, tick=spike, by_kind={kind: series[spike] for kind, series in by_kind.items()})
-    svg = timeline_svg(make_profile(ticks=ticks), Timeline(live_bytes=tuple(live), by_kind=by_kind, peak=peak, alive=()))
+    by_kind[Kind.SAVED] = tuple(
+        nbytes + 40_000 * MIB * (tick == spike) for tick, nbytes in enumerate(by_kind[Kind.SAVED])
+    )
+    peak = Peak(
+        requested_bytes=live[spike],
+        phase=Phase.FORWARD,
+        tick=spike,
+        by_kind={kind: series[spike] for kind, series in by_kind.items()},
+    )
+    svg = timeline_svg(
+        make_profile(ticks=ticks), Timeline(live_bytes=tuple(live), by_kind=by_kind, peak=peak, alive=())
+    )
     assert len(svg) < 300_000
     root = ET.fromstring(svg)
     (panel,) = classed(root, "panel")
     (total,) = classed(root, "total")
     highest = min(float(y) for y in re.findall(r"V([0-9.]+)", total.get("d", "")))
     # The scale reaches 5 % above the highest number that is drawn, which is the peak.
-    assert highest == pytest.approx(float(panel.get("data-top", "")) + float(panel.get("data-height", "")) * (1 - 1 / 1.05), abs=0.11)
+    assert highest == pytest.approx(
+        float(panel.get("data-top", "")) + float(panel.get("data-height", "")) * (1 - 1 / 1.05), abs=0.11
+    )
 
 
-# --- the timeline -----------------------------------------------------------------------------------------------------------
+# --- the timeline -----------------------------------------------------------------------------------------------------
 
 
 def test_the_timeline_says_what_the_records_say() -> None:
@@ -122,12 +144,28 @@ def test_the_timeline_says_what_the_records_say() -> None:
     assert "peak 200.0 MiB in backward: block.conv" in said
     assert {"forward", "backward", "optimizer"} <= set(said)
     assert "order of allocations and frees (ticks; not seconds)" in said
-    # By a pencil: y and grad_y are saved and temporary, out is the output, x the input, and a weight with its gradient and AdamW's state.
-    for line in ("saved 32.0 MiB, 16.0 %", "temporary 32.0 MiB, 16.0 %", "output 32.0 MiB, 16.0 %", "input 32.0 MiB, 16.0 %", "workspace 64.0 MiB, 32.0 %"):
+    # By a pencil: y and grad_y are saved and temporary, out is the output, x the input, and a weight with its gradient
+    # and AdamW's state.
+    for line in (
+        "saved 32.0 MiB, 16.0 %",
+        "temporary 32.0 MiB, 16.0 %",
+        "output 32.0 MiB, 16.0 %",
+        "input 32.0 MiB, 16.0 %",
+        "workspace 64.0 MiB, 32.0 %",
+    ):
         assert line in said
-    for line in ("parameter 2.00 MiB, 1.0 %", "optimizer state 4.00 MiB, 2.0 %", "gradient 2.00 MiB, 1.0 %", "budget 150.0 MiB"):
+    for line in (
+        "parameter 2.00 MiB, 1.0 %",
+        "optimizer state 4.00 MiB, 2.0 %",
+        "gradient 2.00 MiB, 1.0 %",
+        "budget 150.0 MiB",
+    ):
         assert line in said
-    assert {"allocated, its highest 210.0 MiB", "reserved, its highest 230.0 MiB", "card 1.00 GiB, above the scale"} <= set(said)
+    assert {
+        "allocated, its highest 210.0 MiB",
+        "reserved, its highest 230.0 MiB",
+        "card 1.00 GiB, above the scale",
+    } <= set(said)
     # The card is four times the highest number: named at the edge, not drawn to scale.
     assert {"allocated", "reserved", "budget", "↑ card"} <= set(said)
     assert len([line for line in classed(root, "limit") if "M62 " in line.get("d", "")]) == 1
@@ -141,7 +179,9 @@ def test_lines_stand_at_their_heights() -> None:
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     # 420 pixels are 400 MiB and 5 %: one pixel a MiB.
-    level = [(each.get("class", ""), re.match(r"M62 ([0-9.]+)h", each.get("d", ""))) for each in panel.iter(f"{SVG}path")]
+    level = [
+        (each.get("class", ""), re.match(r"M62 ([0-9.]+)h", each.get("d", ""))) for each in panel.iter(f"{SVG}path")
+    ]
     heights = {kind: bottom - float(found[1]) for kind, found in level if found and kind != "grid"}
     assert heights == pytest.approx({"held allocated": 210, "held reserved": 400, "limit": 100}, abs=0.2)
     (dot,) = classed(root, "dot")
@@ -150,7 +190,9 @@ def test_lines_stand_at_their_heights() -> None:
 
 def test_the_allocators_bytes_are_lines_over_the_step() -> None:
     """By tick 1, 3 and 2 MiB handed out of 4 held; the labels stand where the lines end."""
-    storages = [Storage(nbytes=MIB, kind=Kind.SAVED, birth=birth, death=death) for birth, death in ((0, 3), (1, 3), (1, 2))]
+    storages = [
+        Storage(nbytes=MIB, kind=Kind.SAVED, birth=birth, death=death) for birth, death in ((0, 3), (1, 3), (1, 2))
+    ]
     profile = make_profile(ticks=3, storages=storages)
     timeline = with_allocator(liveness.timeline(profile), allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
     held = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
@@ -158,11 +200,16 @@ def test_the_allocators_bytes_are_lines_over_the_step() -> None:
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     # 420 pixels are 4 MiB and 5 %; 300 are three ticks.
-    allocated, reserved = (next(each for each in panel.iter(f"{SVG}path") if each.get("class") == f"held {word}") for word in ("allocated", "reserved"))
+    allocated, reserved = (
+        next(each for each in panel.iter(f"{SVG}path") if each.get("class") == f"held {word}")
+        for word in ("allocated", "reserved")
+    )
     assert [float(number) for number in re.findall(r"[0-9.]+", allocated.get("d", ""))] == pytest.approx(
         [62, bottom - 100, 162, bottom - 300, 262, bottom - 200, 362], abs=0.2
     )
-    assert [float(number) for number in re.findall(r"[0-9.]+", reserved.get("d", ""))] == pytest.approx([62, bottom - 400, 362], abs=0.2)
+    assert [float(number) for number in re.findall(r"[0-9.]+", reserved.get("d", ""))] == pytest.approx(
+        [62, bottom - 400, 362], abs=0.2
+    )
 
 
 def test_a_card_within_reach_is_drawn_to_scale() -> None:
@@ -183,12 +230,19 @@ def test_what_is_not_known_is_not_drawn() -> None:
 
 def test_before_and_after_share_one_scale() -> None:
     profile = small_profile()
-    lighter = profile.model_copy(update={"storages": tuple(s.model_copy(update={"nbytes": s.nbytes // 2}) for s in profile.storages)})
+    lighter = profile.model_copy(
+        update={"storages": tuple(s.model_copy(update={"nbytes": s.nbytes // 2}) for s in profile.storages)}
+    )
     after = liveness.timeline(lighter)
     root = plotted(profile, after=after, after_profile=lighter)
     assert [panel.get("id") for panel in classed(root, "panel")] == ["fxmem-timeline-step", "fxmem-timeline-after"]
     said = words(root)
-    assert {"Before", "After, with the plan", "saved 32.0 MiB → 16.0 MiB", "peak 100.0 MiB in backward: block.conv"} <= set(said)
+    assert {
+        "Before",
+        "After, with the plan",
+        "saved 32.0 MiB → 16.0 MiB",
+        "peak 100.0 MiB in backward: block.conv",
+    } <= set(said)
     assert said.count("200 MiB") == 2
     assert said.count("backward") == 2
     without_profile = words(plotted(profile, after=after))
@@ -205,29 +259,48 @@ def test_an_empty_step() -> None:
 @given(profiles(), st.sampled_from([280.0, 366.0, 960.0]))
 def test_any_profile_can_be_plotted(profile: Profile, width: float) -> None:
     timeline = liveness.timeline(profile)
-    for svg in (timeline_svg(profile, timeline, width=width, budget_bytes=7), icicle_svg(profile, timeline, width=width)):
+    for svg in (
+        timeline_svg(profile, timeline, width=width, budget_bytes=7),
+        icicle_svg(profile, timeline, width=width),
+    ):
         root = ET.fromstring(svg)
         assert float(root.get("width", "")) == width
         assert "nan" not in svg
 
 
-# --- legibility -------------------------------------------------------------------------------------------------------------
+# --- legibility -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [280.0, 366.0, 720.0, 960.0, 1150.0])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("profile", [small_profile(), deep_profile(40), small_profile(model="a_very_long_name." * 12)], ids=["small", "deep", "long"])
+@pytest.mark.parametrize(
+    "profile",
+    [small_profile(), deep_profile(40), small_profile(model="a_very_long_name." * 12)],
+    ids=["small", "deep", "long"],
+)
 def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: float, after: bool) -> None:
-    timeline = with_allocator(liveness.timeline(profile), allocated_bytes=liveness.timeline(profile).peak.requested_bytes + 512, reserved_bytes=220 * MIB)
+    timeline = with_allocator(
+        liveness.timeline(profile),
+        allocated_bytes=liveness.timeline(profile).peak.requested_bytes + 512,
+        reserved_bytes=220 * MIB,
+    )
     other = timeline if after else None
     options = {"width": width, "budget_bytes": timeline.peak.requested_bytes - 1}
     dots = [CurveDot(0.05 * index, (10 - index) * GIB, f"plan {index}", index == 3) for index in range(8)]
-    for svg in (timeline_svg(profile, timeline, after=other, **options), icicle_svg(profile, timeline, width=width), curve_svg(dots, **options)):
+    for svg in (
+        timeline_svg(profile, timeline, after=other, **options),
+        icicle_svg(profile, timeline, width=width),
+        curve_svg(dots, **options),
+    ):
         root = ET.fromstring(svg)
         boxes = boxes_of_text(root)
         assert [line for left, _, right, _, line in boxes if left < 0 or right > width + 0.5] == []
         assert [line for _, top, _, bottom, line in boxes if top < 0 or bottom > float(root.get("height", ""))] == []
-        over = [(a[4], b[4]) for a, b in combinations(boxes, 2) if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]]
+        over = [
+            (a[4], b[4])
+            for a, b in combinations(boxes, 2)
+            if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+        ]
         assert over == []
 
 
@@ -292,7 +365,7 @@ def test_every_rule_of_the_style_is_bound_to_the_plot() -> None:
     assert [selector for rule in rules for selector in rule.split(",") if not selector.startswith(".fxmem-plot ")] == []
 
 
-# --- untrusted names --------------------------------------------------------------------------------------------------------
+# --- untrusted names --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -302,8 +375,23 @@ def test_names_are_text(name: str) -> None:
     for svg in (timeline_svg(profile, timeline), icicle_svg(profile, timeline), curve_svg([CurveDot(0.1, 5, name)])):
         svg.encode()
         root = ET.fromstring(svg)
-        assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {"svg", "title", "desc", "style", "rect", "g", "path", "text", "circle"}
-        assert not {attribute for each in root.iter() for attribute in each.attrib if attribute.startswith("on") or "href" in attribute}
+        assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {
+            "svg",
+            "title",
+            "desc",
+            "style",
+            "rect",
+            "g",
+            "path",
+            "text",
+            "circle",
+        }
+        assert not {
+            attribute
+            for each in root.iter()
+            for attribute in each.attrib
+            if attribute.startswith("on") or "href" in attribute
+        }
     if name.isprintable() and name:
         assert name in (ET.fromstring(icicle_svg(profile, timeline)).findtext(f"{SVG}title") or "")
 
@@ -312,13 +400,17 @@ def test_ids_are_stable_and_of_the_name_given() -> None:
     profile = small_profile()
     timeline = liveness.timeline(profile)
     assert timeline_svg(profile, timeline) == timeline_svg(profile, timeline)
-    for svg in (timeline_svg(profile, timeline, name="mine"), icicle_svg(profile, timeline, name="mine"), curve_svg([], name="mine")):
+    for svg in (
+        timeline_svg(profile, timeline, name="mine"),
+        icicle_svg(profile, timeline, name="mine"),
+        curve_svg([], name="mine"),
+    ):
         ids = [each.get("id", "mine") for each in ET.fromstring(svg).iter()]
         assert all(each.startswith("mine") for each in ids)
         assert len({each for each in ids if each != "mine"}) == len([each for each in ids if each != "mine"])
 
 
-# --- memory by module -------------------------------------------------------------------------------------------------------
+# --- memory by module -------------------------------------------------------------------------------------------------
 
 
 def cells(svg: str) -> list[tuple[str, float, float, float]]:
@@ -334,8 +426,12 @@ def cells(svg: str) -> list[tuple[str, float, float, float]]:
 def test_cells_are_as_wide_as_what_they_hold() -> None:
     profile = small_profile()
     # 1000 pixels for 200 MiB and 4 bytes, 5 pixels a MiB, less the gap of 1; and the margins of 12.
-    found = {title.partition(":")[0]: width for title, _, _, width in cells(icicle_svg(profile, liveness.timeline(profile), width=1024.0))}
-    # block.conv: y, its weight and gradient, and the workspace, 100 MiB; block.act brought grad_y, add the output, x is the input, the state AdamW's.
+    found = {
+        title.partition(":")[0]: width
+        for title, _, _, width in cells(icicle_svg(profile, liveness.timeline(profile), width=1024.0))
+    }
+    # block.conv: y, its weight and gradient, and the workspace, 100 MiB; block.act brought grad_y, add the output, x is
+    # the input, the state AdamW's.
     assert found["Small"] == pytest.approx(1000 - 1)
     assert found["block"] == pytest.approx(660 - 1, abs=0.1)
     assert found["block.conv conv"] == pytest.approx(500 - 1, abs=0.1)
@@ -363,14 +459,24 @@ def test_no_byte_at_the_peak_is_without_a_part(profile: Profile) -> None:
     assert sum(bytes_at_peak(profile, timeline)) <= timeline.peak.requested_bytes
 
 
-# --- plans compared ---------------------------------------------------------------------------------------------------------
+# --- plans compared ---------------------------------------------------------------------------------------------------
 
 
 def test_the_curve_joins_what_no_other_plan_beats() -> None:
-    dots = [CurveDot(0.0, 400, "no plan"), CurveDot(0.1, 200, "flat", chosen=True), CurveDot(0.2, 300, "worse"), CurveDot(None, 100, "hooks")]
+    dots = [
+        CurveDot(0.0, 400, "no plan"),
+        CurveDot(0.1, 200, "flat", chosen=True),
+        CurveDot(0.2, 300, "worse"),
+        CurveDot(None, 100, "hooks"),
+    ]
     root = ET.fromstring(curve_svg(dots, budget_bytes=250, width=326.0, height=420.0, measure="allocated bytes"))
     said = words(root)
-    assert {"1. no plan: 400 B, +0.0 %", "2. flat: 200 B, +10.0 % (chosen)", "3. worse: 300 B, +20.0 %", "4. hooks: 100 B, cost unknown"} <= set(said)
+    assert {
+        "1. no plan: 400 B, +0.0 %",
+        "2. flat: 200 B, +10.0 % (chosen)",
+        "3. worse: 300 B, +20.0 %",
+        "4. hooks: 100 B, cost unknown",
+    } <= set(said)
     assert {"Peak of the step, allocated bytes", "budget"} <= set(said)
     # One pixel a byte, from y = 36 + 420 up; 200 pixels for 21 %. The worse plan is no step of the stairs.
     (front,) = classed(root, "after")
@@ -383,7 +489,9 @@ def test_a_curve_of_nothing() -> None:
 
 
 def test_of_many_plans_the_chosen_one_keeps_its_number() -> None:
-    dots: list[tuple[float | None, int, str, bool]] = [(index / 1000, 1000 - index, "plan", index == 501) for index in range(900)]
+    dots: list[tuple[float | None, int, str, bool]] = [
+        (index / 1000, 1000 - index, "plan", index == 501) for index in range(900)
+    ]
     root = ET.fromstring(curve_svg(dots))
     (chosen,) = [each for each in classed(root, "strong") if each.text and each.text.isdecimal()]
     assert chosen.text == "502"

@@ -29,19 +29,31 @@ X = torch.zeros(4, 1, 28, 28)
 @pytest.mark.parametrize("target", ["cpu", "h100"])
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_32"])
 def test_annotations_add_up(name, target):
-    profile = analyze(lambda: torchvision.models.get_model(name, weights=None), torch.empty(2, 3, 224, 224, device="meta"), target=target).profile
+    profile = analyze(
+        lambda: torchvision.models.get_model(name, weights=None),
+        torch.empty(2, 3, 224, 224, device="meta"),
+        target=target,
+    ).profile
     liveness.check(profile)
     assert sum(n.saved_bytes for n in profile.nodes) == profile.saved_bytes
-    assert sum(n.params_bytes for n in profile.nodes) == sum(s.nbytes for s in profile.storages if s.kind in (Kind.PARAMETER, Kind.BUFFER))
+    assert sum(n.params_bytes for n in profile.nodes) == sum(
+        s.nbytes for s in profile.storages if s.kind in (Kind.PARAMETER, Kind.BUFFER)
+    )
     assert [span.phase for span in profile.phases] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
-    assert [u.what for u in profile.unknowns if "CUDA context" not in u.what and "attention workspace" not in u.what] == []
+    assert [
+        u.what for u in profile.unknowns if "CUDA context" not in u.what and "attention workspace" not in u.what
+    ] == []
 
 
 def test_figures_of_a_cnn_worked_out_by_hand():
     analysis = analyze(_cnn(), X, optimizer="sgd", target="cpu")
     conv, relu, pool, flat, linear = (n for n in analysis.profile.nodes if n.op == "call_module")
     outputs = 4 * 8 * 26 * 26 * 4
-    assert (conv.params_bytes, conv.output_bytes, conv.saved_bytes) == (4 * (8 * 9 + 8), outputs, 0)  # it saves its input and weight: both excluded
+    assert (conv.params_bytes, conv.output_bytes, conv.saved_bytes) == (
+        4 * (8 * 9 + 8),
+        outputs,
+        0,
+    )  # it saves its input and weight: both excluded
     assert (relu.output_bytes, relu.saved_bytes) == (outputs, outputs)  # it saves its result
     pooled = 4 * 8 * 13 * 13
     # It saves its int64 indices, which are no output of the module, and its input, which relu already keeps.
@@ -204,7 +216,9 @@ def test_an_analysis_inside_an_analysis_is_refused_and_leaves_the_next_alone():
     with pytest.raises(UsageError, match="expected no analysis within another"):
         analyze(Curious(), torch.zeros(2, 4), target="cpu")
     # A batch of 8 bytes, a weight of 16, a bias of 8, and an output of 8.
-    assert analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu", mode="infer").peak.requested_bytes == 8 + 16 + 8 + 8
+    assert (
+        analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu", mode="infer").peak.requested_bytes == 8 + 16 + 8 + 8
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process's largest memory is read from /proc")
@@ -217,7 +231,8 @@ def test_a_70_billion_parameter_model_fits_a_laptop():
 import re, torch
 from fxmem.cli.specs import build_model
 from fxmem import analyze
-settings = dict(hidden_size=8192, num_hidden_layers=80, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8, vocab_size=128256)
+settings = dict(hidden_size=8192, num_hidden_layers=80, intermediate_size=28672, num_attention_heads=64, \
+num_key_value_heads=8, vocab_size=128256)
 built = build_model("hf:LlamaForCausalLM", settings, weights_dtype="bf16")
 ids = torch.empty(1, 4096, dtype=torch.long, device="meta")
 peak = analyze(built.module, {"input_ids": ids, "labels": ids}, target="b200").peak
@@ -266,10 +281,19 @@ def test_a_step_that_is_run_twice_says_what_its_nodes_return(reentrant: bool | N
             middle = torch.relu(self.first(x)) * self.first.bias
             low, high = middle.split(8, 1)
             middle = torch.cat([high, low], 1)
-            return self.second(middle) if reentrant is None else torch.utils.checkpoint.checkpoint(self.second, middle, use_reentrant=reentrant)
+            return (
+                self.second(middle)
+                if reentrant is None
+                else torch.utils.checkpoint.checkpoint(self.second, middle, use_reentrant=reentrant)
+            )
 
-    once, twice = (analyze(Net(), torch.zeros(4, 8, requires_grad=wanted), target="cpu").profile.nodes for wanted in (False, True))
-    told = [[(node.name, node.output_bytes, [(t.shape, t.dtype) for t in node.outputs], node.view_of) for node in nodes] for nodes in (once, twice)]
+    once, twice = (
+        analyze(Net(), torch.zeros(4, 8, requires_grad=wanted), target="cpu").profile.nodes for wanted in (False, True)
+    )
+    told = [
+        [(node.name, node.output_bytes, [(t.shape, t.dtype) for t in node.outputs], node.view_of) for node in nodes]
+        for nodes in (once, twice)
+    ]
     assert told[0] == told[1]
     assert sum(node.output_bytes for node in twice)
 
@@ -282,11 +306,15 @@ def test_ops_of_a_checkpoint_that_runs_again(reentrant: bool) -> None:
             self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(lambda y: torch.relu(self.second(y)), self.first(x), use_reentrant=reentrant)
+            return torch.utils.checkpoint.checkpoint(
+                lambda y: torch.relu(self.second(y)), self.first(x), use_reentrant=reentrant
+            )
 
     profile = analyze(Net(), torch.zeros(32, 8), target="cpu").profile
     ops = [(profile.ops[each.op], each.read_bytes) for each in profile.recomputed_ops]
-    again = [(op.name, profile.nodes[op.node].target, read) for op, read in ops if "empty" not in op.name]  # what holds states of generators
+    again = [
+        (op.name, profile.nodes[op.node].target, read) for op, read in ops if "empty" not in op.name
+    ]  # what holds states of generators
     read = 4 * (32 * 16 + 16 * 4 + 4)
     assert again == [("aten.addmm.default", "second", read), ("aten.relu.default", "torch.relu", 0)]
 
@@ -305,7 +333,12 @@ def test_a_checkpoint_holds_the_state_of_the_random_generator(reentrant: bool) -
 
     model, x = Net(), torch.randn(64, 32, requires_grad=True)
     peak = analyze(model, x, target="cpu", optimizer=None).peak.requested_bytes
-    assert peak == measure_cpu(model, (x,), {}, mode="train", loss=None, optimizer=None, precision=None).peak_without_kernel_scratch_bytes
+    assert (
+        peak
+        == measure_cpu(
+            model, (x,), {}, mode="train", loss=None, optimizer=None, precision=None
+        ).peak_without_kernel_scratch_bytes
+    )
 
 
 class HalfKept(nn.Module):

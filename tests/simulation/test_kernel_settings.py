@@ -22,8 +22,17 @@ H100 = target("h100")
 
 def flags() -> tuple[object, ...]:
     cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
-    sdpa = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled())
-    deterministic = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(), cudnn.deterministic)
+    sdpa = (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        cudnn.deterministic,
+    )
     return (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, cudnn.benchmark, deterministic, sdpa)
 
 
@@ -43,7 +52,11 @@ def test_none_leaves_every_flag_as_it_is() -> None:
 
 def test_settings_nest() -> None:
     with applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="flash")):
-        assert (torch.backends.cudnn.allow_tf32, convolution_settings().allow_tf32, convolution_settings().benchmark) == (False, False, True)
+        assert (
+            torch.backends.cudnn.allow_tf32,
+            convolution_settings().allow_tf32,
+            convolution_settings().benchmark,
+        ) == (False, False, True)
         assert flags()[-1] == (True, False, False, False)
         inside = flags()
         with applied(KernelSettings(allow_tf32=True, deterministic=True, sdpa="auto")):
@@ -55,7 +68,10 @@ def test_settings_nest() -> None:
 
 def test_settings_are_put_back_when_something_raises() -> None:
     before = flags()
-    with pytest.raises(ValueError, match="no"), applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="math", deterministic=True)):
+    with (
+        pytest.raises(ValueError, match="no"),
+        applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="math", deterministic=True)),
+    ):
         raise ValueError("no")
     assert flags() == before
 
@@ -117,7 +133,11 @@ def test_the_attention_backend_is_the_one_asked_for(sdpa: Sdpa | None, op: str) 
     assert f"aten.{op}.default" in {op.name for op in profile.ops}
     with applied(KernelSettings(sdpa=sdpa)):
         (said,) = card_emulation.assumptions(H100)
-    expected = "the first of cudnn_attention, flash_attention, efficient_attention, math" if sdpa in (None, "auto") else "nothing else"
+    expected = (
+        "the first of cudnn_attention, flash_attention, efficient_attention, math"
+        if sdpa in (None, "auto")
+        else "nothing else"
+    )
     assert expected in said.text
 
 
@@ -137,26 +157,43 @@ def test_what_remains_allowed_is_said() -> None:
     assert said.text.endswith("; switched off: math")
 
 
-# --- through the analysis and the command line ----------------------------------------------------------------------------------
+# --- through the analysis and the command line ------------------------------------------------------------------------
 
 
 def test_an_analysis_is_made_under_its_settings_and_made_again_under_them() -> None:
     settings = KernelSettings(sdpa="flash", cudnn_benchmark=True)
-    analysis = analyze(Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100, settings=settings)
+    analysis = analyze(
+        Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100, settings=settings
+    )
     for made in (analysis, analysis.again()):
         assert "aten._scaled_dot_product_flash_attention.default" in {op.name for op in made.profile.ops}
-    assert "aten._safe_softmax.default" in {op.name for op in analysis.again(settings=KernelSettings(sdpa="math")).profile.ops}
+    assert "aten._safe_softmax.default" in {
+        op.name for op in analysis.again(settings=KernelSettings(sdpa="math")).profile.ops
+    }
 
 
 def test_what_benchmarking_chooses_is_unknown() -> None:
     settings = KernelSettings(cudnn_benchmark=True, allow_tf32=False)
     profile = analyze(nn.Conv2d(3, 8, 3), torch.ones(2, 3, 16, 16), target=H100, settings=settings).profile
     assert any("benchmark" in unknown.what for unknown in profile.unknowns)
-    assert any("TF32 not allowed" in assumption.text or "estimated" in assumption.text for assumption in profile.assumptions)
+    assert any(
+        "TF32 not allowed" in assumption.text or "estimated" in assumption.text for assumption in profile.assumptions
+    )
 
 
 def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["analyze", "torchvision:alexnet", "--input", "2x3x64x64", "--deterministic", "--no-allow-tf32", "--sdpa", "auto", "--width", "200"]
+    command = [
+        "analyze",
+        "torchvision:alexnet",
+        "--input",
+        "2x3x64x64",
+        "--deterministic",
+        "--no-allow-tf32",
+        "--sdpa",
+        "auto",
+        "--width",
+        "200",
+    ]
     assert main(command) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "TF32 not allowed for float32, deterministic plans only" in said or "estimated" in said

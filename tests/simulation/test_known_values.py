@@ -43,7 +43,12 @@ def _rows(question, x=None):
         (lambda x: torch.rand(1) * 8, 4),
         (lambda x: torch.full_like(x, 2.0).sum(), 24),
         (lambda x: len(x[tuple(torch.arange(3, device=x.device)), tuple(torch.arange(1, 4, device=x.device))]), 3),
-        (lambda x: torch.arange(9, device=x.device).view(3, 3)[tuple(torch.arange(2, device=x.device)), [1, 2]].sum(), 6),
+        (
+            lambda x: (
+                torch.arange(9, device=x.device).view(3, 3)[tuple(torch.arange(2, device=x.device)), [1, 2]].sum()
+            ),
+            6,
+        ),
     ],
 )
 def test_what_comes_from_constants_is_known(question, answer):
@@ -76,13 +81,19 @@ def test_rows_and_columns_in_tuples_of_numbers_that_only_data_has():
 
 def test_what_is_known_on_the_cpu_stays_there():
     def question(x):
-        return (torch.arange(5) + torch.repeat_interleave(torch.arange(2), torch.tensor([2, 3]))).sum() + torch.ones(3).nonzero().cpu().sum()
+        return (torch.arange(5) + torch.repeat_interleave(torch.arange(2), torch.tensor([2, 3]))).sum() + torch.ones(
+            3
+        ).nonzero().cpu().sum()
 
-    assert analyze(Asks(question), torch.randn(3, 4), mode="infer", target="h100").profile.nodes[-4].outputs[0].shape[0] == 1 + 13 + 3
+    assert (
+        analyze(Asks(question), torch.randn(3, 4), mode="infer", target="h100").profile.nodes[-4].outputs[0].shape[0]
+        == 1 + 13 + 3
+    )
 
 
 def test_a_mask_over_tokens_expanded_to_their_features():
-    """As models that see pick the places of image features in the text; expanded, it has too many elements to be kept."""
+    """As models that see pick the places of image features in the text; expanded, it has too many elements to be
+    kept."""
 
     def question(x):
         mask = (torch.arange(64, device=x.device) < 5)[:, None].expand(64, 1 << 15)
@@ -100,7 +111,11 @@ def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
     [
         lambda x: x.sum().long(),
         lambda x: torch.randint(0, 3, (2,), device=x.device).sum(),
-        lambda x: torch.zeros(3, dtype=torch.long, device=x.device).index_add_(0, torch.arange(3, device=x.device), x[:, 0].long()).sum(),
+        lambda x: (
+            torch.zeros(3, dtype=torch.long, device=x.device)
+            .index_add_(0, torch.arange(3, device=x.device), x[:, 0].long())
+            .sum()
+        ),
         lambda x: torch.zeros(3, dtype=torch.long, device=x.device)[:2].copy_(x[:2, 0].long()).sum(),
         lambda x: torch.ones(3, device=x.device).add_(x[:, 0]).sum(),
         lambda x: torch.ones(4, device=x.device).mul(x).sum(),
@@ -143,12 +158,25 @@ def test_the_users_own_buffer_keeps_its_values():
 
 
 def test_transformers_skips_the_mask_it_would_skip_on_a_card():
-    """Positions made by arange hold no packed sequences; with a mask, attention could not take the flash or cuDNN kernels."""
+    """Positions made by arange hold no packed sequences; with a mask, attention could not take the flash or cuDNN
+    kernels."""
     import transformers
 
-    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_hidden_layers=1, vocab_size=64, dtype=torch.bfloat16)
+    config = transformers.LlamaConfig(
+        hidden_size=256,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_hidden_layers=1,
+        vocab_size=64,
+        dtype=torch.bfloat16,
+    )
     ids = torch.empty(2, 96, dtype=torch.long, device="meta")
-    analysis = analyze(lambda: transformers.LlamaForCausalLM(config).bfloat16(), {"input_ids": ids, "use_cache": False}, mode="infer", target="a100")
+    analysis = analyze(
+        lambda: transformers.LlamaForCausalLM(config).bfloat16(),
+        {"input_ids": ids, "use_cache": False},
+        mode="infer",
+        target="a100",
+    )
     names = {op.name for op in analysis.profile.ops}
     assert "aten._scaled_dot_product_flash_attention.default" in names
     assert not [s for s in analysis.profile.storages if s.shape[-2:] == (96, 96)]
@@ -204,7 +232,8 @@ def test_what_the_program_checks_is_taken_to_hold_and_that_is_said(check):
 
 
 def test_the_gradient_of_what_a_known_mask_picks():
-    """SpecAugment writes one vector to places it draws in NumPy; their rows are picked from the gradient. The places a kernel looks up count."""
+    """SpecAugment writes one vector to places it draws in NumPy; their rows are picked from the gradient. The places a
+    kernel looks up count."""
 
     class Masked(torch.nn.Module):
         def __init__(self):

@@ -21,12 +21,17 @@ def step(model: nn.Module, x: torch.Tensor, *, mode: Mode = "train", **settings:
     return parts
 
 
-# --- the step -----------------------------------------------------------------------------------------------------------------
+# --- the step ---------------------------------------------------------------------------------------------------------
 
 
 def test_parts_are_announced_in_order() -> None:
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
-    assert step(model, x, optimizer=make_optimizer("sgd", model.parameters())) == ["forward", "loss", "backward", "optimizer"]
+    assert step(model, x, optimizer=make_optimizer("sgd", model.parameters())) == [
+        "forward",
+        "loss",
+        "backward",
+        "optimizer",
+    ]
     assert step(model, x) == ["forward", "loss", "backward"]
     assert step(model, x, mode="infer") == ["forward"]
 
@@ -116,7 +121,7 @@ def test_a_module_may_be_the_loss() -> None:
     assert torch.equal(model.bias.grad, torch.full((2,), 2.0))
 
 
-# --- the default loss ---------------------------------------------------------------------------------------------------------
+# --- the default loss -------------------------------------------------------------------------------------------------
 
 
 def test_the_outputs_own_loss_comes_first() -> None:
@@ -148,7 +153,7 @@ def test_an_output_with_nothing_to_sum_is_refused() -> None:
         default_loss(SimpleNamespace(loss=None, logits=torch.ones(3)))
 
 
-# --- autocast and flags -------------------------------------------------------------------------------------------------------
+# --- autocast and flags -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -223,7 +228,7 @@ def test_the_record_of_a_step() -> None:
     }
 
 
-# --- optimizers ---------------------------------------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 
 def parameters() -> list[nn.Parameter]:

@@ -42,7 +42,7 @@ def batch(samples: int = 64, width: int = 128) -> torch.Tensor:
     return torch.empty(samples, width, device="meta")
 
 
-# --- a budget ---------------------------------------------------------------------------------------------------------------
+# --- a budget ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["cpu", "rtx4090"])
@@ -65,7 +65,10 @@ def test_a_budget_that_is_exceeded_is_told_with_the_peak_the_phase_and_the_lines
     assert title.strip() == "most of it by line:"
     assert len(contributors) == 3
     # All the blocks' layers stand in one line of code.
-    assert re.search(r"0\.up and 4 more \(Linear, .*test_testing\.py:\d+: return x \+ self\.down\(self\.up\(x\)\.relu\(\)\)\)$", contributors[0])
+    assert re.search(
+        r"0\.up and 4 more \(Linear, .*test_testing\.py:\d+: return x \+ self\.down\(self\.up\(x\)\.relu\(\)\)\)$",
+        contributors[0],
+    )
     assert "optimizer (AdamW)" in contributors[1]
 
 
@@ -77,13 +80,15 @@ def test_what_fits_in_blocks_but_not_in_a_loop_is_beyond_the_budget() -> None:
         peak_checks.assert_peak_below(net, batch(), peak.allocated_bytes, target="rtx4090")
 
 
-@pytest.mark.parametrize(("budget", "message"), [("50%", "in bytes or with a unit"), ("much", "expected a budget as bytes")])
+@pytest.mark.parametrize(
+    ("budget", "message"), [("50%", "in bytes or with a unit"), ("much", "expected a budget as bytes")]
+)
 def test_what_is_no_budget_is_refused(budget: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         peak_checks.assert_peak_below(net, batch(), budget, target="cpu")
 
 
-# --- a baseline -------------------------------------------------------------------------------------------------------------
+# --- a baseline -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +128,28 @@ def test_what_grew_is_named_by_kind_and_by_node(small: Analysis) -> None:
 
 
 def test_a_baseline_of_another_step_says_what_is_not_the_same(small: Analysis) -> None:
-    text = peak_checks.growth(peak_checks.baseline_of(small), analyze(net, batch(640), target="cpu", optimizer="sgd"), 0)
+    text = peak_checks.growth(
+        peak_checks.baseline_of(small), analyze(net, batch(640), target="cpu", optimizer="sgd"), 0
+    )
     assert "the input is not the same: was input 64x128 float32, is input 640x128 float32" in text
     assert "the step is not the same" in text
     assert "the target" not in text
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "allowed"), [("1%", 10), (0.01, 10), ("0", 0), (0, 0), ("0%", 0), (0.0, 0), ("64MiB", 64 * MIB), (7, 7), ("0.1%", 1), ("100%", 1000)]
+    ("tolerance", "allowed"),
+    [
+        ("1%", 10),
+        (0.01, 10),
+        ("0", 0),
+        (0, 0),
+        ("0%", 0),
+        (0.0, 0),
+        ("64MiB", 64 * MIB),
+        (7, 7),
+        ("0.1%", 1),
+        ("100%", 1000),
+    ],
 )
 def test_a_tolerance_is_a_share_or_bytes(small: Analysis, tolerance: Any, allowed: int) -> None:
     before = peak_checks.baseline_of(small).model_copy(update={"allocated_bytes": 1000})
@@ -159,7 +178,7 @@ def test_what_is_no_baseline_is_refused_in_one_line(tmp_path: Path, text: str, m
     assert "delete it and run pytest --fxmem-update" in str(refused.value)
 
 
-# --- the plugin -------------------------------------------------------------------------------------------------------------
+# --- the plugin -------------------------------------------------------------------------------------------------------
 
 TESTS = """
 import torch
@@ -184,13 +203,15 @@ KEYS = ["test_net.py::TestMore::test_two#infer", "test_net.py::TestMore::test_tw
 
 @pytest.fixture(scope="module")
 def imported() -> None:
-    """pytester forgets what a suite imports, and parts of torch cannot be imported twice: what an analysis imports is here before."""
+    """pytester forgets what a suite imports, and parts of torch cannot be imported twice: what an analysis imports is
+    here before."""
     analyze(torch.nn.Linear(2, 2), torch.empty(1, 2, device="meta"), target="cpu")
 
 
 @pytest.fixture
 def suite(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A suite of a user's own, in a folder `tests`; the plugin is loaded by name, whether or not it is installed as an entry point."""
+    """A suite of a user's own, in a folder `tests`; the plugin is loaded by name, whether or not it is installed as an
+    entry point."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (pytester.path / "tests").mkdir()
@@ -324,6 +345,9 @@ def test_the_example_holds_a_model_to_its_peaks(suite: pytest.Pytester) -> None:
 
 
 def test_the_plugin_imports_nothing_until_a_test_asks_for_it(tmp_path: Path) -> None:
-    code = "import pytest, sys; before = set(sys.modules); import fxmem.testing.pytest_plugin; print(*sorted(set(sys.modules) - before))"
+    code = (
+        "import pytest, sys; before = set(sys.modules); import fxmem.testing.pytest_plugin; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["fxmem", "fxmem.testing", "fxmem.testing.pytest_plugin"]

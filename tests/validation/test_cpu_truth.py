@@ -1,7 +1,7 @@
 """Predictions held against real CPU runs, byte by byte, over models of three collections and of our own.
 
-The profiler's memory events are the truth. What convolution and attention kernels take for themselves inside one call is measured per
-operator and set aside (`measuring.WORKSPACE_KERNELS`); everything else must agree within 0.01 %.
+The profiler's memory events are the truth. What convolution and attention kernels take for themselves inside one call
+is measured per operator and set aside (`measuring.WORKSPACE_KERNELS`); everything else must agree within 0.01 %.
 """
 
 import pytest
@@ -16,7 +16,13 @@ from fxmem.validation.validate import validate_call
 from fxmem.validation.verdict import verdict
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
-_SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
+_SMALL = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 1000,
+}
 _KV = {**_SMALL, "num_key_value_heads": 2}
 
 # model, settings, inputs
@@ -36,7 +42,14 @@ WITHOUT_CONVOLUTION = [
     ),
     (
         "hf:OPTForCausalLM",
-        {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256, "vocab_size": 1000, "word_embed_proj_dim": 128},
+        {
+            "hidden_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 256,
+            "vocab_size": 1000,
+            "word_embed_proj_dim": 128,
+        },
         _TEXT,
     ),
     ("hf:GPTNeoXForCausalLM", _SMALL, _TEXT),
@@ -60,18 +73,31 @@ def _verdict(spec, settings, inputs, mode, **step):
     inputs = inputs if mode == "train" else tuple(text for text in inputs if "labels" not in text)
     args, kwargs = make_inputs([parse_input(text) for text in inputs], weights_dtype=built.weights_dtype)
     return validate_call(
-        lambda: build_model(spec, settings, mode=mode, device="cpu").module, built.module, args, kwargs, name=spec, mode=mode, tolerance=1e-4, **step
+        lambda: build_model(spec, settings, mode=mode, device="cpu").module,
+        built.module,
+        args,
+        kwargs,
+        name=spec,
+        mode=mode,
+        tolerance=1e-4,
+        **step,
     )
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
-@pytest.mark.parametrize(("spec", "settings", "inputs"), WITHOUT_CONVOLUTION + WITH_CONVOLUTION, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("spec", "settings", "inputs"),
+    WITHOUT_CONVOLUTION + WITH_CONVOLUTION,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_within_a_hundredth_of_a_percent(spec, settings, inputs, mode):
     verdict = _verdict(spec, settings, inputs, mode)
     assert verdict.within_tolerance, verdict.model_dump_json(exclude={"measurement": {"events"}})
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "sgd-momentum", "adam", "rmsprop", "adagrad", "adafactor", "adamw:foreach", "nadam", None])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "sgd-momentum", "adam", "rmsprop", "adagrad", "adafactor", "adamw:foreach", "nadam", None]
+)
 def test_every_optimizer(optimizer):
     assert _verdict(*WITHOUT_CONVOLUTION[3], "train", optimizer=optimizer).within_tolerance
 
@@ -105,7 +131,12 @@ def test_half_precision_weights():
     built = build_model(spec, settings, weights_dtype="bf16")
     args, kwargs = make_inputs([parse_input(text) for text in inputs])
     verdict = validate_call(
-        lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module, built.module, args, kwargs, name=spec, tolerance=1e-4
+        lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module,
+        built.module,
+        args,
+        kwargs,
+        name=spec,
+        tolerance=1e-4,
     )
     assert verdict.within_tolerance
 
@@ -138,6 +169,8 @@ def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
 
     x = torch.randn(512, 64)
     analysis = analyze(PartlyUsed(), x, target="cpu", optimizer=optimizer, accumulate=4)
-    measured = measure_cpu(PartlyUsed(), (x,), {}, mode="train", loss=None, optimizer=optimizer, precision=None, accumulate=4)
+    measured = measure_cpu(
+        PartlyUsed(), (x,), {}, mode="train", loss=None, optimizer=optimizer, precision=None, accumulate=4
+    )
     assert measured.resident_by_kind[Kind.GRADIENT] == 4 * (64 * 256 + 256)
     assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance

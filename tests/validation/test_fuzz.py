@@ -1,4 +1,5 @@
-"""Random programs, predicted and run: the peaks agree, whatever they do. `FXMEM_FUZZ=0:5000` runs those seeds instead."""
+"""Random programs, predicted and run: the peaks agree, whatever they do. `FXMEM_FUZZ=0:5000` runs those seeds
+instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real steps on the CPU, small enough to add up with a pencil. Sizes are prime, so that no two sums agree by accident."""
+"""Real steps on the CPU, small enough to add up with a pencil. Sizes are prime, so that no two sums agree by
+accident."""
 
 import gc
 import os
@@ -72,7 +73,7 @@ class Keeper(nn.Module):
         return x.exp()
 
 
-# --- peaks a person can add up ------------------------------------------------------------------------------------------------
+# --- peaks a person can add up ----------------------------------------------------------------------------------------
 
 
 def test_training_step_of_one_product() -> None:
@@ -102,7 +103,9 @@ def test_what_a_model_keeps_until_its_next_step_is_let_go_in_it() -> None:
 
 
 def test_the_log_adds_up_to_the_peak() -> None:
-    measured = measure(nn.Sequential(nn.Linear(11, 13), nn.GELU(), nn.Linear(13, 7)), torch.ones(5, 11), optimizer="adamw")
+    measured = measure(
+        nn.Sequential(nn.Linear(11, 13), nn.GELU(), nn.Linear(13, 7)), torch.ones(5, 11), optimizer="adamw"
+    )
     live = peak = measured.resident_bytes
     for nbytes in measured.events:
         live += nbytes
@@ -161,7 +164,7 @@ def test_a_cycle_in_the_program_is_not_collected_during_the_step() -> None:
     assert gc.isenabled()
 
 
-# --- scratch ------------------------------------------------------------------------------------------------------------------
+# --- scratch ----------------------------------------------------------------------------------------------------------
 
 
 def test_convolution_scratch_is_named_and_set_aside(threads: int) -> None:
@@ -182,7 +185,10 @@ def test_convolution_scratch_is_named_and_set_aside(threads: int) -> None:
 
 
 def test_what_is_left_after_scratch_does_not_depend_on_threads() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)), torch.ones(2, 3, 41, 43)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)),
+        torch.ones(2, 3, 41, 43),
+    )
     before = torch.get_num_threads()
     try:
         found = []
@@ -225,12 +231,24 @@ def test_calls_are_what_a_dispatch_mode_sees() -> None:
     model, x = Mixed(), torch.rand(4, 3, 9, 9)
     for precision in (None, "bf16"):
         with Names() as mode:
-            run_step(model, (x,), {}, loss=None, optimizer=None, precision=precision, device_type="cpu", mode="infer", mark=lambda _: None)
+            run_step(
+                model,
+                (x,),
+                {},
+                loss=None,
+                optimizer=None,
+                precision=precision,
+                device_type="cpu",
+                mode="infer",
+                mark=lambda _: None,
+            )
         measured = measure(model, x, mode="infer", precision=precision)
         assert {op.name for op in measured.scratch} <= set(mode.seen)
         rolls = [op for op in measured.scratch if op.name == "aten.roll.default"]
         assert [op.calls for op in rolls] == [1]
-        assert not {"aten.conv2d.default", "aten.linear.default", "aten.matmul.default", "aten.max_pool2d.default"} & {op.name for op in measured.scratch}
+        assert not {"aten.conv2d.default", "aten.linear.default", "aten.matmul.default", "aten.max_pool2d.default"} & {
+            op.name for op in measured.scratch
+        }
 
 
 def test_scratch_is_born_and_gone_inside_one_call() -> None:
@@ -262,10 +280,18 @@ def test_what_a_recurrent_layer_keeps_for_its_backward_is_scratch_too() -> None:
         Event(-4096, 4, Phase.BACKWARD),
     ]
     assert scratch_events(events) == {3: layer, 4: layer, 5: layer, 7: layer}
-    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {}, events, WORKSPACE_KERNELS)
+    measured = _measurement(
+        "Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {}, events, WORKSPACE_KERNELS
+    )
     assert measured.peak_without_kernel_scratch_bytes == 100 + 101 + 102 + 8192
     (row,) = measured.scratch
-    assert (row.kernel, row.calls, row.allocations, row.scratch_bytes, row.at_peak_bytes) == (path[-1], 1, 2, 4096 + 40, 4096)
+    assert (row.kernel, row.calls, row.allocations, row.scratch_bytes, row.at_peak_bytes) == (
+        path[-1],
+        1,
+        2,
+        4096 + 40,
+        4096,
+    )
 
 
 def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
@@ -281,10 +307,23 @@ def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
         Event(-5, 4, Phase.BACKWARD, other, (other.name,)),
         Event(-100, 1, Phase.BACKWARD),
     ]
-    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 1000}, events, WORKSPACE_KERNELS)
-    assert (measured.peak_bytes, measured.peak_without_kernel_scratch_bytes, measured.peak_without_scratch_bytes) == (1111, 1105, 1100)
+    measured = _measurement(
+        "Toy",
+        Step(mode="infer", optimizer=None, loss=None, precision=None),
+        {Kind.INPUT: 1000},
+        events,
+        WORKSPACE_KERNELS,
+    )
+    assert (measured.peak_bytes, measured.peak_without_kernel_scratch_bytes, measured.peak_without_scratch_bytes) == (
+        1111,
+        1105,
+        1100,
+    )
     assert measured.peak_by_phase == {Phase.FORWARD: 1111, Phase.BACKWARD: 1105}
-    rows = [(op.name, op.kernel, op.phase, op.calls, op.allocations, op.scratch_bytes, op.at_peak_bytes) for op in measured.scratch]
+    rows = [
+        (op.name, op.kernel, op.phase, op.calls, op.allocations, op.scratch_bytes, op.at_peak_bytes)
+        for op in measured.scratch
+    ]
     assert rows == [
         (library.name, "aten.mkldnn_convolution.default", Phase.FORWARD, 1, 2, 11, 11),
         (other.name, other.name, Phase.BACKWARD, 1, 1, 5, 0),
@@ -292,7 +331,9 @@ def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
 
 
 def test_a_step_that_allocates_nothing_peaks_where_it_began() -> None:
-    measured = _measurement("Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 10}, [], ())
+    measured = _measurement(
+        "Toy", Step(mode="infer", optimizer=None, loss=None, precision=None), {Kind.INPUT: 10}, [], ()
+    )
     assert (measured.peak_bytes, measured.peak_phase, measured.peak_op) == (10, Phase.FORWARD, "")
 
 
@@ -301,7 +342,7 @@ def test_events_belong_to_the_phase_that_was_announced_last() -> None:
     assert [event.phase for event in _in_phases(iter(log))] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
-# --- what is resident ---------------------------------------------------------------------------------------------------------
+# --- what is resident -------------------------------------------------------------------------------------------------
 
 
 def test_each_storage_is_counted_once_under_its_first_kind() -> None:
@@ -324,7 +365,7 @@ def test_each_storage_is_counted_once_under_its_first_kind() -> None:
     }
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_step_is_no_steady_state() -> None:
@@ -340,7 +381,9 @@ def test_everything_must_be_on_the_cpu() -> None:
 
 
 def test_a_model_that_raises_is_reported_with_its_line() -> None:
-    with pytest.raises(AnalysisError, match=r"a real step on the CPU raised at .*test_measure_cpu\.py:\d+: RuntimeError"):
+    with pytest.raises(
+        AnalysisError, match=r"a real step on the CPU raised at .*test_measure_cpu\.py:\d+: RuntimeError"
+    ):
         measure(Scale(3), torch.ones(N))
 
 

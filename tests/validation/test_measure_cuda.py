@@ -1,4 +1,5 @@
-"""Measuring on a card, without one: its allocator is played by hand-made numbers; what is measured there is what fxmem reads of it."""
+"""Measuring on a card, without one: its allocator is played by hand-made numbers; what is measured there is what fxmem
+reads of it."""
 
 from __future__ import annotations
 
@@ -22,19 +23,35 @@ from fxmem.simulation.analysis import analyze
 from fxmem.validation import measure_cuda as measuring_cuda
 from fxmem.validation import validate as validation
 from fxmem.validation.measure_cpu import resident_bytes
-from fxmem.validation.measure_cuda import card_target, cudnn_version, found_card, measure_cuda, measurement_of, require_card
+from fxmem.validation.measure_cuda import (
+    card_target,
+    cudnn_version,
+    found_card,
+    measure_cuda,
+    measurement_of,
+    require_card,
+)
 from fxmem.validation.validate import validate
 from fxmem.validation.verdict import report
 
 H200 = target("h200")
-MACHINE = Machine(device="cuda", name="NVIDIA H200", torch_version=torch.__version__, cuda_version="13.0", cudnn_version="9.19.0", capability=(9, 0))
+MACHINE = Machine(
+    device="cuda",
+    name="NVIDIA H200",
+    torch_version=torch.__version__,
+    cuda_version="13.0",
+    cudnn_version="9.19.0",
+    capability=(9, 0),
+)
 NOTHING = {"requested": 0, "allocated": 0, "active": 0, "reserved": 0}
 
-# --- the card -----------------------------------------------------------------------------------------------------------------
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_card_of_the_catalogue_keeps_its_own_memory() -> None:
-    assert card_target("NVIDIA H200", (9, 0), 150_000_000_000) == H200.model_copy(update={"memory_bytes": 150_000_000_000})
+    assert card_target("NVIDIA H200", (9, 0), 150_000_000_000) == H200.model_copy(
+        update={"memory_bytes": 150_000_000_000}
+    )
     assert card_target("NVIDIA H200", (9, 0), None) == H200
 
 
@@ -53,7 +70,10 @@ def test_any_other_card_is_a_target_of_its_properties() -> None:
 
 def test_without_a_card_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    said = r"expected an NVIDIA GPU to measure on, but torch .* sees none; run it on a machine that has one, or measure with device='cpu'"
+    said = (
+        r"expected an NVIDIA GPU to measure on, but torch .* sees none; run it on a machine that has one, or "
+        r"measure with device='cpu'"
+    )
     for call in (require_card, found_card, lambda: validate(nn.Linear(3, 2), torch.ones(1, 3), device="cuda")):
         with pytest.raises(EnvironmentLacksError, match=said) as caught:
             call()
@@ -80,12 +100,18 @@ def test_the_machine_is_described_by_what_moves_its_memory(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_902)
     monkeypatch.setattr(measuring_cuda.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout="580.159.03\n580.159.03\n"))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout="580.159.03\n580.159.03\n")
+    )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     found = measuring_cuda.card_machine()
     assert (found.cudnn_version, found.driver_version, found.capability) == ("9.19.2", "580.159.03", (9, 0))
-    assert (found.allocator_settings, found.memory_bytes, found.threads) == ("expandable_segments:True", 150_110_011_392, None)
+    assert (found.allocator_settings, found.memory_bytes, found.threads) == (
+        "expandable_segments:True",
+        150_110_011_392,
+        None,
+    )
     assert found_card() == H200
 
 
@@ -110,7 +136,7 @@ def test_what_everybody_uses_of_the_card(monkeypatch: pytest.MonkeyPatch, said: 
     assert measuring_cuda.used_bytes() == nbytes
 
 
-# --- the log ------------------------------------------------------------------------------------------------------------------
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 def entry(action: str, size: int) -> dict[str, Any]:
@@ -124,10 +150,21 @@ def test_the_log_is_read_in_parts_in_requested_bytes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [other_card, entries]})
     log = AllocatorLog(1)
     with log.recording():
-        entries += [entry("segment_alloc", 1 << 21), entry("alloc", 700), entry("free_requested", 1), entry("free_completed", 1)]
+        entries += [
+            entry("segment_alloc", 1 << 21),
+            entry("alloc", 700),
+            entry("free_requested", 1),
+            entry("free_completed", 1),
+        ]
         assert log.take() == [700, -1]
         assert log.take() == []
-        entries += [entry("alloc", 0), entry("oom", 5), entry("snapshot", 0), entry("segment_free", 1 << 21), entry("free_requested", 700)]
+        entries += [
+            entry("alloc", 0),
+            entry("oom", 5),
+            entry("snapshot", 0),
+            entry("segment_free", 1 << 21),
+            entry("free_requested", 700),
+        ]
         assert log.take() == [-700]
     assert switched == ["all", None]
     assert AllocatorLog(2).take() == []
@@ -142,11 +179,12 @@ def test_recording_ends_when_the_step_raises(monkeypatch: pytest.MonkeyPatch) ->
     assert switched == ["all", None]
 
 
-# --- the run ------------------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 class Card:
-    """Plays the allocator: each reading of the peaks is one phase's, each reading of the current values the next one given."""
+    """Plays the allocator: each reading of the peaks is one phase's, each reading of the current values the next one
+    given."""
 
     def __init__(self, currents: list[int], peaks: list[int], events: list[list[int]]) -> None:
         self.currents, self.peaks, self.events = iter(currents), iter(peaks), iter(events)
@@ -197,17 +235,37 @@ WEIGHTS, INPUT = 4 * (3 * 2 + 2), 4 * 3
 def test_a_step_is_measured_phase_by_phase(card: Any) -> None:
     # 500 bytes were there before; the step's own rest with 1000 more than its tensors: a workspace.
     rest = 500 + WEIGHTS + INPUT + 1000
-    played = card(currents=[500, rest, rest, rest + 3], peaks=[rest + 70, rest + 110, rest + 30], events=[[70, -20], [60], [-50, 3]])
+    played = card(
+        currents=[500, rest, rest, rest + 3],
+        peaks=[rest + 70, rest + 110, rest + 30],
+        events=[[70, -20], [60], [-50, 3]],
+    )
     found = measure_cuda(Stays(3, 2), (X,), {}, **STEP)
-    assert played.calls == ["drop", "empty", "current", "current", "current", "reset", *["peak", "reset"] * 3, "current"]
+    assert played.calls == [
+        "drop",
+        "empty",
+        "current",
+        "current",
+        "current",
+        "reset",
+        *["peak", "reset"] * 3,
+        "current",
+    ]
     own = WEIGHTS + INPUT + 1000
     assert found.resident_bytes == own
     assert found.resident_by_kind == {Kind.PARAMETER: WEIGHTS, Kind.INPUT: INPUT, Kind.WORKSPACE: 1000}
     assert found.retained_bytes == 3
-    assert (found.peak_bytes, found.peak_phase, found.allocated_bytes, found.reserved_bytes) == (own + 110, Phase.BACKWARD, own + 110, own + 110)
+    assert (found.peak_bytes, found.peak_phase, found.allocated_bytes, found.reserved_bytes) == (
+        own + 110,
+        Phase.BACKWARD,
+        own + 110,
+        own + 110,
+    )
     assert found.process_bytes == own + 110 + 30_000
     assert found.peak_by_phase == {Phase.FORWARD: own + 70, Phase.BACKWARD: own + 110, Phase.OPTIMIZER: own + 30}
-    assert [(p.phase, p.active_bytes) for p in found.phases] == [(phase, size) for phase, size in found.peak_by_phase.items()]
+    assert [(p.phase, p.active_bytes) for p in found.phases] == [
+        (phase, size) for phase, size in found.peak_by_phase.items()
+    ]
     assert found.events == (70, -20, 60, -50, 3)
     assert found.events_by_phase == {Phase.FORWARD: 2, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
     assert (found.step.optimizer, found.machine) == ("SGD", MACHINE)
@@ -238,11 +296,14 @@ def test_a_step_that_raises_names_the_line(card: Any) -> None:
             raise RuntimeError("no such luck")
 
     card(currents=[0], peaks=[], events=[])
-    with pytest.raises(AnalysisError, match=r"a real step on the card raised at .*test_measure_cuda\.py:\d+: RuntimeError: no such luck"):
+    with pytest.raises(
+        AnalysisError,
+        match=r"a real step on the card raised at .*test_measure_cuda\.py:\d+: RuntimeError: no such luck",
+    ):
         measure_cuda(Raises(3, 2), (X,), {}, **STEP)
 
 
-# --- beside a prediction ------------------------------------------------------------------------------------------------------
+# --- beside a prediction ----------------------------------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -270,9 +331,25 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
         assert {tensor.device.type for tensor in (*model.parameters(), *args)} == {"cpu"}
         assert (settings["mode"], settings["optimizer"]) == ("train", "adamw")
         step = Step(mode="train", optimizer="AdamW", loss=None, precision=None)
-        sizes = {"requested": peak.requested_bytes, "allocated": peak.allocated_bytes, "active": peak.allocated_bytes, "reserved": peak.reserved_bytes}
+        sizes = {
+            "requested": peak.requested_bytes,
+            "allocated": peak.allocated_bytes,
+            "active": peak.allocated_bytes,
+            "reserved": peak.reserved_bytes,
+        }
         peaks = dict.fromkeys(Phase, sizes)
-        return measurement_of("Small", step, MACHINE, resident={}, start=resident, end=resident, foreign=NOTHING, peaks=peaks, events=events, beside=None)
+        return measurement_of(
+            "Small",
+            step,
+            MACHINE,
+            resident={},
+            start=resident,
+            end=resident,
+            foreign=NOTHING,
+            peaks=peaks,
+            events=events,
+            beside=None,
+        )
 
     monkeypatch.setattr(validation, "found_card", lambda: H200)
     monkeypatch.setattr(validation, "measure_cuda", measured)
@@ -288,14 +365,19 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
     assert sum(line.startswith("  allocated in ") for line in report(found).splitlines()) == 3
     (difference,) = found.differences
     assert (difference.nbytes, difference.side.value, difference.phase) == (4321, "measured", Phase.BACKWARD)
-    assert f"{format_bytes(4321)} only measured, backward: after {difference.op.removesuffix('.default')} of {difference.node}" in report(found)
+    assert (
+        f"{format_bytes(4321)} only measured, backward: after {difference.op.removesuffix('.default')} of "
+        f"{difference.node}"
+    ) in report(found)
 
 
 def test_nothing_is_negative_when_the_process_gave_something_back_meanwhile() -> None:
     step = Step(mode="infer", optimizer=None, loss=None, precision=None)
     peaks = {Phase.FORWARD: {"requested": 900, "allocated": 1024, "active": 1024, "reserved": 2000}}
     foreign = {**NOTHING, "requested": 100, "reserved": 4000}
-    found = measurement_of("M", step, MACHINE, resident={}, start=700, end=700, foreign=foreign, peaks=peaks, events={}, beside=None)
+    found = measurement_of(
+        "M", step, MACHINE, resident={}, start=700, end=700, foreign=foreign, peaks=peaks, events={}, beside=None
+    )
     assert (found.peak_bytes, found.reserved_bytes, found.process_bytes) == (800, 0, None)
 
 

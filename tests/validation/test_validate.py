@@ -15,7 +15,7 @@ from fxmem.records.validation import Quantity
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.validation.validate import real_model, real_values, validate, validate_call
 
-# --- the whole road -----------------------------------------------------------------------------------------------------------
+# --- the whole road ---------------------------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):
@@ -46,7 +46,11 @@ class Reader(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.read, self.head = nn.Embedding(101, 48), nn.LSTM(48, 40, 2, bidirectional=True), nn.Linear(80, 101)
+        self.embed, self.read, self.head = (
+            nn.Embedding(101, 48),
+            nn.LSTM(48, 40, 2, bidirectional=True),
+            nn.Linear(80, 101),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         self.features = self.read(self.embed(ids))[0]
@@ -131,7 +135,7 @@ def test_only_the_cpu_can_be_measured() -> None:
         validate(nn.Linear(3, 2), torch.ones(1, 3), device="tpu")  # type: ignore[arg-type]
 
 
-# --- making things real -------------------------------------------------------------------------------------------------------
+# --- making things real -----------------------------------------------------------------------------------------------
 
 
 def test_a_model_on_meta_gets_values() -> None:
@@ -192,7 +196,9 @@ def test_a_hidden_tensor_on_meta_is_refused() -> None:
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = nn.Linear(3, 2)
     model.cache = model(torch.ones(1, 3))  # deepcopy takes only leaves of the graph
-    with pytest.raises(UsageError, match=r"Linear cannot be copied \(RuntimeError: .*; pass a function that builds it instead"):
+    with pytest.raises(
+        UsageError, match=r"Linear cannot be copied \(RuntimeError: .*; pass a function that builds it instead"
+    ):
         real_model(model)
 
 

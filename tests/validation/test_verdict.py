@@ -104,14 +104,20 @@ def test_on_a_card_its_allocator_decides() -> None:
 @pytest.mark.parametrize(("requested", "within"), [(99, True), (101, True), (98, False), (102, False)])
 def test_the_tolerance_holds_both_ways_and_includes_its_bound(requested: int, within: bool) -> None:
     measured = measurement(peak_without_kernel_scratch_bytes=100, peak_without_scratch_bytes=100)
-    assert verdict(prediction(), predicted_peak(requested_bytes=requested), measured, 0.010001).within_tolerance is within
+    assert (
+        verdict(prediction(), predicted_peak(requested_bytes=requested), measured, 0.010001).within_tolerance is within
+    )
 
 
 def test_shares_add_up_to_both_peaks() -> None:
     found = verdict(prediction(), predicted_peak(), measurement(), 0.02)
     assert sum(share.predicted_bytes for share in found.shares) == 100 * MIB
     assert sum(share.measured_bytes for share in found.shares) == 101 * MIB
-    assert found.shares[0].model_dump() == {"kinds": (Kind.PARAMETER,), "predicted_bytes": 30 * MIB, "measured_bytes": 30 * MIB}
+    assert found.shares[0].model_dump() == {
+        "kinds": (Kind.PARAMETER,),
+        "predicted_bytes": 30 * MIB,
+        "measured_bytes": 30 * MIB,
+    }
     assert (found.shares[-1].predicted_bytes, found.shares[-1].measured_bytes) == (70 * MIB, 71 * MIB)
     assert {kind for share in found.shares for kind in share.kinds} == set(Kind)
 
@@ -144,7 +150,9 @@ def test_only_the_same_step_is_compared(fields: dict[str, Any], message: str) ->
 
 
 def test_how_the_loss_was_described_does_not_matter() -> None:
-    assert verdict(prediction(), predicted_peak(), measurement(step=TRAINING.model_copy(update={"loss": "another text"})), 0.02).within_tolerance
+    assert verdict(
+        prediction(), predicted_peak(), measurement(step=TRAINING.model_copy(update={"loss": "another text"})), 0.02
+    ).within_tolerance
 
 
 def test_a_negative_tolerance_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The largest size and the cards a step fits: the search by itself, against pencil and paper, and against fresh analyses."""
+"""The largest size and the cards a step fits: the search by itself, against pencil and paper, and against fresh
+analyses."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def meta(*shape: int, **settings: Any) -> torch.Tensor:
     return torch.empty(shape, device="meta", **settings)
 
 
-# --- the search by itself ---------------------------------------------------------------------------------------------------
+# --- the search by itself ---------------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -65,7 +66,14 @@ class Bench:
         )
 
 
-@given(st.integers(0, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(900, 4000), st.integers(0, 10**7), st.integers(0, 10**8))
+@given(
+    st.integers(0, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(900, 4000),
+    st.integers(0, 10**7),
+    st.integers(0, 10**8),
+)
 def test_the_search_ends_with_a_size_that_fits_beside_one_that_does_not(
     largest: int, start: int, limit: int, reserved: int, constant: int, memory: int
 ) -> None:
@@ -114,20 +122,26 @@ def test_the_line_is_the_least_squares_one_through_the_points_near_the_largest()
     def point(size: int, nbytes: int) -> SizePoint:
         return SizePoint(size=size, requested_bytes=nbytes, phase=Phase.FORWARD, fits=True)
 
-    # Slope 5 through (10, 51), (12, 59), (14, 71); mean size 12, mean bytes 181/3; intercept 181/3 - 60 = 1/3. (1, 999) is too far away.
+    # Slope 5 through (10, 51), (12, 59), (14, 71); mean size 12, mean bytes 181/3; intercept 181/3 - 60 = 1/3. (1, 999)
+    # is too far away.
     points = [point(1, 999), point(10, 51), point(12, 59), point(14, 71)]
     assert max_batch.fitted_line(points, 14) == (5, 0, 1)
     assert max_batch.fitted_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
     assert max_batch.fitted_line(points[:1], 1) is None
 
 
-# --- against pencil and paper -----------------------------------------------------------------------------------------------
+# --- against pencil and paper -----------------------------------------------------------------------------------------
 
 
 def test_on_the_cpu_the_largest_batch_is_what_a_pencil_says() -> None:
     # Inference: the weight of 1000 x 1000 x 4, and per sample 1000 x 4 in and out each.
     curve = max_batch.max_batch(linear, meta(3, 1000), target="cpu", budget=8_000_000, mode="infer")
-    assert (curve.largest, curve.per_sample_bytes, curve.constant_bytes, curve.line_error_bytes) == (500, 8000, 4_000_000, 0)
+    assert (curve.largest, curve.per_sample_bytes, curve.constant_bytes, curve.line_error_bytes) == (
+        500,
+        8000,
+        4_000_000,
+        0,
+    )
     assert curve.monotone is True
     assert curve.at_largest is not None
     assert curve.at_largest.requested_bytes == 8_000_000
@@ -142,7 +156,15 @@ def test_one_byte_less_and_one_sample_less_fits() -> None:
 
 def test_on_a_card_the_size_found_fits_by_a_fresh_analysis_and_the_next_does_not() -> None:
     def built() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 28 * 28, 10))
+        return nn.Sequential(
+            nn.Conv2d(3, 64, 3),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 28 * 28, 10),
+        )
 
     limit = 300 * MIB
     curve = max_batch.max_batch(built, meta(4, 3, 32, 32), target="rtx4090", budget="300MiB")
@@ -197,7 +219,9 @@ def test_where_the_model_raises_the_size_does_not_fit_and_the_curve_says_why() -
 
 
 def test_a_limit_below_the_size_given_is_where_the_search_begins() -> None:
-    assert [point.size for point in max_batch.max_batch(Picky, meta(8, 10), target="cpu", budget="1GiB", limit=4).points] == [1, 2, 3, 4]
+    assert [
+        point.size for point in max_batch.max_batch(Picky, meta(8, 10), target="cpu", budget="1GiB", limit=4).points
+    ] == [1, 2, 3, 4]
     with pytest.raises(AnalysisError, match="cannot take 1"):
         max_batch.max_batch(Picky, meta(8, 10), target="cpu", budget="1GiB", limit=1)
 
@@ -218,9 +242,14 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     assert (halved.largest, halved.per_sample_bytes, halved.constant_bytes) == (1500, 4000, 2_000_000)
 
 
-# --- the dimension that varies ----------------------------------------------------------------------------------------------
+# --- the dimension that varies ----------------------------------------------------------------------------------------
 
-TEXT = [("input_ids", meta(4, 16, dtype=torch.int64)), ("attention_mask", meta(4, 16)), ("labels", meta(4, 16, dtype=torch.int64)), ("scale", meta(4))]
+TEXT = [
+    ("input_ids", meta(4, 16, dtype=torch.int64)),
+    ("attention_mask", meta(4, 16)),
+    ("labels", meta(4, 16, dtype=torch.int64)),
+    ("scale", meta(4)),
+]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +265,9 @@ TEXT = [("input_ids", meta(4, 16, dtype=torch.int64)), ("attention_mask", meta(4
         ([("flag", True), ("images", [meta(2, 3), meta(4, 3)])], "images.1:0", ("images.1:0",), 4),
     ],
 )
-def test_a_dimension_is_found(arguments: list[tuple[str, Any]], dim: str | int, names: tuple[str, ...], size: int) -> None:
+def test_a_dimension_is_found(
+    arguments: list[tuple[str, Any]], dim: str | int, names: tuple[str, ...], size: int
+) -> None:
     found = resizing_of(arguments, dim)
     assert (found.names, found.size) == (names, size)
 
@@ -244,7 +275,14 @@ def test_a_dimension_is_found(arguments: list[tuple[str, Any]], dim: str | int, 
 @pytest.mark.parametrize(
     ("arguments", "dim", "message"),
     [
-        (TEXT, "width", "expected a dimension as batch, seq, a number or NAME:AXIS.*got 'width'; the inputs are input_ids 4x16 int64"),
+        (
+            TEXT,
+            "width",
+            (
+                "expected a dimension as batch, seq, a number or NAME:AXIS.*got 'width'; the inputs are input_ids 4x16 "
+                "int64"
+            ),
+        ),
         (TEXT, 2, "expected a dimension that the first input has, got 2"),
         (TEXT, -1, "expected a dimension that the first input has, got -1"),
         (TEXT, True, "expected a dimension as batch"),
@@ -257,20 +295,31 @@ def test_a_dimension_is_found(arguments: list[tuple[str, Any]], dim: str | int, 
         ([("x", meta(0, 3))], "batch", "expected dimensions of one size above 0, got 0"),
     ],
 )
-def test_a_dimension_that_is_not_there_is_refused_in_one_line(arguments: list[tuple[str, Any]], dim: Any, message: str) -> None:
+def test_a_dimension_that_is_not_there_is_refused_in_one_line(
+    arguments: list[tuple[str, Any]], dim: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         resizing_of(arguments, dim)
     assert "\n" not in str(refused.value)
 
 
 def test_tensors_keep_all_but_their_size() -> None:
-    image = meta(2, 3, 8, 8, dtype=torch.bfloat16, requires_grad=True).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    image = (
+        meta(2, 3, 8, 8, dtype=torch.bfloat16, requires_grad=True)
+        .detach()
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     turned, mask = meta(2, 5, 7).transpose(1, 2), torch.ones(3)
     kwargs = {"pair": (image, turned), "mask": mask}
     _, changed = resizing_of(list(kwargs.items()), "batch").at((), kwargs, 6)
     sized, other = changed["pair"]
     assert sized.shape == (6, 3, 8, 8)
-    assert (sized.dtype, sized.requires_grad, sized.is_contiguous(memory_format=torch.channels_last)) == (torch.bfloat16, True, True)
+    assert (sized.dtype, sized.requires_grad, sized.is_contiguous(memory_format=torch.channels_last)) == (
+        torch.bfloat16,
+        True,
+        True,
+    )
     assert (other.shape, other.stride()) == ((6, 7, 5), (35, 1, 7))
     assert changed["mask"] is mask
 
@@ -299,14 +348,16 @@ class Embedder(nn.Module):
 
 
 def test_a_sequence_beyond_the_positions_of_a_model_is_pointed_out() -> None:
-    curve = max_batch.max_batch(Embedder, {"input_ids": meta(1, 4, dtype=torch.int64)}, target="cpu", budget=20_080, dim="seq", mode="infer")
+    curve = max_batch.max_batch(
+        Embedder, {"input_ids": meta(1, 4, dtype=torch.int64)}, target="cpu", budget=20_080, dim="seq", mode="infer"
+    )
     # 10 x 250 x 4 of weight; per token 8 of input and 250 x 4 of output.
     assert curve.largest == 10
     assert [assumption.topic for assumption in curve.assumptions] == ["size"]
     assert "has 8 positions" in size_reporting.curve_table(curve, width=200)
 
 
-# --- budgets and cards ------------------------------------------------------------------------------------------------------
+# --- budgets and cards ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -329,7 +380,8 @@ CARDS = ("l4", "rtx4090", "t4", "rtx3080")
 
 
 def wide() -> nn.Module:
-    """For 3 x 2^15 samples, 6 GiB of output that the ReLU replaces by as much, and as much again that comes back: more than a small card has."""
+    """For 3 x 2^15 samples, 6 GiB of output that the ReLU replaces by as much, and as much again that comes back: more
+    than a small card has."""
     return nn.Sequential(nn.Linear(16, 1 << 14), nn.ReLU())
 
 
@@ -343,7 +395,11 @@ def test_a_card_is_judged_as_by_an_analysis_for_it(fits: CardFits) -> None:
     assert fits.analyses == 3  # l4 and rtx4090 are of one compute capability
     for card in fits.cards:
         peak = analyze(wide, meta(3 << 15, 16), target=card.target, optimizer=None).peak
-        assert (card.requested_bytes, card.allocated_bytes, card.reserved_bytes) == (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
+        assert (card.requested_bytes, card.allocated_bytes, card.reserved_bytes) == (
+            peak.requested_bytes,
+            peak.allocated_bytes,
+            peak.reserved_bytes,
+        )
         assert (card.fits, card.obstacle) == (peak.fits, peak.shortage)
         assert card.headroom_bytes == (card.target.memory_bytes or 0) - (peak.reserved_bytes or 0)
     assert {card.fits for card in fits.cards} == {True, False}
@@ -358,7 +414,11 @@ def test_a_convolution_takes_the_same_on_all_cards_of_one_capability() -> None:
     assert [card.allocated_bytes for card in found.cards] == peaks
 
 
-NO_CARDS = [(["cpu"], "expected cards whose memory is known, got 'cpu'"), (["rtx1"], "unknown target"), ([], "at least one card")]
+NO_CARDS = [
+    (["cpu"], "expected cards whose memory is known, got 'cpu'"),
+    (["rtx1"], "unknown target"),
+    ([], "at least one card"),
+]
 
 
 @pytest.mark.parametrize(("names", "message"), NO_CARDS)
@@ -367,7 +427,7 @@ def test_what_is_no_card_is_refused(names: list[str], message: str) -> None:
         card_fit.cards(linear, meta(2, 1000), names=names)
 
 
-# --- cards that are too small, with checkpoints -------------------------------------------------------------------------------
+# --- cards that are too small, with checkpoints -----------------------------------------------------------------------
 
 
 def deep() -> nn.Module:
@@ -393,7 +453,10 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
         assert (card.plan.extra_flops, card.plan.regions) == (alone.extra_flops, alone.regions)
         carried_out = verified_plan.applied(analysis, card.plan.regions, card.plan.application)
         assert carried_out.peak.fits
-        assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (card.plan.before.model_dump(), card.plan.after.model_dump())
+        assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (
+            card.plan.before.model_dump(),
+            card.plan.after.model_dump(),
+        )
         assert card.plan.before_seconds == pytest.approx(alone.before_seconds)
         assert card.plan.after_seconds == pytest.approx(alone.after_seconds)
     extra = [by_name[name].plan for name in ("t4", "l4")]
@@ -427,13 +490,19 @@ def test_plans_as_text_and_json(planned: CardFits) -> None:
     assert CardFits.model_validate_json(planned.model_dump_json()) == planned
     text = size_reporting.cards_table(planned, width=80)
     assert max(map(len, text.splitlines())) <= 80
-    verdicts = {line.split()[0]: line.split()[-1] for line in text.partition("Plans")[0].splitlines() if line.startswith(("t4", "l4", "a10", "h100"))}
+    verdicts = {
+        line.split()[0]: line.split()[-1]
+        for line in text.partition("Plans")[0].splitlines()
+        if line.startswith(("t4", "l4", "a10", "h100"))
+    }
     assert verdicts == {"t4": "plan", "l4": "plan", "a10": "plan", "h100": "yes"}
     plan = next(card.plan for card in planned.cards if card.target.name == "l4")
     assert plan is not None
     row = next(line for line in text.partition("Plans")[2].splitlines() if line.split()[:1] == ["l4"])
     assert f"{100 * (plan.extra_fraction or 0):+.1f} %" in row
-    assert "Plans" not in size_reporting.cards_table(planned.model_copy(update={"cards": tuple(card for card in planned.cards if card.plan is None)}))
+    assert "Plans" not in size_reporting.cards_table(
+        planned.model_copy(update={"cards": tuple(card for card in planned.cards if card.plan is None)})
+    )
 
 
 def test_at_inference_there_is_nothing_to_plan() -> None:
@@ -443,12 +512,17 @@ def test_at_inference_there_is_nothing_to_plan() -> None:
         command(cards_command, "torchvision:resnet18", "--mode", "infer", "--plan")
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------------
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def curve() -> SizeCurve:
-    return max_batch.max_batch(lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)), meta(64, 64), target="rtx4090", budget="100MiB")
+    return max_batch.max_batch(
+        lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
+        meta(64, 64),
+        target="rtx4090",
+        budget="100MiB",
+    )
 
 
 def test_the_curve_as_text(curve: SizeCurve) -> None:
@@ -471,14 +545,18 @@ def test_how_far_a_size_may_fit_by_chance_is_said(curve: SizeCurve) -> None:
     assert curve.model_copy(update={"per_sample_bytes": None}).last_possible is None
     # Requested bytes have no pieces.
     plain = [point.model_copy(update={"allocated_bytes": None, "reserved_bytes": None}) for point in curve.points]
-    assert "others may fit" not in size_reporting.curve_table(curve.model_copy(update={"points": tuple(plain)}), width=200)
+    assert "others may fit" not in size_reporting.curve_table(
+        curve.model_copy(update={"points": tuple(plain)}), width=200
+    )
 
 
 def test_the_cards_as_text(fits: CardFits) -> None:
     text = size_reporting.cards_table(fits, width=80)
     assert max(map(len, text.splitlines())) <= 80
     verdicts = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line.startswith(CARDS)}
-    assert {name: verdict != "no" for name, verdict in verdicts.items()} == {card.target.name: card.fits for card in fits.cards}
+    assert {name: verdict != "no" for name, verdict in verdicts.items()} == {
+        card.target.name: card.fits for card in fits.cards
+    }
 
 
 def test_the_curve_as_a_plot(curve: SizeCurve) -> None:
@@ -496,7 +574,7 @@ def test_records_survive_json(curve: SizeCurve, fits: CardFits) -> None:
     assert CardFits.model_validate_json(fits.model_dump_json()) == fits
 
 
-# --- the commands -----------------------------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 MODEL = """
 import torch
@@ -518,27 +596,61 @@ def model(tmp_path: Path) -> str:
 
 
 def test_max_batch_from_the_command_line(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("--input", "4x1000", "--target", "cpu", "--mode", "infer", "--budget", "8MB", "--svg", str(tmp_path / "curve.svg"))
+    settings = (
+        "--input",
+        "4x1000",
+        "--target",
+        "cpu",
+        "--mode",
+        "infer",
+        "--budget",
+        "8MB",
+        "--svg",
+        str(tmp_path / "curve.svg"),
+    )
     code, text = command(max_batch_command, model, *settings, "--json", "-")
     assert code == 0
     assert SizeCurve.model_validate_json(text).largest == 500
     assert ET.parse(tmp_path / "curve.svg").getroot().tag.endswith("svg")
     assert "batch 501: 7.64 MiB, does not fit 7.63 MiB" in capsys.readouterr().err
-    code, text = command(max_batch_command, model, *settings, "--json", str(tmp_path / "curve.json"), "--width", "80", "--quiet")
+    code, text = command(
+        max_batch_command, model, *settings, "--json", str(tmp_path / "curve.json"), "--width", "80", "--quiet"
+    )
     assert "batch 500" in text
     assert json.loads((tmp_path / "curve.json").read_text())["largest"] == 500
     assert capsys.readouterr().err == ""
 
 
 def test_max_batch_exits_4_where_nothing_fits(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = command(max_batch_command, model, "--input", "4x1000", "--target", "cpu", "--mode", "infer", "--budget", "1MiB", "--quiet")
+    code, text = command(
+        max_batch_command,
+        model,
+        "--input",
+        "4x1000",
+        "--target",
+        "cpu",
+        "--mode",
+        "infer",
+        "--budget",
+        "1MiB",
+        "--quiet",
+    )
     assert code == 4
     assert "none: batch 1" in text
     assert capsys.readouterr().err == "fxmem: expected a size that fits 1.00 MiB; none does, not even 1\n"
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--budget", "60%"), ("--budget", "x"), ("--limit", "0"), ("--target", "cpu"), ("--target", "no"), ("--svg", "curve.png"), ("--width", "20")]
+    "arguments",
+    [
+        ("--budget", "60%"),
+        ("--budget", "x"),
+        ("--limit", "0"),
+        ("--target", "cpu"),
+        ("--target", "no"),
+        ("--svg", "curve.png"),
+        ("--width", "20"),
+    ],
 )
 def test_wrong_words_are_refused_before_any_work(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(max_batch_command, "analyzed", lambda *_: pytest.fail("analysed"))
@@ -551,14 +663,41 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     assert code == 0
     assert [card.target.name for card in CardFits.model_validate_json(text).cards] == ["t4", "l4", "rtx4090"]
     assert "compute capability 8.9, 1 of 2: l4, rtx4090: peak" in capsys.readouterr().err
-    code, text = command(cards_command, model, "--set", "width=100000", "--input", "4x100000", "--only", "l4,t4", "--quiet", "--width", "80")
+    code, text = command(
+        cards_command,
+        model,
+        "--set",
+        "width=100000",
+        "--input",
+        "4x100000",
+        "--only",
+        "l4,t4",
+        "--quiet",
+        "--width",
+        "80",
+    )
     assert code == 4
     assert "0 of 2 fit" in text
-    code, text = command(cards_command, model, "--set", "width=100000", "--input", "4x100000", "--only", "t4", "--quiet", "--plan", "--json", "-")
+    code, text = command(
+        cards_command,
+        model,
+        "--set",
+        "width=100000",
+        "--input",
+        "4x100000",
+        "--only",
+        "t4",
+        "--quiet",
+        "--plan",
+        "--json",
+        "-",
+    )
     assert (code, json.loads(text)["planned"]) == (4, True)
 
 
-@pytest.mark.parametrize(("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")])
+@pytest.mark.parametrize(
+    ("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")]
+)
 def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, cards: str, message: str) -> None:
     monkeypatch.setattr(cards_command, "analyzed", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
@@ -572,14 +711,19 @@ def test_the_example_prints_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys
     found = re.search(r"batch (\d+) fits, (\d+) does not", text)
     assert found
     assert int(found[2]) == int(found[1]) + 1
-    # The peak is in backward of the last block's second convolution. Per sample, in pieces of 64 channels x 109 x 109 x 4 bytes: of each
-    # block what the normalisation and the second convolution are given, of two also the sum, and what the first block is given, nine in all;
-    # the gradients it takes and gives; and cuDNN's workspace of two. The image is 3 x 224 x 224 x 4.
+    # The peak is in backward of the last block's second convolution. Per sample, in pieces of 64 channels x 109 x 109 x
+    # 4 bytes: of each block what the normalisation and the second convolution are given, of two also the sum, and what
+    # the first block is given, nine in all; the gradients it takes and gives; and cuDNN's workspace of two. The image
+    # is 3 x 224 x 224 x 4.
     sample = re.search(r"([\d,]+) bytes a sample", text)
     assert sample
-    assert int(sample[1].replace(",", "")) == pytest.approx((9 + 2 + 2) * 64 * 109 * 109 * 4 + 3 * 224 * 224 * 4, rel=1e-3)
+    assert int(sample[1].replace(",", "")) == pytest.approx(
+        (9 + 2 + 2) * 64 * 109 * 109 * 4 + 3 * 224 * 224 * 4, rel=1e-3
+    )
     rows = re.findall(r"^ +(\d+) +([\d,]+) (fits|too much)$", text, re.MULTILINE)
     assert all((int(nbytes.replace(",", "")) <= 1 << 30) == (verdict == "fits") for _, nbytes, verdict in rows)
     largest = re.search(r"texts of (\d+) tokens", text)
     assert largest
-    assert {(largest[1], "fits"), (str(int(largest[1]) + 1), "too much")} <= {(size, verdict) for size, _, verdict in rows}
+    assert {(largest[1], "fits"), (str(int(largest[1]) + 1), "too much")} <= {
+        (size, verdict) for size, _, verdict in rows
+    }

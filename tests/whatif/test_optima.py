@@ -1,4 +1,5 @@
-"""`fxmem.plan` beside exhaustive search over small random graphs. `FXMEM_PLANS=0:500` takes those graphs instead; `make optima` writes the shares down."""
+"""`fxmem.plan` beside exhaustive search over small random graphs. `FXMEM_PLANS=0:500` takes those graphs instead; `make
+optima` writes the shares down."""
 
 from __future__ import annotations
 

@@ -31,7 +31,12 @@ from fxmem.whatif import verified_plan
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down, self.drop = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        self.norm, self.up, self.down, self.drop = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+            nn.Dropout(0.1),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.drop(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
@@ -74,7 +79,11 @@ def test_the_promise_is_kept_by_a_fresh_analysis_and_by_a_real_run(application: 
     measured = measure_cpu(planned, (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None)
     # Each region keeps the state of the CPU's random numbers, 5,056 bytes, which is no tensor of the program.
     states = 5056 * (1 + sum(1 for _ in plan.all_regions()))
-    assert plan.after.requested_bytes <= measured.peak_without_scratch_bytes <= plan.after.requested_bytes * 1.0001 + states
+    assert (
+        plan.after.requested_bytes
+        <= measured.peak_without_scratch_bytes
+        <= plan.after.requested_bytes * 1.0001 + states
+    )
 
 
 def test_gradients_and_losses_are_those_of_the_unplanned_model() -> None:
@@ -131,7 +140,9 @@ def test_states_of_the_random_generator_are_in_the_promise(application: Applicat
     model, x, state = Dropping(), torch.randn(64, 32), torch.get_rng_state()
     plan = fxmem.plan(analyze(model, x, target="cpu", optimizer=None), budget=0.85, application=application)
     assert torch.equal(torch.get_rng_state(), state)
-    measured = measure_cpu(fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer=None, precision=None)
+    measured = measure_cpu(
+        fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer=None, precision=None
+    )
     assert measured.peak_without_kernel_scratch_bytes == plan.after.requested_bytes
 
 
@@ -148,9 +159,13 @@ def test_what_runs_again_is_told_apart(application: Application) -> None:
     assert sum(each.read_bytes for each in after.recomputed_ops) > 0
     kept = {(index, after.storages[storage].nbytes) for index, node in enumerate(after.nodes) for storage in node.saved}
     restored = {(each.node, after.storages[each.storage].nbytes) for each in after.restored}
-    saved = {(index, before.storages[storage].nbytes) for index, node in enumerate(before.nodes) for storage in node.saved}
+    saved = {
+        (index, before.storages[storage].nbytes) for index, node in enumerate(before.nodes) for storage in node.saved
+    }
     assert saved <= kept | restored  # each node's backward reads what it does without the plan
-    assert {(each.node, each.storage) for each in after.restored}.isdisjoint((i, storage) for i, node in enumerate(after.nodes) for storage in node.saved)
+    assert {(each.node, each.storage) for each in after.restored}.isdisjoint(
+        (i, storage) for i, node in enumerate(after.nodes) for storage in node.saved
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -196,7 +211,9 @@ def test_a_step_that_fits_needs_no_plan() -> None:
 
 
 def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None:
-    with pytest.raises(ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter") as refused:
+    with pytest.raises(
+        ExceededError, match=r"within 1\.00 MiB .* reaches .* at the least .*no plan can free: parameter"
+    ) as refused:
         fxmem.plan(stack(), budget="1MiB")
     assert "\n" not in str(refused.value)
 
@@ -204,8 +221,12 @@ def test_a_budget_out_of_reach_says_what_is_reached_and_what_bounds_it() -> None
 def test_what_is_reached_is_not_above_the_step_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))  # of which whole modules free nothing
     with pytest.raises(ExceededError) as refused:
-        fxmem.plan(analyze(model, torch.randn(256, 64), target="cpu", optimizer=None), budget=0.6, application="modules")
-    reached, unplanned = re.search(r"reaches \S+ \S+ \(([\d,]+) bytes\) at the least \(without a plan (.*?)\)\.", str(refused.value)).groups()
+        fxmem.plan(
+            analyze(model, torch.randn(256, 64), target="cpu", optimizer=None), budget=0.6, application="modules"
+        )
+    reached, unplanned = re.search(
+        r"reaches \S+ \S+ \(([\d,]+) bytes\) at the least \(without a plan (.*?)\)\.", str(refused.value)
+    ).groups()
     assert format_bytes(int(reached.replace(",", ""))) == unplanned
     assert "with that plan" not in str(refused.value)
 
@@ -221,7 +242,9 @@ def test_a_loss_of_gradients_is_no_forward_of_the_modules() -> None:
     class Critic(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(nn.Linear(64, 256), nn.Softplus(), nn.Linear(256, 256), nn.Softplus(), nn.Linear(256, 1))
+            self.layers = nn.Sequential(
+                nn.Linear(64, 256), nn.Softplus(), nn.Linear(256, 256), nn.Softplus(), nn.Linear(256, 1)
+            )
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x = x.requires_grad_()
@@ -272,9 +295,13 @@ def test_the_users_model_is_left_as_it_was() -> None:
 
 
 def test_a_plan_of_regions_and_one_of_single_operators_are_not_asked_for_together() -> None:
-    with pytest.raises(UsageError, match="expected a plan of regions, got strategy 'mincut', which is about single operators"):
+    with pytest.raises(
+        UsageError, match="expected a plan of regions, got strategy 'mincut', which is about single operators"
+    ):
         fxmem.plan(stack(), "mincut", 0.6, regions_only=True)
-    with pytest.raises(UsageError, match="expected a plan of regions, got application 'operators', which is about single operators"):
+    with pytest.raises(
+        UsageError, match="expected a plan of regions, got application 'operators', which is about single operators"
+    ):
         fxmem.plan(stack(), budget=0.6, application="operators", regions_only=True)
 
 
@@ -355,9 +382,17 @@ def test_norms_are_computed_again_and_convolutions_are_not() -> None:
     model, x = DenseBlock(), torch.randn(4, 3, 32, 32)
     analysis = fxmem.analyze(model, x, target="cpu")
     plan = fxmem.plan(analysis, "norms")
-    assert [[name.split("_")[0] for name in region.nodes] for region in plan.regions] == [["cat", "norms", "relu", "convolutions"]] * 3
-    channel, statistics = 4 * 4 * 32 * 32, 2 * 4 * (16 + 24)  # bytes of a channel of the batch; mean and deviation of the two layers that are not back yet
-    before, after = 2 * (16 + 24 + 32), 2 * 32 + 16 + 8 + 8  # what norms and convolutions keep; what the last layer has again, and all its inputs
+    assert [[name.split("_")[0] for name in region.nodes] for region in plan.regions] == [
+        ["cat", "norms", "relu", "convolutions"]
+    ] * 3
+    channel, statistics = (
+        4 * 4 * 32 * 32,
+        2 * 4 * (16 + 24),
+    )  # bytes of a channel of the batch; mean and deviation of the two layers that are not back yet
+    before, after = (
+        2 * (16 + 24 + 32),
+        2 * 32 + 16 + 8 + 8,
+    )  # what norms and convolutions keep; what the last layer has again, and all its inputs
     assert plan.before.requested_bytes - plan.after.requested_bytes == (before - after) * channel + statistics
     convolved = sum(node.forward_flops or 0 for node in analysis.profile.nodes if node.name.startswith("convolutions"))
     assert plan.extra_flops is not None
@@ -370,7 +405,10 @@ def test_norms_are_computed_again_and_convolutions_are_not() -> None:
         gradients.append([p.grad for p in each.parameters()] + list(each.buffers()))
     assert torch.equal(*outputs)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    run = measure_cpu(fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None)
-    # What the CPU's convolutions take within a call is theirs; each region that runs again keeps the generator's 5,056 bytes.
+    run = measure_cpu(
+        fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None
+    )
+    # What the CPU's convolutions take within a call is theirs; each region that runs again keeps the generator's 5,056
+    # bytes.
     assert 0 <= run.peak_without_kernel_scratch_bytes - plan.after.requested_bytes <= 3 * 5056 + 256
     assert not fxmem.plan(fxmem.analyze(nn.Linear(4, 4), torch.zeros(2, 4), target="cpu"), "norms").regions

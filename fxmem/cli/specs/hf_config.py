@@ -1,4 +1,5 @@
-"""A transformers model from its configuration: the class, its config's defaults or a local file, and settings written over them."""
+"""A transformers model from its configuration: the class, its config's defaults or a local file, and settings written
+over them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ __all__ = ["from_transformers"]
 
 
 def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `hf:NAME` names: a model class, or the `config.json` that names one. Raises: UsageError, EnvironmentLacksError."""
+    """What `hf:NAME` names: a model class, or the `config.json` that names one. Raises: UsageError,
+    EnvironmentLacksError."""
     transformers = library("transformers")
     values: dict[str, Any] = {}
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
@@ -44,7 +46,11 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     if dtype != torch.float32:
         notes.append(f"weights in {str(dtype).removeprefix('torch.')}, as the config says")
-    return Recipe(functools.partial(_with_default_dtype, dtype, model_class, config), functools.partial(_fields, config), tuple(notes))
+    return Recipe(
+        functools.partial(_with_default_dtype, dtype, model_class, config),
+        functools.partial(_fields, config),
+        tuple(notes),
+    )
 
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -60,13 +66,26 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _transformers_class(transformers: Any, name: str) -> Any:
     if name.startswith("Auto"):
-        raise UsageError(f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a local config.json")
+        raise UsageError(
+            f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a "
+            f"local "
+            f"config.json"
+        )
     if not name.isidentifier():
-        raise UsageError(f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; fxmem downloads nothing")
+        raise UsageError(
+            f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got "
+            f"hf:{name}; "
+            f"fxmem downloads nothing"
+        )
     found = getattr(transformers, name, None)
     if found is None:
-        names = [n for n in dir(transformers) if re.search(r"(Model|For[A-Z]\w*)$", n) and not n.startswith(("Auto", "_"))]
-        raise UsageError(f"transformers has no model class {name!r}{closest(name, names, otherwise='; expected one like LlamaForCausalLM')}")
+        names = [
+            n for n in dir(transformers) if re.search(r"(Model|For[A-Z]\w*)$", n) and not n.startswith(("Auto", "_"))
+        ]
+        raise UsageError(
+            f"transformers has no model class "
+            f"{name!r}{closest(name, names, otherwise='; expected one like LlamaForCausalLM')}"
+        )
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found
@@ -106,7 +125,10 @@ def _difference(config: Any) -> dict[str, Any]:
 
 def _fields(config: Any) -> list[str]:
     """Names of a config's fields."""
-    names = {*config.to_dict(), *vars(config), "num_labels", "attn_implementation"} - {"model_type", "transformers_version"}
+    names = {*config.to_dict(), *vars(config), "num_labels", "attn_implementation"} - {
+        "model_type",
+        "transformers_version",
+    }
     return sorted(name for name in names if not name.startswith("_"))
 
 

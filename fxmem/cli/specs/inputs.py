@@ -5,8 +5,8 @@
     input_ids:8x1024:int64        a keyword argument
     pkg.mod:NAME, file.py:NAME    your own function that returns a tensor, a tuple (positional) or a dict (keyword)
 
-Without a dtype, a name that ends in `_ids`, `_mask`, `_positions` or is `labels` gets int64, because torch indexes with nothing
-less and transformers builds its masks so; everything else follows the model's weights.
+Without a dtype, a name that ends in `_ids`, `_mask`, `_positions` or is `labels` gets int64, because torch indexes with
+nothing less and transformers builds its masks so; everything else follows the model's weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ import torch
 from fxmem._torch.common import tree_map_only
 from fxmem.cli.specs import BuiltModel
 from fxmem.errors import FxmemError, UsageError
-from fxmem.simulation.user_code import construct, failure, importable, is_file_reference, is_reference, load, process_unchanged
+from fxmem.simulation.user_code import (
+    construct,
+    failure,
+    importable,
+    is_file_reference,
+    is_reference,
+    load,
+    process_unchanged,
+)
 
 __all__ = ["SEQUENCE_LENGTH", "FactorySpec", "InputSpec", "TensorSpec", "default_inputs", "make_inputs", "parse_input"]
 
@@ -87,20 +95,22 @@ def parse_input(text: str) -> InputSpec:
     raise UsageError(f"expected an input like {_FORMS}; got {text!r}")
 
 
-def make_inputs(specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def make_inputs(
+    specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional and keyword arguments that `specs` describe, their tensors on meta.
 
     Args:
-        specs: In the order of the command line; what is positional is passed in this order.
-        weights_dtype: dtype of floating-point tensors that name none, normally `BuiltModel.weights_dtype`; None means torch's default.
+        specs: In the order of the command line; what is positional is passed in this order. weights_dtype: dtype of
+        floating-point tensors that name none, normally `BuiltModel.weights_dtype`; None means torch's default.
         channels_last: Lays 4-D tensors out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`. What a
             factory makes keeps the dtype and layout it has.
 
     A factory runs under `torch.device("meta")`; if it reads values, it runs for real and what it made is moved to meta.
 
     Raises:
-        UsageError: two inputs of one name, or a factory that cannot be found, takes arguments or returns something else.
-        AnalysisError: a factory raised.
+        UsageError: two inputs of one name, or a factory that cannot be found, takes arguments or returns something
+        else. AnalysisError: a factory raised.
     """
     positional: list[Any] = []
     keyword: dict[str, Any] = {}
@@ -123,9 +133,12 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
 
     - timm: one image of the pretrained config's `input_size`; the settings `img_size` and `in_chans` count.
     - torchvision: by family: classification 224x224 (inception_v3 299x299; the model's `image_size` if it has one),
-      segmentation 520x520, video 16 frames of 112x112 (of 224x224 for MViT, Swin3D and S3D), optical flow two images of 368x496.
-    - transformers, text: `input_ids` of `SEQUENCE_LENGTH` tokens, and `decoder_input_ids` of as many for an encoder-decoder.
-    - transformers, images, video and audio features: what the config says; text and image together for CLIP and its kin.
+      segmentation 520x520, video 16 frames of 112x112 (of 224x224 for MViT, Swin3D and S3D), optical flow two images of
+      368x496.
+    - transformers, text: `input_ids` of `SEQUENCE_LENGTH` tokens, and `decoder_input_ids` of as many for an
+      encoder-decoder.
+    - transformers, images, video and audio features: what the config says; text and image together for CLIP and its
+      kin.
     - transformers in training: `labels` where the class's name says what they are.
 
     Raises:
@@ -146,7 +159,7 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
     raise _unknown(built, f"{batch_size}x3x224x224", "tokens:8x1024:int64")
 
 
-# --- one spec ---------------------------------------------------------------------------------------------------------------
+# --- one spec ---------------------------------------------------------------------------------------------------------
 
 
 def _parse_shape(text: str, whole: str) -> tuple[int, ...]:
@@ -191,10 +204,14 @@ def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
     with process_unchanged(), importable(spec.reference):
         factory = load(spec.reference)
         if not callable(factory):
-            raise UsageError(f"{spec} is a {type(factory).__name__}; expected a function that returns a tensor, a tuple or a dict")
+            raise UsageError(
+                f"{spec} is a {type(factory).__name__}; expected a function that returns a tensor, a tuple or a dict"
+            )
         needed = _needed(factory)
         if needed:
-            raise UsageError(f"{spec} takes arguments ({', '.join(needed)}); expected a function that can be called without any")
+            raise UsageError(
+                f"{spec} takes arguments ({', '.join(needed)}); expected a function that can be called without any"
+            )
         try:
             made, _, _ = construct(factory)
         except FxmemError:
@@ -207,8 +224,14 @@ def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), _on_meta(dict(made))
     if isinstance(made, tuple):
         return _on_meta(tuple(made)), {}
-    advice = "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole" if isinstance(made, list) else ""
-    raise UsageError(f"{spec} returned a {type(made).__name__}; expected a tensor, a tuple (positional) or a dict (keyword){advice}")
+    advice = (
+        "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
+        if isinstance(made, list)
+        else ""
+    )
+    raise UsageError(
+        f"{spec} returned a {type(made).__name__}; expected a tensor, a tuple (positional) or a dict (keyword){advice}"
+    )
 
 
 def _needed(function: Any) -> list[str]:
@@ -224,13 +247,15 @@ def _on_meta(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), tree)
 
 
-# --- what models take -------------------------------------------------------------------------------------------------------
+# --- what models take -------------------------------------------------------------------------------------------------
 
 
 def _unknown(built: BuiltModel, *examples: str) -> UsageError:
     takes = ", ".join(inspect.signature(built.module.forward).parameters)
     shown = " or ".join(f"--input {example}" for example in examples)
-    return UsageError(f"{built.spec}: its inputs cannot be known from the model; its forward takes ({takes}), write e.g. {shown}")
+    return UsageError(
+        f"{built.spec}: its inputs cannot be known from the model; its forward takes ({takes}), write e.g. {shown}"
+    )
 
 
 def _pair(size: Any) -> tuple[int, int] | None:
@@ -270,7 +295,9 @@ def _transformers(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     given = _what_it_sees(module, takes.keys(), tokens)
     if built.mode == "train":
         given += [label for label in _labels(built, tokens, given) if label.name in takes]
-    if "decoder_input_ids" in takes:  # not every encoder-decoder derives them from labels without a start token in its config
+    if (
+        "decoder_input_ids" in takes
+    ):  # not every encoder-decoder derives them from labels without a start token in its config
         given.append(TensorSpec(tokens, "int64", "decoder_input_ids"))
     names = {spec.name for spec in given}
     if main not in names or not names.issuperset(_needed(module.forward)):
@@ -326,7 +353,13 @@ def _image(config: Any, batch: int) -> list[TensorSpec]:
     if size is None:
         return []
     frames = getattr(config, "num_frames", None)
-    return [TensorSpec((batch, *((frames,) if isinstance(frames, int) else ()), getattr(config, "num_channels", 3), *size), None, "pixel_values")]
+    return [
+        TensorSpec(
+            (batch, *((frames,) if isinstance(frames, int) else ()), getattr(config, "num_channels", 3), *size),
+            None,
+            "pixel_values",
+        )
+    ]
 
 
 def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
@@ -345,11 +378,20 @@ def _labels(built: BuiltModel, tokens: tuple[int, int], given: Sequence[TensorSp
     task = re.search(r"(LMHeadModel|MTModel|For[A-Z]\w*)$", type(built.module).__name__)
     each = tokens[:1]
     match task[1] if task else None:
-        case "ForCausalLM" | "LMHeadModel" | "MTModel" | "ForMaskedLM" | "ForTokenClassification" | "ForConditionalGeneration":
+        case (
+            "ForCausalLM"
+            | "LMHeadModel"
+            | "MTModel"
+            | "ForMaskedLM"
+            | "ForTokenClassification"
+            | "ForConditionalGeneration"
+        ):
             return (TensorSpec(tokens, "int64", "labels"),)
         case "ForSequenceClassification" if getattr(built.module.config, "num_labels", None) == 1:  # a regression
             return (TensorSpec(each, str(built.weights_dtype).removeprefix("torch."), "labels"),)
-        case "ForSequenceClassification" | "ForImageClassification" | "ForVideoClassification" | "ForAudioClassification":
+        case (
+            "ForSequenceClassification" | "ForImageClassification" | "ForVideoClassification" | "ForAudioClassification"
+        ):
             return (TensorSpec(each, "int64", "labels"),)
         case "ForMultipleChoice" | "ForNextSentencePrediction":
             return (TensorSpec(each, "int64", "labels"),)

@@ -17,7 +17,15 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fxmem.cli.specs.hf_config import from_transformers
-from fxmem.cli.specs.recipes import Recipe, described, from_own_code, from_timm, from_torchvision, library, unknown_setting
+from fxmem.cli.specs.recipes import (
+    Recipe,
+    described,
+    from_own_code,
+    from_timm,
+    from_torchvision,
+    library,
+    unknown_setting,
+)
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.simulation.user_code import (
     chain,
@@ -63,7 +71,8 @@ class BuiltModel:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """`["a=1", "b=true", "c=[1,2]", "d.e=text"]` to a dict: values are JSON if they parse, else Python literals, else text.
+    """`["a=1", "b=true", "c=[1,2]", "d.e=text"]` to a dict: values are JSON if they parse, else Python literals, else
+    text.
 
     Raises:
         UsageError: no `=`, a key that is no (dotted) name, or a key given twice.
@@ -97,8 +106,8 @@ def build_model(
             cache serves generation only.
         weights_dtype: Casts floating-point parameters and buffers, as `module.to(dtype)` does. None keeps the dtype the
             constructor chose; a `dtype` in a transformers config counts.
-        channels_last: Lays 4-D parameters and buffers out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`.
-        device: "meta", or "cpu" to build it for real, initialised.
+        channels_last: Lays 4-D parameters and buffers out as `torch.channels_last`, 5-D ones as
+        `torch.channels_last_3d`. device: "meta", or "cpu" to build it for real, initialised.
 
     Tied parameters stay tied. Random states, default dtype and device, grad mode and `sys.path` are left as they were.
     A module that already exists (`pkg.mod:instance`) is changed in place.
@@ -111,13 +120,19 @@ def build_model(
     settings = dict(settings or {})
     with process_unchanged():
         if spec.startswith("hf:"):
-            module, built_on, notes = _build_from_collection(functools.partial(from_transformers, spec[3:]), spec, settings, device)
+            module, built_on, notes = _build_from_collection(
+                functools.partial(from_transformers, spec[3:]), spec, settings, device
+            )
             if mode == "train":
                 _switch_cache_off(module)
         elif spec.startswith("torchvision:"):
-            module, built_on, notes = _build_from_collection(functools.partial(from_torchvision, spec[12:]), spec, settings, device)
+            module, built_on, notes = _build_from_collection(
+                functools.partial(from_torchvision, spec[12:]), spec, settings, device
+            )
         elif spec.startswith("timm:"):
-            module, built_on, notes = _build_from_collection(functools.partial(from_timm, spec[5:]), spec, settings, device)
+            module, built_on, notes = _build_from_collection(
+                functools.partial(from_timm, spec[5:]), spec, settings, device
+            )
         elif is_reference(spec):
             with importable(spec):
                 module, built_on, notes = _build(from_own_code(spec, settings), spec, settings, device)
@@ -131,14 +146,19 @@ def build_model(
     return BuiltModel(module, spec, settings, mode, built_on, channels_last, notes)
 
 
-# --- making the module ------------------------------------------------------------------------------------------------------
+# --- making the module ------------------------------------------------------------------------------------------------
 
 
 def _build_from_collection(
-    recipe: Callable[[Mapping[str, Any]], Recipe], spec: str, settings: Mapping[str, Any], device: Literal["meta", "cpu"]
+    recipe: Callable[[Mapping[str, Any]], Recipe],
+    spec: str,
+    settings: Mapping[str, Any],
+    device: Literal["meta", "cpu"],
 ) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
     with without_network(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a collection's warnings about initial weights do not concern a model without any
+        warnings.simplefilter(
+            "ignore"
+        )  # a collection's warnings about initial weights do not concern a model without any
         return _build(recipe(settings), spec, settings, device)
 
 
@@ -158,14 +178,22 @@ def _build(
     except (Exception, SystemExit) as error:
         raise _construction_error(error, recipe, spec, settings) from error
     if not isinstance(module, torch.nn.Module):
-        first = " whose first item is one: return the module alone" if isinstance(module, tuple | list) and _has_module_first(module) else ""
+        first = (
+            " whose first item is one: return the module alone"
+            if isinstance(module, tuple | list) and _has_module_first(module)
+            else ""
+        )
         raise UsageError(f"{spec} returned {described(module)}{first}; expected a torch.nn.Module")
     return module, built_on, recipe.notes + notes
 
 
 def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
     if any(isinstance(link, ConnectionError) for link in chain(error)):
-        return UsageError(f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their configuration alone")
+        return UsageError(
+            f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their "
+            f"configuration "
+            f"alone"
+        )
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
     if unexpected is not None and unexpected[1] in settings:
         return unknown_setting(spec, unexpected[1], recipe.known_settings())
@@ -185,7 +213,7 @@ def _lay_channels_last(module: torch.nn.Module) -> None:
             tensor.data = tensor.data.contiguous(memory_format=formats[tensor.dim()])
 
 
-# --- settings and messages --------------------------------------------------------------------------------------------------
+# --- settings and messages --------------------------------------------------------------------------------------------
 
 
 def _parse_value(text: str) -> Any:

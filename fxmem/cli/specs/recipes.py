@@ -37,7 +37,10 @@ def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:
     models = library("torchvision", "torchvision.models")
     names = models.list_models()
     if name not in names:
-        raise UsageError(f"torchvision has no model {name!r}{closest(name, names, otherwise='; see torchvision.models.list_models()')}")
+        raise UsageError(
+            f"torchvision has no model "
+            f"{name!r}{closest(name, names, otherwise='; see torchvision.models.list_models()')}"
+        )
     _refuse_weights("torchvision", settings)
     builder = models.get_model_builder(name)
     nothing = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
@@ -48,24 +51,36 @@ def from_timm(name: str, settings: Mapping[str, Any]) -> Recipe:
     """What `timm:NAME` names; weights after the dot are not loaded. Raises: UsageError, EnvironmentLacksError."""
     timm = library("timm")
     if ":" in name or not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}{closest(name, timm.list_models(), otherwise='; see timm.list_models()')}")
+        raise UsageError(
+            f"timm has no model {name!r}{closest(name, timm.list_models(), otherwise='; see timm.list_models()')}"
+        )
     architecture, _, tag = name.partition(".")
     tagged = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tagged:
-        raise UsageError(f"timm has no {name!r}{closest(name, tagged, otherwise='; weights are not loaded, so the part after the dot can go')}")
+        raise UsageError(
+            f"timm has no {name!r}"
+            f"{closest(name, tagged, otherwise='; weights are not loaded, so the part after the dot can go')}"
+        )
     _refuse_weights("timm", settings)
-    return Recipe(functools.partial(timm.create_model, name, pretrained=False, **settings), functools.partial(_keywords, timm.model_entrypoint(name)))
+    return Recipe(
+        functools.partial(timm.create_model, name, pretrained=False, **settings),
+        functools.partial(_keywords, timm.model_entrypoint(name)),
+    )
 
 
 def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `pkg.mod:NAME` or `file.py:NAME` names, while it can be imported. Raises: UsageError, and AnalysisError where the code itself raises."""
+    """What `pkg.mod:NAME` or `file.py:NAME` names, while it can be imported. Raises: UsageError, and AnalysisError
+    where the code itself raises."""
     factory = load(spec)
     if isinstance(factory, torch.nn.Module):
         if settings:
             raise UsageError(f"{spec} is a module already, it takes no settings; name a class or a function")
         return Recipe(lambda: factory, tuple)
     if not callable(factory):
-        raise UsageError(f"{spec} is {described(factory)}; expected an nn.Module class, a function that returns a module, or a module")
+        raise UsageError(
+            f"{spec} is {described(factory)}; expected an nn.Module class, a function that returns a module, or a "
+            f"module"
+        )
     _check_keywords(factory, spec, settings)
     return Recipe(functools.partial(factory, **settings), functools.partial(_keywords, factory))
 
@@ -106,15 +121,22 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
-    """Keyword arguments of a factory; where it passes `**kwargs` on, also those of the module class it says it returns."""
+    """Keyword arguments of a factory; where it passes `**kwargs` on, also those of the module class it says it
+    returns."""
     signature = _signature(function)
     if signature is None:
         return []
     parameters = signature.parameters.values()
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     made = signature.return_annotation
-    if any(p.kind is p.VAR_KEYWORD for p in parameters) and isinstance(made, type) and issubclass(made, torch.nn.Module):
-        names |= {p.name for p in inspect.signature(made).parameters.values() if p.default is not p.empty}  # the factory gives the others
+    if (
+        any(p.kind is p.VAR_KEYWORD for p in parameters)
+        and isinstance(made, type)
+        and issubclass(made, torch.nn.Module)
+    ):
+        names |= {
+            p.name for p in inspect.signature(made).parameters.values() if p.default is not p.empty
+        }  # the factory gives the others
     return sorted(names - set().union(*_WEIGHT_SETTINGS.values()))
 
 
@@ -128,7 +150,11 @@ def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[st
         for key in settings:
             if key not in known:
                 raise unknown_setting(spec, key, sorted(known))
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in settings]
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in settings
+    ]
     if missing:
         if hasattr(factory, "config_class"):
             raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")

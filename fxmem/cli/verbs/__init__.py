@@ -1,7 +1,7 @@
 """The verbs of the command line, one module each.
 
-A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `add_options(parser)` and `run(options)`,
-which returns the exit code and the text for stdout. None imports torch before it runs.
+A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `add_options(parser)` and
+`run(options)`, which returns the exit code and the text for stdout. None imports torch before it runs.
 """
 
 VERBS = (

@@ -11,7 +11,8 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "what to change, and what each change is worth"
 DESCRIPTION = (
-    "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes by what they free. "
+    "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes "
+    "by what they free. "
     "With --budget also find the cheapest set of them that keeps it; exit code 4 if none does."
 )
 
@@ -20,7 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser)
     add_target(parser)
-    parser.add_argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is")
+    parser.add_argument(
+        "--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"
+    )
     parser.add_argument("--no-plans", action="store_true", help="leave out checkpoint plans, which take the longest")
     add_text(parser, "advice")
 
@@ -38,5 +41,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
         advice = advise.advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
     text = json_or(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
-    short = advice.budget_bytes is not None and budgets.counted_bytes(advice.before) > advice.budget_bytes and advice.together is None
+    short = (
+        advice.budget_bytes is not None
+        and budgets.counted_bytes(advice.before) > advice.budget_bytes
+        and advice.together is None
+    )
     return 4 if short else 0, text

@@ -25,7 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser)
     add_target(parser)
-    parser.add_argument("--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above")
+    parser.add_argument(
+        "--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"
+    )
     add_output(parser)
 
 
@@ -36,7 +38,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     budget = None if options.budget is None else budgets.parse(options.budget)
     if budget is not None and budget.nbytes is None:
-        raise UsageError(f"expected --budget in bytes or with a unit (8GiB), got {options.budget!r}; a share of the peak would always be exceeded")
+        raise UsageError(
+            f"expected --budget in bytes or with a unit (8GiB), got {options.budget!r}; a share of the peak would "
+            f"always be exceeded"
+        )
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
         report, timeline = analysis.report(), analysis.timeline
@@ -44,25 +49,32 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if budget is None:
         return 0, text
     complaint = exceeded(report, budget)
-    print(f"fxmem: {complaint or f'the step keeps the budget of {exact_bytes(budget.bytes_of(report.peak))}'}", file=sys.stderr)
+    print(
+        f"fxmem: {complaint or f'the step keeps the budget of {exact_bytes(budget.bytes_of(report.peak))}'}",
+        file=sys.stderr,
+    )
     return 4 if complaint else 0, text
 
 
 def exceeded(report: Report, budget: Budget) -> str:
     """How a step goes beyond a budget, in words; empty if it keeps it.
 
-    The budget bounds the allocated bytes (the requested ones for the CPU); on a card the loop over the step also has to run where
-    the driver gives the allocator no more than that.
+    The budget bounds the allocated bytes (the requested ones for the CPU); on a card the loop over the step also has to
+    run where the driver gives the allocator no more than that.
     """
     from fxmem.memory import budgets, fits
 
     used, limit = budgets.counted_bytes(report.peak), budget.bytes_of(report.peak)
     if used > limit:
         more = format_bytes(used - limit)
-        return f"expected a step within {exact_bytes(limit)}; its peak is {exact_bytes(used)}, {more} more; `fxmem plan` says where to checkpoint"
+        return (
+            f"expected a step within {exact_bytes(limit)}; its peak is {exact_bytes(used)}, {more} more; `fxmem "
+            f"plan` says where to checkpoint"
+        )
     if not fits.keeps(report, report.peak, limit):
         return (
-            f"expected a step within {exact_bytes(limit)}; its peak of {format_bytes(used)} is, but in a loop the allocator runs out: "
+            f"expected a step within {exact_bytes(limit)}; its peak of {format_bytes(used)} is, but in a loop the "
+            f"allocator runs out: "
             "its free memory is in pieces (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help)"
         )
     return ""

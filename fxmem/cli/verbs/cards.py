@@ -14,8 +14,10 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "which cards a step fits"
 DESCRIPTION = (
-    "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times for all cards), "
-    "because that decides the kernels and their workspaces. With --plan also the checkpoints with which it fits where it does not by itself. "
+    "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
+    "for all cards), "
+    "because that decides the kernels and their workspaces. With --plan also the checkpoints with which it fits "
+    "where it does not by itself. "
     "Exit code 4 if it fits none."
 )
 
@@ -26,7 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
     parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
     add_prefetch(parser)
-    parser.add_argument("--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own")
+    parser.add_argument(
+        "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
+    )
     plans = "also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is"
     parser.add_argument("--plan", action="store_true", help=plans)
     add_text(parser, "result")
@@ -40,7 +44,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     names = None if options.only is None else [name.strip() for name in options.only.split(",")]
     if options.plan and options.mode != "train":
-        raise UsageError("expected --plan with a training step: at inference nothing is saved for backward, so there is nothing to checkpoint")
+        raise UsageError(
+            "expected --plan with a training step: at inference nothing is saved for backward, so there is nothing "
+            "to checkpoint"
+        )
     for name in names or ():  # a card that is none is found before the work is done
         if catalogue.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")

@@ -14,8 +14,10 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "what grew from one step to another"
 DESCRIPTION = (
-    "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they are made of, the phases, and what "
-    "changed by module and by node; of two reports, needs no torch. The step's options apply to both sides, those after --with to the second alone."
+    "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
+    "are made of, the phases, and what "
+    "changed by module and by node; of two reports, needs no torch. The step's options apply to both sides, those "
+    "after --with to the second alone."
 )
 
 
@@ -25,10 +27,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     second = "what to compare it with: another report or model (default: the same model, with the options of --with)"
     parser.add_argument("second", metavar="MODEL|REPORT.json", nargs="?", help=second)
     add_target(parser)
-    changed = "an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or set=width=64; repeatable"
+    changed = (
+        "an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or "
+        "set=width=64; repeatable"
+    )
     parser.add_argument("--with", action="append", default=[], metavar="OPTION[=VALUE]", dest="changes", help=changed)
-    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)")
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first (default 8)")
+    parser.add_argument(
+        "--depth",
+        type=int,
+        metavar="N",
+        help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
+    )
+    parser.add_argument(
+        "--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first (default 8)"
+    )
     add_text(parser, "comparison")
 
 
@@ -55,9 +67,15 @@ def _second(options: argparse.Namespace) -> argparse.Namespace:
     """The options of the second step: the first's, but for the model and what --with says."""
     model = options.second or options.model
     if options.second is None and not options.changes:
-        raise UsageError("expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE for the same model with another option")
+        raise UsageError(
+            "expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE for the same model "
+            "with "
+            "another option"
+        )
     if options.changes and is_report(model):
-        raise UsageError(f"expected --with for a model, but {model!r} is a report: what it says was fixed when it was written")
+        raise UsageError(
+            f"expected --with for a model, but {model!r} is a report: what it says was fixed when it was written"
+        )
     if options.model == "-" and model == "-":
         raise UsageError("expected stdin (-) for one of the two, got it for both")
     parser = Parser(prog=options.parser.prog, add_help=False)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["BRIEF", "DESCRIPTION", "FORMATS", "add_options", "run"]
 
 BRIEF = "a report as a file that another tool opens"
-DESCRIPTION = "Write a report in the format of another tool: PyTorch's memory viewer, Perfetto, speedscope, Model Explorer, networkx, a spreadsheet."
+DESCRIPTION = (
+    "Write a report in the format of another tool: PyTorch's memory viewer, Perfetto, speedscope, Model "
+    "Explorer, networkx, a spreadsheet."
+)
 
 FORMATS = {
     "memory-viz": "a predicted snapshot for pytorch.org/memory_viz",
@@ -39,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
     parser.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE|-", help="what to write; `-` is stdout, for all but memory-viz")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE|-", help="what to write; `-` is stdout, for all but memory-viz"
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:

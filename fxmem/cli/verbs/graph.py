@@ -25,15 +25,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser, or_report=True)
     add_target(parser)
-    output = "what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or Graphviz"
-    renderer = "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; plain: built in; "
+    output = (
+        "what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or Graphviz"
+    )
+    renderer = (
+        "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; plain: built in; "
+    )
     renderer += "auto: the first that works (default auto)"
     parser.add_argument("-o", "--output", required=True, metavar="FILE.svg", help=output)
-    parser.add_argument("--plan", metavar="PLAN.json", help="a plan for this step, which `fxmem plan --json` wrote: its regions are framed")
-    parser.add_argument("--heat", choices=HEATS, default="saved", help="the quantity that colours the boxes (default saved)")
-    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)")
-    parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes there may be (default 400)")
-    parser.add_argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls")
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN.json",
+        help="a plan for this step, which `fxmem plan --json` wrote: its regions are framed",
+    )
+    parser.add_argument(
+        "--heat", choices=HEATS, default="saved", help="the quantity that colours the boxes (default saved)"
+    )
+    parser.add_argument(
+        "--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)"
+    )
+    parser.add_argument(
+        "--max-boxes", type=int, default=400, metavar="N", help="about how many boxes there may be (default 400)"
+    )
+    parser.add_argument(
+        "--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"
+    )
     parser.add_argument("--no-fold", action="store_true", help="draw equal siblings one by one")
     parser.add_argument("--renderer", choices=RENDERERS, default="auto", help=renderer)
 
@@ -51,7 +67,14 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         graph.require_image(form, options.renderer)  # refused before the work, not after
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = loaded_or_analyzed(options)
-    what = {"heat": options.heat, "fold": not options.no_fold, "depth": options.depth, "focus": options.focus, "max_boxes": options.max_boxes, "plan": plan}
+    what = {
+        "heat": options.heat,
+        "fold": not options.no_fold,
+        "depth": options.depth,
+        "focus": options.focus,
+        "max_boxes": options.max_boxes,
+        "plan": plan,
+    }
     if form is not None:
         data = graph.image(report, timeline, form, renderer=options.renderer, **what)
     elif ending == ".dot":

@@ -10,14 +10,20 @@ from fxmem.cli.output import add_width, check_output, json_or, layout
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "parameters, MACs, FLOPs and activations, layer by layer"
-DESCRIPTION = "Parameters, output shape, multiply-adds, FLOPs and memory of activations of every layer; of a report, needs no torch."
+DESCRIPTION = (
+    "Parameters, output shape, multiply-adds, FLOPs and memory of activations of every layer; of a report, "
+    "needs no torch."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser, or_report=True)
     add_target(parser)
-    forms = "table: for a terminal; md: Markdown; csv: every field, a row for each layer; json: the same and the totals (default table)"
+    forms = (
+        "table: for a terminal; md: Markdown; csv: every field, a row for each layer; json: the same and the "
+        "totals (default table)"
+    )
     parser.add_argument("--format", choices=["table", "md", "csv", "json"], default="table", help=forms)
     parser.add_argument("--depth", type=int, metavar="N", help="levels of modules to show (default: all); json has all")
     add_width(parser)

@@ -15,7 +15,8 @@ __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "the largest batch, or other size, that fits"
 DESCRIPTION = (
-    "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at about ten sizes; "
+    "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
+    "about ten sizes; "
     "the curve of peak against size. Exit code 4 if nothing fits."
 )
 
@@ -24,11 +25,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser)
     add_target(parser)
-    dim = "batch; seq: dimension 1 of token ids, masks and labels; the number of a dimension; or an argument's name and its axis, e.g. x:2,x:3 (default batch)"
+    dim = (
+        "batch; seq: dimension 1 of token ids, masks and labels; the number of a dimension; or an argument's name "
+        "and its axis, e.g. x:2,x:3 (default batch)"
+    )
     parser.add_argument("--dim", default="batch", metavar="batch|seq|NAME:AXIS[,NAME:AXIS]", help=dim)
     parser.add_argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory")
     parser.add_argument("--limit", type=int, default=65536, metavar="N", help="try no larger size (default 65536)")
-    parser.add_argument("--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model")
+    parser.add_argument(
+        "--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"
+    )
     add_text(parser, "curve")
     parser.add_argument("--svg", metavar="FILE.svg", help="also plot the curve")
 
@@ -49,14 +55,25 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
         tell = None if options.quiet else _say
         curve = max_batch.curve_of(
-            analysis, budget=options.budget, dim=options.dim, limit=options.limit, change=None if plan is None else verified_plan.with_plan(plan), progress=tell
+            analysis,
+            budget=options.budget,
+            dim=options.dim,
+            limit=options.limit,
+            change=None if plan is None else verified_plan.with_plan(plan),
+            progress=tell,
         )
     if options.svg is not None:
         write_text(Path(options.svg), size_curve.sizes_svg(curve))
     text = json_or(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text
-    print(f"fxmem: expected a size that fits {format_bytes(curve.memory_bytes)}; none does, not even {curve.points[0].size}", file=sys.stderr)
+    print(
+        (
+            f"fxmem: expected a size that fits {format_bytes(curve.memory_bytes)}; none does, not even "
+            f"{curve.points[0].size}"
+        ),
+        file=sys.stderr,
+    )
     return 4, text
 
 
@@ -73,6 +90,10 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"expected --limit of at least 1, got {options.limit}")
     if options.budget is not None:
         if budgets.parse(options.budget).nbytes is None:
-            raise UsageError(f"expected --budget in bytes or with a unit (16GiB), got {options.budget!r}: every size has another peak to take a share of")
+            raise UsageError(
+                f"expected --budget in bytes or with a unit (16GiB), got {options.budget!r}: every size has "
+                f"another "
+                f"peak to take a share of"
+            )
     elif catalogue.target(options.target).memory_bytes is None:
         raise UsageError(f"expected --budget, because the memory of target {options.target!r} is not known")

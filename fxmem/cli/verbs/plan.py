@@ -21,8 +21,10 @@ APPLICATIONS = ("modules", "graph", "operators")
 EFFORT = 4.0
 """`fxmem.planning.certificate.EFFORT`, which is not imported for --help."""
 DESCRIPTION = (
-    "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them to a stand-in of the model "
-    "and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. From a report, without torch, the peak is an estimate."
+    "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
+    "to a stand-in of the model "
+    "and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. From a report, without "
+    "torch, the peak is an estimate."
 )
 
 
@@ -31,11 +33,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_step(parser, or_report=True)
     add_target(parser)
     parser.add_argument(
-        "--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it"
+        "--budget",
+        metavar="BYTES|8GiB|60%",
+        help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it",
     )
-    parser.add_argument("--strategy", choices=STRATEGIES, default="auto", help="how regions are chosen (default auto: the cheapest)")
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, default="auto", help="how regions are chosen (default auto: the cheapest)"
+    )
     how = (
-        "modules: whole modules run again; graph: regions begin and end anywhere, the forward is rewritten; operators: single results are made "
+        "modules: whole modules run again; graph: regions begin and end anywhere, the forward is rewritten; "
+        "operators: single results are made "
         "again, the program runs once (default: whichever is cheapest)"
     )
     parser.add_argument("--application", choices=APPLICATIONS, help=how)
@@ -45,7 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         const=EFFORT,
         metavar="EFFORT",
-        help=f"also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work (default {EFFORT:g}; needs fxmem[opt])",
+        help=(
+            f"also prove how few FLOPs any plan within the same peak runs again; the search ends after so much work "
+            f"(default {EFFORT:g}; needs fxmem[opt])"
+        ),
     )
     parser.add_argument("--code", action="store_true", help="print the edits of your own source instead of the table")
     add_text(parser, "plan")
@@ -78,7 +88,14 @@ def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
         from fxmem.whatif import verified_plan
 
         regions_only = options.certificate is not None  # what it speaks of
-        plan = verified_plan.plan(analysis, options.strategy, options.budget, application=options.application, progress=progress, regions_only=regions_only)
+        plan = verified_plan.plan(
+            analysis,
+            options.strategy,
+            options.budget,
+            application=options.application,
+            progress=progress,
+            regions_only=regions_only,
+        )
     return plan, analysis.profile, analysis.timeline
 
 
@@ -87,5 +104,7 @@ def _of_report(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
     from fxmem.planning import estimate
 
     report = report_reader.load_report(Path(options.model))
-    line = report_reader.timeline(report)  # refuses a peak that is not the report's, which shares of it would be taken of
+    line = report_reader.timeline(
+        report
+    )  # refuses a peak that is not the report's, which shares of it would be taken of
     return estimate.estimate(report, report.peak, options.strategy, options.budget, options.application), report, line

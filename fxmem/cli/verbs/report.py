@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "one HTML page with everything, for others to read"
-DESCRIPTION = "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML page; of a report, needs no torch."
+DESCRIPTION = (
+    "Write the timeline, the graph, every node and every tensor at the peak as one self-contained HTML "
+    "page; of a report, needs no torch."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +31,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_step(parser, or_report=True)
     add_target(parser)
     parser.add_argument("-o", "--output", required=True, metavar="FILE.html", help="what to write")
-    parser.add_argument("--plan", metavar="PLAN.json", help="a plan for this step, which `fxmem plan --json` wrote: shown before and after")
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN.json",
+        help="a plan for this step, which `fxmem plan --json` wrote: shown before and after",
+    )
     add_comparison(parser)
-    parser.add_argument("--max-boxes", type=int, default=400, metavar="N", help="about how many boxes the graph may have; 0 leaves it out (default 400)")
-    parser.add_argument("--renderer", choices=RENDERERS, default="auto", help="what lays out the graph; see `fxmem graph` (default auto)")
+    parser.add_argument(
+        "--max-boxes",
+        type=int,
+        default=400,
+        metavar="N",
+        help="about how many boxes the graph may have; 0 leaves it out (default 400)",
+    )
+    parser.add_argument(
+        "--renderer",
+        choices=RENDERERS,
+        default="auto",
+        help="what lays out the graph; see `fxmem graph` (default auto)",
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -68,5 +86,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
     theirs = (plan.inputs, plan.step, plan.target.name)
-    if theirs != (report.inputs, report.step, report.target.name) or any(region.last_node > len(report.nodes) for region in plan.all_regions()):
-        raise UsageError(f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another target: plan it anew")
+    if theirs != (report.inputs, report.step, report.target.name) or any(
+        region.last_node > len(report.nodes) for region in plan.all_regions()
+    ):
+        raise UsageError(
+            f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or "
+            f"another "
+            f"target: plan it anew"
+        )

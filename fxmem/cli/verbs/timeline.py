@@ -28,13 +28,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "time: over the step, by kind; modules: at the peak, by module (default time)"
     parser.add_argument("--by", choices=("time", "modules"), default="time", help=what)
     add_comparison(parser)
-    parser.add_argument("--width", type=int, default=960, metavar="PIXELS", help="width of the plot, at least 280 (default 960)")
+    parser.add_argument(
+        "--width", type=int, default=960, metavar="PIXELS", help="width of the plot, at least 280 (default 960)"
+    )
 
 
 def add_comparison(parser: argparse.ArgumentParser) -> None:
     """What a step is held against."""
     parser.add_argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak")
-    parser.add_argument("--after", metavar="REPORT.json", help="report of the same step under a plan, plotted below on the same scale")
+    parser.add_argument(
+        "--after", metavar="REPORT.json", help="report of the same step under a plan, plotted below on the same scale"
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -88,7 +92,14 @@ def planned_step(options: argparse.Namespace, report: Profile) -> tuple[Report |
     if options.after is None:
         return None, None
     after = report_reader.load_report(Path(options.after))
-    for what, one, other in (("inputs", report.inputs, after.inputs), ("target", report.target.name, after.target.name)):
+    for what, one, other in (
+        ("inputs", report.inputs, after.inputs),
+        ("target", report.target.name, after.target.name),
+    ):
         if one != other:
-            raise UsageError(f"expected --after to be a report of the same step, but the {what} of {options.after!r} are others: analyse both alike")
+            raise UsageError(
+                f"expected --after to be a report of the same step, but the {what} of {options.after!r} are "
+                f"others: "
+                f"analyse both alike"
+            )
     return after, report_reader.timeline(after)

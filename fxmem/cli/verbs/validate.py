@@ -18,10 +18,20 @@ DESCRIPTION = "Run the step on this machine and hold the prediction against what
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be asked of it."""
     add_step(parser)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to run: this machine's CPU or its NVIDIA GPU (default cpu)")
-    tolerance = "largest error allowed, on the CPU with kernels' own scratch set aside; beyond it the exit code is 4 (default 0.01)"
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="where to run: this machine's CPU or its NVIDIA GPU (default cpu)",
+    )
+    tolerance = (
+        "largest error allowed, on the CPU with kernels' own scratch set aside; beyond it the exit code is 4 "
+        "(default 0.01)"
+    )
     parser.add_argument("--tolerance", type=float, default=0.01, metavar="FRACTION", help=tolerance)
-    parser.add_argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text")
+    parser.add_argument(
+        "--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
@@ -40,7 +50,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             require_card()
         step = step_arguments(options)
         built, args, kwargs = model_and_inputs(options, progress)
-        shape: dict[str, Any] = {"mode": options.mode, "weights_dtype": options.weights, "channels_last": options.channels_last}
+        shape: dict[str, Any] = {
+            "mode": options.mode,
+            "weights_dtype": options.weights,
+            "channels_last": options.channels_last,
+        }
         settings = parse_settings(options.settings)
         verdict = validate_call(
             lambda: build_model(options.model, settings, device="cpu", **shape).module,

@@ -1,7 +1,8 @@
 """Memory that no tensor owns: cuDNN and cuBLAS workspaces, and what kernels allocate beside their results.
 
-What an op allocates unseen is a `HiddenMemory`: the sequence of its allocations and frees, with the places of the op's own
-outputs among them. Convolutions leave the size of cuDNN's workspaces open, because cuDNN is asked for a whole model at once:
+What an op allocates unseen is a `HiddenMemory`: the sequence of its allocations and frees, with the places of the op's
+own outputs among them. Convolutions leave the size of cuDNN's workspaces open, because cuDNN is asked for a whole model
+at once:
 
     memory = convolution_memory("aten.convolution.default", args, target)
     answers = conv_workspaces(memory.signatures, target)
@@ -19,9 +20,21 @@ from fxmem.hardware.workspaces.attention import (
     flash_forward,
 )
 from fxmem.hardware.workspaces.collector import Collector
-from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvBackend, ConvolutionMemory, ConvSettings, convolution_memory
+from fxmem.hardware.workspaces.convolution import (
+    CONVOLUTIONS,
+    ConvBackend,
+    ConvolutionMemory,
+    ConvSettings,
+    convolution_memory,
+)
 from fxmem.hardware.workspaces.cpu import CpuCollector
-from fxmem.hardware.workspaces.cublas import CublasWorkspaces, cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
+from fxmem.hardware.workspaces.cublas import (
+    CublasWorkspaces,
+    cublas_workspaces,
+    matmul_copies,
+    uses_cublas,
+    uses_cublaslt,
+)
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory
 from fxmem.hardware.workspaces.insertion import with_workspaces

@@ -6,18 +6,19 @@ B batch, H query heads, Hk key/value heads, Sq and Sk sequence lengths, D head s
 Read in torch 2.11; figures marked (binary) were checked in its `libtorch_cuda.so`:
 - flash: `aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp` (`mha_fwd`, `mha_bwd`, `set_params_splitkv`,
   `num_splits_heuristic`), FlashAttention-2 (Dao, 2023) with split keys (Flash-Decoding);
-- memory-efficient: `…/cuda/attention.cu`, `attention_backward.cu`, `mem_eff_attention/kernel_forward.h`, `kernel_backward.h`,
-  `kernels/cutlassB.h`;
-- cuDNN: `aten/src/ATen/native/cudnn/MHA.cpp`: one workspace for the call, after the gradients, whose size cuDNN's plan decides.
+- memory-efficient: `…/cuda/attention.cu`, `attention_backward.cu`, `mem_eff_attention/kernel_forward.h`,
+  `kernel_backward.h`, `kernels/cutlassB.h`;
+- cuDNN: `aten/src/ATen/native/cudnn/MHA.cpp`: one workspace for the call, after the gradients, whose size cuDNN's plan
+  decides.
 
-cuDNN's plans for attention compile kernels at run time and want a driver, so they cannot be asked for on a machine without a GPU as
-those of convolutions can. Their sizes are simple, though, and were read off once: cuDNN 9.19 behind a stand-in for the driver's
-library, graphs as `MHA.cpp` makes them, built with cudnn-frontend 1.18 (torch 2.11's), the first plan that builds. Of 1,009 random calls
-on sm_80, 86, 89, 90, 100 and 120 (head sizes 8 to 256, grouped queries, masks, dropout, lengths that differ) every one takes what is
-written here. No card has confirmed it.
+cuDNN's plans for attention compile kernels at run time and want a driver, so they cannot be asked for on a machine
+without a GPU as those of convolutions can. Their sizes are simple, though, and were read off once: cuDNN 9.19 behind a
+stand-in for the driver's library, graphs as `MHA.cpp` makes them, built with cudnn-frontend 1.18 (torch 2.11's), the
+first plan that builds. Of 1,009 random calls on sm_80, 86, 89, 90, 100 and 120 (head sizes 8 to 256, grouped queries,
+masks, dropout, lengths that differ) every one takes what is written here. No card has confirmed it.
 
-The results themselves (output, logsumexp, random state; the three gradients) are visible to a fake run and not repeated.
-Flash attention 3 and 4, which torch uses only when asked to, are not covered.
+The results themselves (output, logsumexp, random state; the three gradients) are visible to a fake run and not
+repeated. Flash attention 3 and 4, which torch uses only when asked to, are not covered.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ _CUDNN_FAMILIES: dict[tuple[int, int], Literal["hopper", "blackwell", "other"]] 
 
 
 def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
-    """`_scaled_dot_product_flash_attention`: accumulators of the split-keys kernel, when there are too few blocks to fill the card.
+    """`_scaled_dot_product_flash_attention`: accumulators of the split-keys kernel, when there are too few blocks to
+    fill the card.
 
     Both live from after the output and logsumexp until the op returns.
     """
@@ -70,24 +72,29 @@ def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) ->
         queries, heads = heads // kv_heads, kv_heads
     splits = _flash_splits(batch, heads, queries, keys, head_size, target) if dropout_p == 0 else 1
     rows = (splits, batch, heads, queries)
-    buffers = _floats([("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))]) if splits > 1 else ()
+    buffers = (
+        _floats([("logsumexp of the splits", rows), ("output of the splits", (*rows, _flash_head(head_size)))])
+        if splits > 1
+        else ()
+    )
     return HiddenMemory(events=(output("output"), output("logsumexp"), *buffers), source=_FLASH)
 
 
-def flash_backward(query: Shape, key: Shape, dtype: str, target: Target, *, deterministic: bool = False, dense_grad: bool = True) -> HiddenMemory:
+def flash_backward(
+    query: Shape, key: Shape, dtype: str, target: Target, *, deterministic: bool = False, dense_grad: bool = True
+) -> HiddenMemory:
     """`_scaled_dot_product_flash_attention_backward`.
 
     Args:
-        query: `(B, H, Sq, D)`.
-        key: `(B, Hk, Sk, D)`; the values have the same shape.
-        dtype: of all of them, `float16` or `bfloat16`.
-        target: its multiprocessors count when `deterministic`.
-        deterministic: `torch.use_deterministic_algorithms`; the gradient of the queries is then summed from several copies.
-        dense_grad: whether the output's gradient is dense as `(B, Sq, H, D)`, as it is when a transpose follows attention.
+        query: `(B, H, Sq, D)`. key: `(B, Hk, Sk, D)`; the values have the same shape. dtype: of all of them, `float16`
+        or `bfloat16`. target: its multiprocessors count when `deterministic`. deterministic:
+        `torch.use_deterministic_algorithms`; the gradient of the queries is then summed from several copies.
+        dense_grad: whether the output's gradient is dense as `(B, Sq, H, D)`, as it is when a transpose follows
+        attention.
             torch copies it otherwise.
 
-    Events, all until the op returns: the gradient's copy; grad_query, grad_key, grad_value; `softmax_d`
-    float `[B, H, ceil128(Sq)]`; `dq_accum` float `[B, ceil128(Sq), H, ceil(D)]` (binary); under grouped queries `dk` and `dv` for
+    Events, all until the op returns: the gradient's copy; grad_query, grad_key, grad_value; `softmax_d` float `[B, H,
+    ceil128(Sq)]`; `dq_accum` float `[B, ceil128(Sq), H, ceil(D)]` (binary); under grouped queries `dk` and `dv` for
     every query head, summed at the end.
     """
     batch, heads, queries, head_size = query
@@ -95,14 +102,19 @@ def flash_backward(query: Shape, key: Shape, dtype: str, target: Target, *, dete
     rows, columns = _ceil(queries, 128), _flash_head(head_size)
     copies = -(-_multiprocessors(target) // (batch * heads)) if deterministic else 1
     expanded = batch * keys * heads * head_size * ITEM_BYTES[dtype]
-    grouped = (alloc("grad_key of every query head", expanded), alloc("grad_value of every query head", expanded)) if heads != kv_heads else ()
+    grouped = (
+        (alloc("grad_key of every query head", expanded), alloc("grad_value of every query head", expanded))
+        if heads != kv_heads
+        else ()
+    )
     copy = () if dense_grad else (alloc("dense grad_output", prod(query) * ITEM_BYTES[dtype]),)
     floats = _floats([("softmax_d", (batch, heads, rows)), ("dq_accum", (copies, batch, rows, heads, columns))])
     return HiddenMemory(events=(*copy, *_grads(), *floats, *grouped), source=_FLASH)
 
 
 def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) -> HiddenMemory:
-    """`_scaled_dot_product_efficient_attention`: half-precision heads larger than 128 are accumulated in a float copy of the output.
+    """`_scaled_dot_product_efficient_attention`: half-precision heads larger than 128 are accumulated in a float copy
+    of the output.
 
     It lives from after the output until the op returns. Unknown before compute capability 8.0.
     """
@@ -117,25 +129,43 @@ def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) ->
 
 
 def efficient_backward(
-    query: Shape, key: Shape, value: Shape, dtype: str, target: Target, *, dropout_p: float = 0.0, deterministic: bool = False, dense_grad: bool = True
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    dtype: str,
+    target: Target,
+    *,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    dense_grad: bool = True,
 ) -> HiddenMemory:
     """`_scaled_dot_product_efficient_attention_backward`.
 
-    Arguments as of `flash_backward`, the values' shape and the dropout probability beside them (the kernel is another then).
+    Arguments as of `flash_backward`, the values' shape and the dropout probability beside them (the kernel is another
+    then).
 
-    Events: the gradient's copy; grad_query, grad_key, grad_value; `delta` float `[B, H, Sq]`, which in float32 is reduced from a
-    product as large as the output, gone before the rest; the kernel's workspace, a few float copies of the gradients.
-    Unknown before compute capability 8.0.
+    Events: the gradient's copy; grad_query, grad_key, grad_value; `delta` float `[B, H, Sq]`, which in float32 is
+    reduced from a product as large as the output, gone before the rest; the kernel's workspace, a few float copies of
+    the gradients. Unknown before compute capability 8.0.
     """
     batch, heads, queries, head_size = query
     keys, value_size = key[2], value[3]
     copy = () if dense_grad else (alloc("dense grad_output", batch * heads * queries * value_size * ITEM_BYTES[dtype]),)
     delta = _floats([("delta", (batch, heads, queries))])
     if dtype == "float32":
-        scratch = _floats([("grad_output * output", (batch, queries, heads, value_size)), ("delta, unordered", (batch, queries, heads))])
+        scratch = _floats(
+            [
+                ("grad_output * output", (batch, queries, heads, value_size)),
+                ("delta, unordered", (batch, queries, heads)),
+            ]
+        )
         delta = (*scratch, *delta, *free(*(event.name for event in scratch)))
     kernel = _backward_kernel(max(head_size, value_size), dtype, dropout_p > 0, target)
-    workspace = None if kernel is None else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, deterministic)
+    workspace = (
+        None
+        if kernel is None
+        else kernel.workspace_bytes(batch, heads, queries, keys, head_size, value_size, deterministic)
+    )
     named = () if workspace == 0 else (alloc("workspace", workspace),)
     return HiddenMemory(events=(*copy, *_grads(), *delta, *named), source=_EFFICIENT_BACKWARD)
 
@@ -143,8 +173,8 @@ def efficient_backward(
 def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: Target) -> HiddenMemory:
     """`_scaled_dot_product_cudnn_attention`: one workspace for the call, after the results.
 
-    256 bytes on Hopper; on data-centre Blackwell the dropout mask, if there is dropout; nothing elsewhere. Unknown on architectures
-    that were not asked.
+    256 bytes on Hopper; on data-centre Blackwell the dropout mask, if there is dropout; nothing elsewhere. Unknown on
+    architectures that were not asked.
     """
     family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
     mask = _dropout_mask(query, key) if dropout_p > 0 else 0
@@ -153,32 +183,45 @@ def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: 
     return HiddenMemory(events=(output("output"), output("logsumexp"), *_cudnn_workspace(nbytes)), source=_CUDNN)
 
 
-def cudnn_attention_backward(query: Shape, key: Shape, value: Shape, dropout_p: float, target: Target, *, dense_grad: bool = True) -> HiddenMemory:
+def cudnn_attention_backward(
+    query: Shape, key: Shape, value: Shape, dropout_p: float, target: Target, *, dense_grad: bool = True
+) -> HiddenMemory:
     """`_scaled_dot_product_cudnn_attention_backward`: one workspace for the call, after the gradients.
 
     Args:
-        query: `(B, H, Sq, D)`.
-        key: `(B, Hk, Sk, D)`.
-        value: `(B, Hk, Sk, Dv)`.
-        dropout_p: the dropout probability.
-        target: decides which of cuDNN's engines runs.
-        dense_grad: whether the last dimension of the output's gradient has stride 1. torch copies the gradient otherwise.
+        query: `(B, H, Sq, D)`. key: `(B, Hk, Sk, D)`. value: `(B, Hk, Sk, Dv)`. dropout_p: the dropout probability.
+        target: decides which of cuDNN's engines runs. dense_grad: whether the last dimension of the output's gradient
+        has stride 1. torch copies the gradient otherwise.
 
-    In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output, float `[B, H, Sq]`;
-    under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a word or two, the one of data-centre
-    Blackwell the dropout mask, and the one of all others, which Blackwell too runs for up to 128 queries or keys without dropout,
-    a second float gradient of the queries `[B, H, ceil8(Sq), D]`. Unknown on architectures that were not asked.
+    In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output,
+    float `[B, H, Sq]`; under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a
+    word or two, the one of data-centre Blackwell the dropout mask, and the one of all others, which Blackwell too runs
+    for up to 128 queries or keys without dropout, a second float gradient of the queries `[B, H, ceil8(Sq), D]`.
+    Unknown on architectures that were not asked.
     """
     batch, heads, queries, head_size = query
     keys = key[2]
     family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
     if family == "blackwell" and dropout_p == 0 and (keys <= 128 or 1 < queries <= 128):
         family = "other"
-    own = {"hopper": 128, "blackwell": _dropout_mask(query, key) if dropout_p > 0 else 0, "other": batch * heads * _ceil(queries, 8) * head_size * _FLOAT}
-    grouped = sum(_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3])) if heads != key[1] else 0
+    own = {
+        "hopper": 128,
+        "blackwell": _dropout_mask(query, key) if dropout_p > 0 else 0,
+        "other": batch * heads * _ceil(queries, 8) * head_size * _FLOAT,
+    }
+    grouped = (
+        sum(_ceil(batch * heads * keys * size * 2, 128) for size in (head_size, value[3])) if heads != key[1] else 0
+    )
     graph = batch * heads * queries * (head_size + 1) * _FLOAT
     copy = () if dense_grad else (alloc("dense grad_output", batch * heads * queries * value[3] * 2),)
-    return HiddenMemory(events=(*_grads(), *copy, *_cudnn_workspace(None if family is None else graph + _aligned(own[family] + grouped))), source=_CUDNN)
+    return HiddenMemory(
+        events=(
+            *_grads(),
+            *copy,
+            *_cudnn_workspace(None if family is None else graph + _aligned(own[family] + grouped)),
+        ),
+        source=_CUDNN,
+    )
 
 
 def _aligned(plan: int) -> int:
@@ -205,14 +248,19 @@ class _BackwardKernel(NamedTuple):
     max_head: int
     """`kMaxK`."""
     staged: bool
-    """`kNeedsAccumGradK`: dK and dV are summed in the workspace: half-precision results that do not stay in registers."""
+    """`kNeedsAccumGradK`: dK and dV are summed in the workspace: half-precision results that do not stay in
+    registers."""
     shared_bytes: int
     """`sizeof(SharedStorage)` (binary)."""
 
-    def workspace_bytes(self, batch: int, heads: int, queries: int, keys: int, head_size: int, value_size: int, deterministic: bool) -> int:
+    def workspace_bytes(
+        self, batch: int, heads: int, queries: int, keys: int, head_size: int, value_size: int, deterministic: bool
+    ) -> int:
         """`Params::workspace_size()`."""
         splits = 1 if deterministic else self._key_splits(batch, heads, keys)
-        staged = splits * self.columns * (_ceil(head_size, self.rows) + _ceil(value_size, self.rows)) if self.staged else 0
+        staged = (
+            splits * self.columns * (_ceil(head_size, self.rows) + _ceil(value_size, self.rows)) if self.staged else 0
+        )
         # GradQTempStorage: a lock, a counter and padding, 16 bytes in all, before one block of floats.
         blocks = -(-queries // self.rows) * -(-head_size // self.columns)
         per_head = _ceil(staged + blocks * (4 + self.rows * self.columns), 4)
@@ -229,7 +277,8 @@ class _BackwardKernel(NamedTuple):
 
 
 def _kernels(dtype: str, dropout: bool) -> tuple[_BackwardKernel, ...]:
-    """The sm_80 kernels in the order torch tries them (`cutlassB.h`); variants for aligned lengths have the same blocks."""
+    """The sm_80 kernels in the order torch tries them (`cutlassB.h`); variants for aligned lengths have the same
+    blocks."""
     if dtype == "float32":
         return (
             _BackwardKernel(64, 64, 32, False, 53504),
@@ -262,18 +311,27 @@ def _backward_kernel(head_size: int, dtype: str, dropout: bool, target: Target) 
     if not (8, 0) <= (target.capability or (0, 0)) <= (12, 0):
         return None
     available = device_properties(target).max_shared_memory_per_block_optin
-    fitting = (kernel for kernel in _kernels(dtype, dropout) if head_size <= kernel.max_head and kernel.shared_bytes <= available)
+    fitting = (
+        kernel
+        for kernel in _kernels(dtype, dropout)
+        if head_size <= kernel.max_head and kernel.shared_bytes <= available
+    )
     return next(fitting, None)
 
 
 def _flash_splits(batch: int, heads: int, queries: int, keys: int, head_size: int, target: Target) -> int:
-    """`set_params_splitkv` and `num_splits_heuristic` (binary): as few splits as come within 85 % of the best occupancy."""
+    """`set_params_splitkv` and `num_splits_heuristic` (binary): as few splits as come within 85 % of the best
+    occupancy."""
     block = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
     key_blocks, row_blocks = -(-keys // block), -(-queries // 64)
     work, slots = batch * heads * row_blocks, 2 * _multiprocessors(target)
     if work >= 0.8 * slots:
         return 1
-    candidates = [n for n in range(1, min(128, slots, key_blocks) + 1) if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))]
+    candidates = [
+        n
+        for n in range(1, min(128, slots, key_blocks) + 1)
+        if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))
+    ]
     efficiency = {n: (work * n / slots) / -(-work * n // slots) for n in candidates}
     best = max(efficiency.values(), default=0.0)
     return next((n for n in candidates if efficiency[n] >= 0.85 * best), 1)

@@ -1,7 +1,8 @@
 """Which ops of a step allocate memory unseen, and how much.
 
-`Collector.note` is shown every op as it runs and keeps what its kind hides (`HiddenMemory`); `settle` asks cuDNN about all
-convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces, one per thread that multiplies.
+`Collector.note` is shown every op as it runs and keeps what its kind hides (`HiddenMemory`); `settle` asks cuDNN about
+all convolutions at once. Held for good, and so there before the step: cuBLAS's workspaces, one per thread that
+multiplies.
 """
 
 from __future__ import annotations
@@ -41,15 +42,21 @@ class Collector:
     """Collects over one step on a CUDA target.
 
     Args:
-        target: a CUDA target.
-        torch_version: whose tables to use.
-        environ: environment of the run that is predicted.
-        settings: what convolutions look at.
-        deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix products unless
+        target: a CUDA target. torch_version: whose tables to use. environ: environment of the run that is predicted.
+        settings: what convolutions look at. deterministic: `torch.use_deterministic_algorithms`, and not only as a
+        warning. Torch then refuses matrix products unless
             `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is taken.
     """
 
-    def __init__(self, target: Target, torch_version: str, environ: Mapping[str, str], settings: ConvSettings, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        torch_version: str,
+        environ: Mapping[str, str],
+        settings: ConvSettings,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self._target = target
         self._torch_version = torch_version
         self._environ = _with_cublas_config(environ) if deterministic else environ
@@ -78,7 +85,11 @@ class Collector:
         multiplies = uses_cublas(name)
         if not multiplies and short not in _INTERESTING:
             return None
-        key = (name, *(_frozen(value) for value in args), _frozen(result) if short == "embedding_dense_backward" else None)
+        key = (
+            name,
+            *(_frozen(value) for value in args),
+            _frozen(result) if short == "embedding_dense_backward" else None,
+        )
         if key not in self._known:
             self._known[key] = self._hidden(short, name, args, result)
         return Seen(name, multiplies, multiplies and uses_cublaslt(name, args, self._environ), self._known[key])
@@ -98,18 +109,25 @@ class Collector:
             return convolution_memory(name, args, self._target, self._settings)
         if uses_cublas(name):
             copies = matmul_copies(name, args)
-            return HiddenMemory(events=(output("result"), *(alloc(f"dense operand {i}", n) for i, n in enumerate(copies)))) if copies else None
+            return (
+                HiddenMemory(events=(output("result"), *(alloc(f"dense operand {i}", n) for i, n in enumerate(copies))))
+                if copies
+                else None
+            )
         if short in _ATTENTION:
             return self._attention(short, args)
         tensors = [layout_of(a) for a in args if _is_tensor(a)]
         if short in _RECURRENT:
-            return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
+            return HiddenMemory(
+                events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp"
+            )
         if short in _INDEX_PUT:
             if not (self._deterministic or (len(args) > 3 and args[3])):
                 return None
             tensors = [layout_of(index) for index in args[1] if index is not None]
         if short == "sort":
-            # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the last.
+            # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts
+            # along the last.
             row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
             return kernel_memory(name, [tensors[0].shape[row:][:1]], [tensors[0].dtype], self._target)
         if short == "_foreach_norm":
@@ -126,17 +144,28 @@ class Collector:
         if "flash" in short:
             if not backward:
                 return attention.flash_forward(query.shape, key.shape, _number(args, 3), self._target)
-            return attention.flash_backward(query.shape, key.shape, query.dtype, self._target, deterministic=self._deterministic, dense_grad=dense)
+            return attention.flash_backward(
+                query.shape, key.shape, query.dtype, self._target, deterministic=self._deterministic, dense_grad=dense
+            )
         if "efficient" in short:
             if not backward:
                 return attention.efficient_forward(query.shape, value.shape, query.dtype, self._target)
             return attention.efficient_backward(
-                query.shape, key.shape, value.shape, query.dtype, self._target, dropout_p=_number(args, 9), deterministic=self._deterministic, dense_grad=dense
+                query.shape,
+                key.shape,
+                value.shape,
+                query.dtype,
+                self._target,
+                dropout_p=_number(args, 9),
+                deterministic=self._deterministic,
+                dense_grad=dense,
             )
         if not backward:
             return attention.cudnn_attention_forward(query.shape, key.shape, _number(args, 5), self._target)
         dense = layout_of(args[0]).stride[-1] == 1
-        return attention.cudnn_attention_backward(query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense)
+        return attention.cudnn_attention_backward(
+            query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense
+        )
 
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
@@ -165,22 +194,42 @@ class Collector:
         estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
         if self._notes["cudnn"]:
             plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
-            yield Assumption(topic="workspace", text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}")
+            yield Assumption(
+                topic="workspace",
+                text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}",
+            )
         for note, count in estimates.items():
             why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
-            text = f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could not be asked ({why})"
+            text = (
+                f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could "
+                f"not be asked ({why})"
+            )
             yield Assumption(topic="workspace", text=text)
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
-            yield Assumption(topic="workspace", text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}")
+            yield Assumption(
+                topic="workspace",
+                text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}",
+            )
         if self._multiplying:
             held = cublas_workspaces(self._target, self._torch_version, self._environ)
-            other = "" if self._torch_version.startswith(held.torch_version) else f", whose sizes stand in for those of {self._torch_version}"
+            other = (
+                ""
+                if self._torch_version.startswith(held.torch_version)
+                else f", whose sizes stand in for those of {self._torch_version}"
+            )
             yield Assumption(
-                topic="workspace", text=f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it{other}"
+                topic="workspace",
+                text=(
+                    f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} "
+                    f"gives it{other}"
+                ),
             )
             yield from (Assumption(topic="workspace", text=note) for note in held.notes)
             if self._environ is not self._given_environ:
-                refused = "torch refuses matrix products with deterministic algorithms unless CUBLAS_WORKSPACE_CONFIG is :4096:8 or :16:8"
+                refused = (
+                    "torch refuses matrix products with deterministic algorithms unless "
+                    "CUBLAS_WORKSPACE_CONFIG is :4096:8 or :16:8"
+                )
                 yield Assumption(topic="workspace", text=f"{refused}; it is neither here, and :4096:8 is taken")
 
     def _switches(self) -> str:
@@ -189,9 +238,14 @@ class Collector:
 
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size nobody could tell."""
-        convolutions = self._notes["cudnn"] + sum(count for note, count in self._notes.items() if note.startswith("estimate"))
+        convolutions = self._notes["cudnn"] + sum(
+            count for note, count in self._notes.items() if note.startswith("estimate")
+        )
         if self._settings.benchmark and convolutions:
-            what = "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted are those of the choice without it"
+            what = (
+                "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted "
+                "are those of the choice without it"
+            )
             yield Unknown(topic="memory", what=what, count=convolutions)
         counts = Counter(f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown)
         for what, count in sorted(counts.items()):
@@ -208,7 +262,11 @@ def _with_cublas_config(environ: Mapping[str, str]) -> Mapping[str, str]:
     return environ if suits else {**environ, "CUBLAS_WORKSPACE_CONFIG": _DETERMINISTIC_CUBLAS[0]}
 
 
-_ATTENTION = frozenset(f"_scaled_dot_product_{kernel}_attention{end}" for kernel in ("flash", "efficient", "cudnn") for end in ("", "_backward"))
+_ATTENTION = frozenset(
+    f"_scaled_dot_product_{kernel}_attention{end}"
+    for kernel in ("flash", "efficient", "cudnn")
+    for end in ("", "_backward")
+)
 _RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
 _INDEX_PUT = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
 _INTERESTING = (

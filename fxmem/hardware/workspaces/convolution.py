@@ -8,8 +8,8 @@ Read in torch 2.11 (the sources named below; what changed between releases was c
 - `aten/src/ATen/native/cudnn/Conv_v8.cpp`: `run_conv_plan` allocates the workspace through the caching allocator, after
   the output and after every contiguous copy, and frees it when the kernel is queued; each cuDNN call has its own.
 
-Not modelled: `torch.backends.cudnn.benchmark` (the fastest plan wins, not the first), MIOpen, complex convolutions (torch
-splits them into real ones before this op), storages at addresses that are not a multiple of 32 bytes.
+Not modelled: `torch.backends.cudnn.benchmark` (the fastest plan wins, not the first), MIOpen, complex convolutions
+(torch splits them into real ones before this op), storages at addresses that are not a multiple of 32 bytes.
 
 Running torch's own choice on fake CUDA tensors is no substitute: with no GPU it answers that bfloat16 and dilated
 convolutions do not go to cuDNN, because it asks the (missing) device.
@@ -24,12 +24,20 @@ from typing import Literal, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, TensorLike, fix_size_one_strides, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import (
+    MemoryFormat,
+    TensorLayout,
+    TensorLike,
+    fix_size_one_strides,
+    layout_of,
+)
 from fxmem.records.profile import Record, Target
 
 __all__ = ["CONVOLUTIONS", "ConvBackend", "ConvSettings", "ConvolutionMemory", "convolution_memory", "select_backend"]
 
-CONVOLUTIONS = frozenset({"convolution", "_convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"})
+CONVOLUTIONS = frozenset(
+    {"convolution", "_convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"}
+)
 """The ATen ops `convolution_memory` understands, without namespace and overload."""
 
 _SOURCE = "aten/src/ATen/native/cudnn/ConvShared.cpp, Conv_v8.cpp"
@@ -64,7 +72,8 @@ class ConvSettings(Record):
     enabled: bool = True
     """`torch.backends.cudnn.enabled`."""
     benchmark: bool = False
-    """`torch.backends.cudnn.benchmark`: the plan is found by timing. The workspace is that of the plan taken without, all the same."""
+    """`torch.backends.cudnn.benchmark`: the plan is found by timing. The workspace is that of the plan taken without,
+    all the same."""
     cudnn_version: int = 91900
     """As `torch.backends.cudnn.version()` gives it; decides a few exclusions only."""
 
@@ -95,14 +104,21 @@ class _Window(Record):
 
     def as_2d(self) -> _Window:
         """`view1d_as_2d`."""
-        update = {"stride": (1, *self.stride), "padding": (0, *self.padding), "dilation": (1, *self.dilation), "output_padding": (0, *self.output_padding)}
+        update = {
+            "stride": (1, *self.stride),
+            "padding": (0, *self.padding),
+            "dilation": (1, *self.dilation),
+            "output_padding": (0, *self.output_padding),
+        }
         return self.model_copy(update=update)
 
     def narrow_shape(self, wide: tuple[int, ...], weight: tuple[int, ...]) -> tuple[int, ...]:
         """`conv_output_size`: the result of a convolution of `wide`."""
         spatial = (
             (size + 2 * pad - dilation * (kernel - 1) - 1) // step + 1
-            for size, kernel, pad, step, dilation in zip(wide[2:], weight[2:], self.padding, self.stride, self.dilation, strict=True)
+            for size, kernel, pad, step, dilation in zip(
+                wide[2:], weight[2:], self.padding, self.stride, self.dilation, strict=True
+            )
         )
         return (wide[0], weight[0], *spatial)
 
@@ -120,18 +136,21 @@ class _Window(Record):
         return (self.wide_shape if self.transposed else self.narrow_shape)(source, weight)
 
 
-def convolution_memory(op: str, args: Sequence[object], target: Target, settings: ConvSettings | None = None) -> ConvolutionMemory:
+def convolution_memory(
+    op: str, args: Sequence[object], target: Target, settings: ConvSettings | None = None
+) -> ConvolutionMemory:
     """The cuDNN workspaces and contiguous copies of one ATen convolution op, in order, on a CUDA target.
 
     Args:
-        op: the op's name, e.g. `aten.convolution_backward.default`; one of `CONVOLUTIONS`.
-        args: its positional arguments as the dispatcher saw them; tensors may be torch's (real or fake) or `TensorLayout`s.
-        target: decides what the hardware can do (compute capability).
-        settings: torch's switches; its defaults when None. The `cudnn_convolution*` ops carry their own.
+        op: the op's name, e.g. `aten.convolution_backward.default`; one of `CONVOLUTIONS`. args: its positional
+        arguments as the dispatcher saw them; tensors may be torch's (real or fake) or `TensorLayout`s. target: decides
+        what the hardware can do (compute capability). settings: torch's switches; its defaults when None. The
+        `cudnn_convolution*` ops carry their own.
 
     Returns:
-        Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `with_workspaces`. The
-        native kernels that torch falls back to get one buffer of unknown size, except the depthwise ones, which need none.
+        Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `with_workspaces`.
+        The native kernels that torch falls back to get one buffer of unknown size, except the depthwise ones, which
+        need none.
 
     Raises:
         UsageError: `op` is none of `CONVOLUTIONS`.
@@ -148,7 +167,9 @@ def convolution_memory(op: str, args: Sequence[object], target: Target, settings
     if name in ("convolution", "_convolution"):
         if name == "_convolution":
             _, deterministic, enabled, allow_tf32 = args[9:13]
-            settings = settings.model_copy(update={"deterministic": bool(deterministic), "enabled": bool(enabled), "allow_tf32": bool(allow_tf32)})
+            settings = settings.model_copy(
+                update={"deterministic": bool(deterministic), "enabled": bool(enabled), "allow_tf32": bool(allow_tf32)}
+            )
         return _forward(source, weight, _window(args[3:9], weight), target, settings)
     transposed = name == "cudnn_convolution_transpose"
     padding, *rest = args[2:]
@@ -160,12 +181,16 @@ def convolution_memory(op: str, args: Sequence[object], target: Target, settings
     return ConvolutionMemory(events=_cudnn_forward(source, weight, window, settings), source=_SOURCE, backend=backend)
 
 
-def select_backend(source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings) -> ConvBackend:
+def select_backend(
+    source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
+) -> ConvBackend:
     """`_select_conv_backend` for CUDA tensors of rank 4 or 5, on the target's hardware instead of the machine's."""
     if 0 in source.shape[:2]:
         return ConvBackend.EMPTY
     flat = source.rank == 4
-    depthwise = not window.transposed and source.shape[1] == window.groups > 1 and weight.shape[0] % source.shape[1] == 0
+    depthwise = (
+        not window.transposed and source.shape[1] == window.groups > 1 and weight.shape[0] % source.shape[1] == 0
+    )
     if depthwise:
         if _uses_cudnn_depthwise(source, weight, window, target, settings):
             return ConvBackend.CUDNN
@@ -179,13 +204,21 @@ def select_backend(source: TensorLayout, weight: TensorLayout, window: _Window, 
     return ConvBackend.SLOW_DILATED_2D if window.dilated else ConvBackend.SLOW_2D
 
 
-def _uses_cudnn(source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings) -> bool:
+def _uses_cudnn(
+    source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
+) -> bool:
     """`ConvParams::use_cudnn`."""
     half = source.dtype in ("float16", "bfloat16")
-    wrong_3d_kernels = 90800 <= settings.cudnn_version < 91500 and half and weight.rank == 5 and set(weight.shape[2:]) != {1}
+    wrong_3d_kernels = (
+        90800 <= settings.cudnn_version < 91500 and half and weight.rank == 5 and set(weight.shape[2:]) != {1}
+    )
     if not settings.enabled or (wrong_3d_kernels and _format(source, weight) is _CONTIGUOUS):
         return False
-    per_sample = max(source.numel // source.shape[0], prod(window.result_shape(source.shape, weight.shape)[1:])) if source.numel else 0
+    per_sample = (
+        max(source.numel // source.shape[0], prod(window.result_shape(source.shape, weight.shape)[1:]))
+        if source.numel
+        else 0
+    )
     if per_sample > _INT_MAX and settings.cudnn_version < 90300:
         return False
     if "bfloat16" in (source.dtype, weight.dtype) and _capability(target) < (8, 0):
@@ -193,7 +226,9 @@ def _uses_cudnn(source: TensorLayout, weight: TensorLayout, window: _Window, tar
     return not window.output_padding_big
 
 
-def _uses_cudnn_depthwise(source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings) -> bool:
+def _uses_cudnn_depthwise(
+    source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
+) -> bool:
     """`ConvParams::use_cudnn_depthwise`."""
     if not settings.enabled:
         return False
@@ -233,7 +268,9 @@ def _depthwise_workload_suits_cudnn(source: tuple[int, ...], weight: tuple[int, 
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def _forward(source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings) -> ConvolutionMemory:
+def _forward(
+    source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
+) -> ConvolutionMemory:
     events: tuple[Event, ...] = ()
     if weight.rank == 3:
         events += _copy_events(_CONTIGUOUS_1D, source, _CONTIGUOUS)
@@ -244,20 +281,35 @@ def _forward(source: TensorLayout, weight: TensorLayout, window: _Window, target
         events += _copy_events("input in the backend's memory format", source, wanted)
         events += _cudnn_forward(source.contiguous(wanted), weight, window, settings)
     elif backend in (ConvBackend.CUDA_DEPTHWISE_2D, ConvBackend.CUDA_DEPTHWISE_3D):
-        events += (*_copy_events("dense input", source, _CONTIGUOUS), *_copy_events("dense weight", weight, _CONTIGUOUS), output("result"))
+        events += (
+            *_copy_events("dense input", source, _CONTIGUOUS),
+            *_copy_events("dense weight", weight, _CONTIGUOUS),
+            output("result"),
+        )
     else:
         events += (output("result"), *_native_scratch(backend))
     return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
 
 
 def _backward(
-    grad: TensorLayout, source: TensorLayout, weight: TensorLayout, window: _Window, mask: tuple[bool, bool, bool], target: Target, settings: ConvSettings
+    grad: TensorLayout,
+    source: TensorLayout,
+    weight: TensorLayout,
+    window: _Window,
+    mask: tuple[bool, bool, bool],
+    target: Target,
+    settings: ConvSettings,
 ) -> ConvolutionMemory:
     """`convolution_backward`. The bias gradient is a sum over `grad_output` and comes last."""
     events: tuple[Event, ...] = ()
     if weight.rank == 3:
         events += _copy_events(_CONTIGUOUS_1D, source, _CONTIGUOUS)
-        grad, source, weight, window = grad.unsqueeze(2), source.contiguous().unsqueeze(2), weight.unsqueeze(2), window.as_2d()
+        grad, source, weight, window = (
+            grad.unsqueeze(2),
+            source.contiguous().unsqueeze(2),
+            weight.unsqueeze(2),
+            window.as_2d(),
+        )
     backend = select_backend(source, weight, window, target, settings)
     grads = tuple(output(name) for name, wanted in zip(("grad_input", "grad_weight"), mask, strict=False) if wanted)
     if backend in (ConvBackend.CUDNN, ConvBackend.CUDNN_TRANSPOSE) and source.dtype in _CUDNN_DTYPES:
@@ -268,26 +320,48 @@ def _backward(
             dense = source.contiguous(wanted)
         events += _cudnn_backward(grad, dense, weight, window, mask, settings)
     elif backend is ConvBackend.CUDA_DEPTHWISE_2D:
-        events += (*_copy_events("dense grad_output", grad, _CONTIGUOUS), *_copy_events("dense input", source, _CONTIGUOUS), *grads)
+        events += (
+            *_copy_events("dense grad_output", grad, _CONTIGUOUS),
+            *_copy_events("dense input", source, _CONTIGUOUS),
+            *grads,
+        )
     else:
         events += (*grads, *_native_scratch(backend))
     if mask[2]:
         # A 1-d input's copy replaces the argument for the whole op; the rest went with the convolutions.
         ended = {event.name for event in events if event.action == "free"} | {_CONTIGUOUS_1D}
-        events += (*free(*(event.name for event in events if event.action == "alloc" and event.name not in ended)), output("grad_bias"))
+        events += (
+            *free(*(event.name for event in events if event.action == "alloc" and event.name not in ended)),
+            output("grad_bias"),
+        )
     return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
 
 
-def _cudnn_forward(source: TensorLayout, weight: TensorLayout, window: _Window, settings: ConvSettings) -> tuple[Event, ...]:
+def _cudnn_forward(
+    source: TensorLayout, weight: TensorLayout, window: _Window, settings: ConvSettings
+) -> tuple[Event, ...]:
     """`cudnn_convolution` and `cudnn_convolution_transpose`."""
-    result = source.model_copy(update={"shape": window.result_shape(source.shape, weight.shape)}).dense(_format(source, weight))
+    result = source.model_copy(update={"shape": window.result_shape(source.shape, weight.shape)}).dense(
+        _format(source, weight)
+    )
     if window.transposed:
-        return (output("result"), *_call("dgrad", result, weight, source, window, settings, fixed=result, wanted=_format(source, weight)))
-    return (output("result"), *_call("fwd", source, weight, result, window, settings, fixed=result, wanted=result.memory_format()))
+        return (
+            output("result"),
+            *_call("dgrad", result, weight, source, window, settings, fixed=result, wanted=_format(source, weight)),
+        )
+    return (
+        output("result"),
+        *_call("fwd", source, weight, result, window, settings, fixed=result, wanted=result.memory_format()),
+    )
 
 
 def _cudnn_backward(
-    grad: TensorLayout, source: TensorLayout, weight: TensorLayout, window: _Window, mask: tuple[bool, bool, bool], settings: ConvSettings
+    grad: TensorLayout,
+    source: TensorLayout,
+    weight: TensorLayout,
+    window: _Window,
+    mask: tuple[bool, bool, bool],
+    settings: ConvSettings,
 ) -> tuple[Event, ...]:
     """`cudnn_convolution_backward` and `cudnn_convolution_transpose_backward`."""
     events: tuple[Event, ...] = ()
@@ -312,7 +386,16 @@ def _cudnn_backward(
         wide, narrow = (grad, source) if window.transposed else (source, grad)
         copies = (*_copy_events("dense narrow side", narrow, layout), *_copy_events("dense wide side", wide, layout))
         result = weight.dense(layout)
-        call = _call("wgrad", wide.contiguous(layout), result, narrow.contiguous(layout), window, settings, fixed=result, wanted=layout)
+        call = _call(
+            "wgrad",
+            wide.contiguous(layout),
+            result,
+            narrow.contiguous(layout),
+            window,
+            settings,
+            fixed=result,
+            wanted=layout,
+        )
         events += (*copies, output("grad_weight"), *call, *free(*(event.name for event in copies)))
     return events
 
@@ -328,7 +411,8 @@ def _call(
     fixed: TensorLayout,
     wanted: MemoryFormat,
 ) -> tuple[Event, ...]:
-    """One cuDNN call: dense copies of what is not the result, then the workspace; all of it goes when the call is queued."""
+    """One cuDNN call: dense copies of what is not the result, then the workspace; all of it goes when the call is
+    queued."""
     if 0 in fixed.shape:
         return ()
     copies: tuple[Event, ...] = ()
@@ -338,9 +422,13 @@ def _call(
         weight = weight.contiguous(wanted)
         wide, narrow = (wide.contiguous(wanted), narrow) if fixed is narrow else (wide, narrow.contiguous(wanted))
     layout = _format(wide, weight)
-    strides = {side: fix_size_one_strides(tensor.shape, tensor.stride, layout) for side, tensor in (("x", wide), ("w", weight), ("y", narrow))}
+    strides = {
+        side: fix_size_one_strides(tensor.shape, tensor.stride, layout)
+        for side, tensor in (("x", wide), ("w", weight), ("y", narrow))
+    }
     signature = ConvSignature(
-        op=op, x=wide.shape, x_stride=strides["x"], w=weight.shape, w_stride=strides["w"], y=narrow.shape, y_stride=strides["y"],
+        op=op, x=wide.shape, x_stride=strides["x"], w=weight.shape, w_stride=strides["w"], y=narrow.shape,
+        y_stride=strides["y"],
         padding=window.padding, stride=window.stride, dilation=window.dilation, groups=window.groups,
         dtype=cast("Literal['float16', 'bfloat16', 'float32', 'float64']", wide.dtype),
         allow_tf32=settings.allow_tf32, deterministic=settings.deterministic,
@@ -369,7 +457,8 @@ def _capability(target: Target) -> tuple[int, int]:
 
 
 def _window(args: Sequence[object], weight: TensorLayout) -> _Window:
-    """From `stride, padding, dilation, transposed, output_padding, groups`; a single number stands for every dimension."""
+    """From `stride, padding, dilation, transposed, output_padding, groups`; a single number stands for every
+    dimension."""
     stride, padding, dilation, transposed, output_padding, groups = args
     rank = weight.rank - 2
 

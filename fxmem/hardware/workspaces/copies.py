@@ -1,7 +1,7 @@
 """Copies that softmax and layer norm make of arguments that are not contiguous, on a card as on the CPU.
 
-Logits of `(batch, classes, tokens)` made by a transpose are copied whole by the loss, images of `channels_last` too, and so is what
-`permute` hands a layer norm over channels.
+Logits of `(batch, classes, tokens)` made by a transpose are copied whole by the loss, images of `channels_last` too,
+and so is what `permute` hands a layer norm over channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "_softmax": ((), (0,)),
     "_log_softmax": ((), (0,)),
     "_log_softmax_backward_data": ((), (0, 1)),
-    # `layer_norm_cuda`, `layer_norm_backward_cuda` (cuda/layer_norm_kernel.cu), layer_norm.cpp. Backward: gradient, input, ...
+    # `layer_norm_cuda`, `layer_norm_backward_cuda` (cuda/layer_norm_kernel.cu), layer_norm.cpp. Backward: gradient,
+    # input, ...
     "native_layer_norm": ((0,), ()),
     "native_layer_norm_backward": ((1,), (0,)),
 }
@@ -27,7 +28,8 @@ COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 def with_copies(short: str, args: Sequence[Any], result: Any, memory: HiddenMemory | None) -> HiddenMemory | None:
-    """What one of these operators hides, the copies that it makes of these arguments included; the copies last until it returns.
+    """What one of these operators hides, the copies that it makes of these arguments included; the copies last until it
+    returns.
 
     Args:
         short: its name without `aten.` and overload.
@@ -38,12 +40,21 @@ def with_copies(short: str, args: Sequence[Any], result: Any, memory: HiddenMemo
     if not before and not after:
         return memory
     results = [each for each in (result if isinstance(result, tuple | list) else [result]) if each is not None]
-    events = memory.events if memory is not None else tuple(output(f"result {number}") for number in range(len(results)))
+    events = (
+        memory.events if memory is not None else tuple(output(f"result {number}") for number in range(len(results)))
+    )
     made = sum(event.action == "output" for event in events)
     assert all(event.action == "output" for event in events[:made])
-    return HiddenMemory(events=(*before, *events[:made], *after, *events[made:]), source=memory.source if memory is not None else "aten/src/ATen/native")
+    return HiddenMemory(
+        events=(*before, *events[:made], *after, *events[made:]),
+        source=memory.source if memory is not None else "aten/src/ATen/native",
+    )
 
 
 def _copies(args: Sequence[Any], positions: Sequence[int]) -> tuple[Event, ...]:
     layouts = ((position, layout_of(args[position])) for position in positions)
-    return tuple(alloc(f"contiguous argument {position}", layout.nbytes) for position, layout in layouts if not layout.is_contiguous())
+    return tuple(
+        alloc(f"contiguous argument {position}", layout.nbytes)
+        for position, layout in layouts
+        if not layout.is_contiguous()
+    )

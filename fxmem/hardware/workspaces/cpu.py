@@ -1,6 +1,7 @@
 """What kernels of the CPU allocate beside their results, as far as it follows from the shapes.
 
-The scratch of oneDNN's convolutions and recurrent layers and of attention depends on the machine (instruction set, threads) and is not here.
+The scratch of oneDNN's convolutions and recurrent layers and of attention depends on the machine (instruction set,
+threads) and is not here.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ class CpuCollector:
 
 
 def _batch_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory | None:
-    """`batch_norm_backward_cpu_template` (aten/src/ATen/native/Normalization.cpp): for dense arguments it makes the input's gradient a second time.
+    """`batch_norm_backward_cpu_template` (aten/src/ATen/native/Normalization.cpp): for dense arguments it makes the
+    input's gradient a second time.
 
-    The second takes the first one's place once both are there. Arguments: grad_out, input, ...; results: the gradients that were asked for, or None.
+    The second takes the first one's place once both are there. Arguments: grad_out, input, ...; results: the gradients
+    that were asked for, or None.
     """
     grad, source = layout_of(args[0]), layout_of(args[1])
     dense = all(each.is_contiguous() or each.is_contiguous(MemoryFormat.CHANNELS_LAST) for each in (grad, source))

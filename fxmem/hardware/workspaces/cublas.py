@@ -2,14 +2,14 @@
 
 Read in `aten/src/ATen/cuda/CublasHandlePool.cpp` of torch 2.11, whose binary was checked for what follows:
 - `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream) pair and keeps it in a process-wide map until
-  `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step holds two workspaces as soon as both
-  sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each further
-  stream adds its own.
+  `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step holds two workspaces as soon
+  as both sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each
+  further stream adds its own.
 - cuBLASLt runs on the same handle (so the cuBLAS workspace is there as well) and keeps a second block of its own per
-  pair, allocated at the first Lt matmul. With `TORCH_CUBLASLT_UNIFIED_WORKSPACE=1` it uses the cuBLAS one instead; unset, it
-  does not, although its size is then already cut to the cuBLAS workspace's.
-- `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed is ignored
-  with a warning, as here.
+  pair, allocated at the first Lt matmul. With `TORCH_CUBLASLT_UNIFIED_WORKSPACE=1` it uses the cuBLAS one instead;
+  unset, it does not, although its size is then already cut to the cuBLAS workspace's.
+- `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed is
+  ignored with a warning, as here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,24 @@ _DEFAULTS: dict[tuple[int, int], tuple[Mapping[tuple[int, int], int], int, int]]
 
 Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell); each wants its binary read first."""
 
-_GEMMS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation", "_scaled_mm", "_int_mm", "linear", "matmul"})
+_GEMMS = frozenset(
+    {
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "addbmm",
+        "mv",
+        "addmv",
+        "dot",
+        "vdot",
+        "_addmm_activation",
+        "_scaled_mm",
+        "_int_mm",
+        "linear",
+        "matmul",
+    }
+)
 
 
 class CublasWorkspaces(Record):
@@ -92,7 +109,9 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
     unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     if unified != "0":
         lt = min(lt, handle)
-    return CublasWorkspaces(handle_bytes=handle, lt_bytes=0 if unified == "1" else lt, torch_version=release, notes=tuple(notes))
+    return CublasWorkspaces(
+        handle_bytes=handle, lt_bytes=0 if unified == "1" else lt, torch_version=release, notes=tuple(notes)
+    )
 
 
 def uses_cublas(op: str) -> bool:
@@ -117,7 +136,11 @@ def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -
         return False
     bias, first, second = (layout_of(cast(TensorLike, tensor)) for tensor in args[:3])
     fusable = bias.rank == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
-    return fusable and min(*first.shape, *second.shape) > 1 and first.dtype in ("float16", "bfloat16", "float32", "float64")
+    return (
+        fusable
+        and min(*first.shape, *second.shape) > 1
+        and first.dtype in ("float16", "bfloat16", "float32", "float64")
+    )
 
 
 def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
@@ -126,15 +149,19 @@ def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
     They come after the result. BLAS wants one dimension of stride 1 and the other at least as long as a row; an
     expanded gradient (all strides 0, from `sum().backward()`) is the common case that is neither.
 
-    Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, `aten/src/ATen/native/cuda/` (`cuBlasCommonArgs.h`,
-    `Blas.cpp`), torch 2.11.
+    Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, `aten/src/ATen/native/cuda/`
+    (`cuBlasCommonArgs.h`, `Blas.cpp`), torch 2.11.
     """
     name = _name(op)
     first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(name)
     if first is None:
         return ()
     operands = (layout_of(cast(TensorLike, tensor)) for tensor in args[first : first + 2])
-    return tuple(operand.nbytes for operand in operands if operand.numel and not _readable(operand.shape[-2:], operand.stride[-2:]))
+    return tuple(
+        operand.nbytes
+        for operand in operands
+        if operand.numel and not _readable(operand.shape[-2:], operand.stride[-2:])
+    )
 
 
 def _readable(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -146,7 +173,9 @@ def _readable(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Strides of size-1 dimensions say nothing."""
-    ordered = sorted(((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), key=lambda pair: pair[0])
+    ordered = sorted(
+        ((step, size) for size, step in zip(shape, stride, strict=True) if size != 1), key=lambda pair: pair[0]
+    )
     expected = 1
     for step, size in ordered:
         if step != expected:

@@ -62,7 +62,9 @@ def store(directory: Path | None, name: str, entries: Mapping[str, int | None]) 
     temporary = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=directory, prefix=_PREFIX, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=directory, prefix=_PREFIX, suffix=".tmp", delete=False
+        ) as file:
             temporary = Path(file.name)
             json.dump({"format": _FORMAT, "workspaces": newest}, file)
         temporary.replace(directory / f"{_PREFIX}{name}.json")

@@ -33,7 +33,8 @@ _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
 _TIMEOUT_S = 60.0
 _CAPABILITIES = {13: ((7, 5), (12, 1)), 12: ((5, 0), (12, 1))}
-"""Oldest and newest compute capability of a build, by CUDA major version: cuDNN does not refuse others, it answers wrongly."""
+"""Oldest and newest compute capability of a build, by CUDA major version: cuDNN does not refuse others, it answers
+wrongly."""
 
 _BLOCKED_ENGINES: dict[tuple[int, int], tuple[tuple[str, int, int, int, int | None], ...]] = {
     (2, 11): (("fwd", 5, 23, 90800, 91500), ("dgrad", 5, 23, 8000, None)),
@@ -87,7 +88,8 @@ def conv_workspaces(
         child: the command that answers; by default this module's. For tests.
 
     Returns:
-        One answer for each distinct signature. Nothing raises for want of cuDNN: the answer is then an estimate that says why.
+        One answer for each distinct signature. Nothing raises for want of cuDNN: the answer is then an estimate that
+        says why.
 
     Raises:
         UsageError: the target is no GPU.
@@ -109,7 +111,13 @@ def conv_workspaces(
     cached = load(directory, name)
     answers = {signature: _cached(cached[signature.key]) for signature in wanted if signature.key in cached}
     asked, error = _ask(
-        [s for s in wanted if s not in answers], library, device, heuristic, blocked, timeout, child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker")
+        [s for s in wanted if s not in answers],
+        library,
+        device,
+        heuristic,
+        blocked,
+        timeout,
+        child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker"),
     )
     store(directory, name, {signature.key: workspace.nbytes for signature, workspace in asked.items()})
     estimated = {s: estimate(s, target, error or "") for s in wanted if s not in answers and s not in asked}
@@ -130,10 +138,17 @@ def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
             continue
         root = Path(str(wheel.locate_file("nvidia")))
         if (root / "cudnn" / "lib" / _LIBRARY).exists():
-            return _library(root / "cudnn" / "lib", ".".join(wheel.version.split(".")[:3]), major, _wheel_folders(root, major))
+            return _library(
+                root / "cudnn" / "lib", ".".join(wheel.version.split(".")[:3]), major, _wheel_folders(root, major)
+            )
     folders = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     machine = os.uname().machine if hasattr(os, "uname") else ""
-    folders += [Path(sys.prefix) / "lib", Path("/usr/local/cuda/lib64"), Path(f"/usr/lib/{machine}-linux-gnu"), Path("/usr/lib64")]
+    folders += [
+        Path(sys.prefix) / "lib",
+        Path("/usr/local/cuda/lib64"),
+        Path(f"/usr/lib/{machine}-linux-gnu"),
+        Path("/usr/lib64"),
+    ]
     for folder in folders:
         if (folder / _LIBRARY).exists():
             version = (folder / _LIBRARY).resolve().name.removeprefix("libcudnn.so.")
@@ -144,13 +159,18 @@ def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
 def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace:
     """What a convolution takes when nobody can be asked.
 
-    Seen on cuDNN 9.19, in 144 convolutions for each of five cards from sm_75 to sm_100: with tensor cores, most contiguous
-    (NCHW) ones are computed on copies of their three tensors in the other layout, within 10 %, and the rest take almost
-    nothing; most channels-last ones take almost nothing, except in float32 on sm_80 and sm_89, where half of them take as
-    much as one or two of their tensors. Without tensor cores it is next to nothing. A single figure can be far off.
+    Seen on cuDNN 9.19, in 144 convolutions for each of five cards from sm_75 to sm_100: with tensor cores, most
+    contiguous (NCHW) ones are computed on copies of their three tensors in the other layout, within 10 %, and the rest
+    take almost nothing; most channels-last ones take almost nothing, except in float32 on sm_80 and sm_89, where half
+    of them take as much as one or two of their tensors. Without tensor cores it is next to nothing. A single figure can
+    be far off.
     """
     capability = target.capability or (0, 0)
-    tensor_cores = {"float16": capability >= (7, 0), "bfloat16": capability >= (8, 0), "float32": signature.allow_tf32 and capability >= (8, 0)}
+    tensor_cores = {
+        "float16": capability >= (7, 0),
+        "bfloat16": capability >= (8, 0),
+        "float32": signature.allow_tf32 and capability >= (8, 0),
+    }
     contiguous = signature.x_stride == dense_strides(signature.x)
     copied = tensor_cores.get(signature.dtype, False) and contiguous
     elements = sum(_numel(shape) for shape in (signature.x, signature.w, signature.y))
@@ -166,13 +186,16 @@ def _ask(
     timeout: float,
     command: Sequence[str],
 ) -> tuple[dict[ConvSignature, Workspace], str | None]:
-    """Answers, and why there are fewer than signatures. A child that dies over one signature is started again behind it."""
+    """Answers, and why there are fewer than signatures. A child that dies over one signature is started again behind
+    it."""
     answers: dict[ConvSignature, Workspace] = {}
     error: str | None = None
     left = list(signatures)
     while left:
         header = {"libraries": library.libraries, "device": device, "heuristic": heuristic}
-        lines, ending = _run(command, [header, *(_request(signature, blocked[signature]) for signature in left)], timeout)
+        lines, ending = _run(
+            command, [header, *(_request(signature, blocked[signature]) for signature in left)], timeout
+        )
         if not lines or "cudnn" not in lines[0]:
             return answers, str(lines[0].get("error")) if lines else ending
         source = f"cudnn {_dotted(lines[0]['cudnn'])}"
@@ -193,7 +216,15 @@ def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> 
     path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+        )
     except OSError as error:
         return [], f"the process that asks cuDNN did not start: {error}"
     text = "".join(json.dumps(request) + "\n" for request in requests)
@@ -247,7 +278,10 @@ def _library(folder: Path, version: str, cuda_major: int | None, folders: Sequen
         raise LookupError(f"cuDNN {version} is installed; it can be asked from 9.8 on")
     majors = (cuda_major,) if cuda_major else _CUDA_MAJORS
     # Without cuBLASLt cuDNN aborts; without nvrtc it searches the disk for it at every plan, and answers the same.
-    needed = [(_first(folders, [f"libcublasLt.so.{major}" for major in majors]), True), (_first(folders, [f"libnvrtc.so.{major}" for major in majors]), False)]
+    needed = [
+        (_first(folders, [f"libcublasLt.so.{major}" for major in majors]), True),
+        (_first(folders, [f"libnvrtc.so.{major}" for major in majors]), False),
+    ]
     return CudnnLibrary(version=version, cuda_major=cuda_major, libraries=(*needed, (str(folder / _LIBRARY), True)))
 
 
@@ -260,7 +294,9 @@ def _wheel_folders(root: Path, cuda_major: int) -> list[Path]:
     return [root / folder / "lib" for folder in (f"cu{cuda_major}", "cublas", "cuda_nvrtc")]
 
 
-def _cache_name(library: CudnnLibrary, target: Target, device: dict[str, Any], heuristic: str, torch_version: str) -> str:
+def _cache_name(
+    library: CudnnLibrary, target: Target, device: dict[str, Any], heuristic: str, torch_version: str
+) -> str:
     major, minor = target.capability or (0, 0)
     _, release = nearest(_BLOCKED_ENGINES, torch_version)
     limits = {key: value for key, value in device.items() if key != "deviceName"}

@@ -43,7 +43,10 @@ class ConvSignature(Record):
     @property
     def key(self) -> str:
         """A short text that is equal exactly for equal signatures."""
-        tensors = (f"{_dots(shape)}@{_dots(stride)}" for shape, stride in ((self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride)))
+        tensors = (
+            f"{_dots(shape)}@{_dots(stride)}"
+            for shape, stride in ((self.x, self.x_stride), (self.w, self.w_stride), (self.y, self.y_stride))
+        )
         window = f"p{_dots(self.padding)} s{_dots(self.stride)} d{_dots(self.dilation)} g{self.groups}"
         return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
 
@@ -80,11 +83,15 @@ class HiddenMemory(Record):
 
     def with_workspaces(self, nbytes: Mapping[ConvSignature, int | None]) -> HiddenMemory:
         """The same with the workspaces' sizes filled in."""
-        filled = (event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)}) for event in self.events)
+        filled = (
+            event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)})
+            for event in self.events
+        )
         return self.model_copy(update={"events": tuple(filled)})
 
     def peak_bytes(self, outputs: Sequence[int] = ()) -> int:
-        """Most bytes the op has allocated at once, its outputs included where their sizes are given; unknown sizes count as nothing."""
+        """Most bytes the op has allocated at once, its outputs included where their sizes are given; unknown sizes
+        count as nothing."""
         live, peak, left = 0, 0, iter(outputs)
         sizes: dict[str, int] = {}
         for event in self.events:

@@ -31,12 +31,22 @@ def with_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: 
         shift_before.append(log.shift)
     log.keep(profile.ticks + 1)
     ticks = profile.ticks + log.shift
-    storages = [s.model_copy(update={"birth": log.moved[s.birth] if s.birth else 0, "death": log.moved[s.death]}) for s in profile.storages]
-    residents = [Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, name=name) for name, nbytes in held.items()]
+    storages = [
+        s.model_copy(update={"birth": log.moved[s.birth] if s.birth else 0, "death": log.moved[s.death]})
+        for s in profile.storages
+    ]
+    residents = [
+        Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, name=name) for name, nbytes in held.items()
+    ]
     spans = tuple(
-        span.model_copy(update={"begin": span.begin + shift_before[span.first_op], "end": span.end + shift_before[span.last_op]}) for span in profile.phases
+        span.model_copy(
+            update={"begin": span.begin + shift_before[span.first_op], "end": span.end + shift_before[span.last_op]}
+        )
+        for span in profile.phases
     )
-    return profile.model_copy(update={"ticks": ticks, "ops": tuple(ops), "storages": (*storages, *log.added, *residents), "phases": spans})
+    return profile.model_copy(
+        update={"ticks": ticks, "ops": tuple(ops), "storages": (*storages, *log.added, *residents), "phases": spans}
+    )
 
 
 class _Log:
@@ -66,7 +76,15 @@ class _Log:
                 self.keep(self._tick + 1)
             elif event.action == "alloc" and event.nbytes:
                 birth = self._put_in()
-                buffers[event.name] = Storage(nbytes=event.nbytes, kind=Kind.WORKSPACE, birth=birth, death=birth, op=index, node=op.node, name=event.name)
+                buffers[event.name] = Storage(
+                    nbytes=event.nbytes,
+                    kind=Kind.WORKSPACE,
+                    birth=birth,
+                    death=birth,
+                    op=index,
+                    node=op.node,
+                    name=event.name,
+                )
             elif event.action == "free" and event.name in buffers:
                 self._end(buffers.pop(event.name))
         self.keep(op.end)

@@ -1,9 +1,9 @@
 """Scratch memory of other CUDA kernels, read in ATen's source.
 
 Only ops whose scratch follows from the shapes are here; each entry names its source, and nothing here was measured.
-Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak it is
-left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as torch makes them;
-`copies.py` has what is copied where they are not.
+Temporary storage of CUB (sorting, scanning) is a few bytes per index, decided inside CUB: where it is not at the peak
+it is left out, where it would be the peak it is a buffer of unknown size. Arguments are taken to be contiguous, as
+torch makes them; `copies.py` has what is copied where they are not.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ NO_SCRATCH = frozenset({
     "nll_loss_forward", "nll_loss_backward",  # NLLLoss2d.cu, Loss.cu
     "native_layer_norm",  # layer_norm_kernel.cu
     "native_dropout", "native_dropout_backward",  # Dropout.cu
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",  # DilatedMaxPool2d.cu, AveragePool2d.cu
-    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",  # Activation*.cu: one elementwise kernel
+    # DilatedMaxPool2d.cu, AveragePool2d.cu
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+    # Activation*.cu: one elementwise kernel
+    "gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "relu",
     "add", "sub", "mul", "div", "copy_", "fill_", "zero_",  # elementwise; other dtypes are converted inside the kernel
 })  # fmt: skip
 """Ops whose CUDA implementation allocates nothing but its results (their calls were listed from the 2.11 binary)."""
@@ -37,8 +39,8 @@ def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targe
     """The hidden buffers of an ATen op on a CUDA target, in order.
 
     Args:
-        op: the op's name, e.g. `aten.embedding_dense_backward.default`.
-        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them; for `sort` that of one
+        op: the op's name, e.g. `aten.embedding_dense_backward.default`. shapes: of its tensor arguments in order; for
+        `embedding_dense_backward` the shape of the result follows them; for `sort` that of one
             row; for the forms of `index_put` those of the indices, where it accumulates.
         dtypes: of the same, torch's names.
         target: for kernels that look at the number of multiprocessors.
@@ -62,8 +64,8 @@ def kernel_scratch(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targ
 def _embedding_dense_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
     """`embedding_dense_backward_cuda`, `embedding_backward_cuda_kernel` (Embedding.cu, EmbeddingBackwardKernel.cu).
 
-    Indices are sorted; rows of the same index are summed in parts of 10, in float, before they are scattered. Up to 3072
-    indices are scattered directly. `scale_grad_by_freq` is taken to be off.
+    Indices are sorted; rows of the same index are summed in parts of 10, in float, before they are scattered. Up to
+    3072 indices are scattered directly. `scale_grad_by_freq` is taken to be off.
     """
     (_, indices, weight), index_bytes = shapes, ITEM_BYTES[dtypes[1]]
     source = "aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu"
@@ -93,7 +95,8 @@ def _embedding_dense_backward(shapes: Sequence[Shape], dtypes: Sequence[str], ta
 
 
 def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short rows.
+    """`LaunchGammaBetaBackwardCUDAKernel` (layer_norm_kernel.cu): partial sums by row block when there are many short
+    rows.
 
     Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
     replace grad_weight and grad_bias, which were allocated before.
@@ -121,14 +124,16 @@ def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target:
 
 
 def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`softmax_backward_cuda_out` (SoftMax.cu): the kernel wants the product of gradient and output, which is as large as either (2.11 binary)."""
+    """`softmax_backward_cuda_out` (SoftMax.cu): the kernel wants the product of gradient and output, which is as large
+    as either (2.11 binary)."""
     item = max(ITEM_BYTES[dtype] for dtype in dtypes[:2])
     events = (output("grad_input"), alloc("grad_output * output", prod(shapes[0]) * item))
     return HiddenMemory(events=events, source="aten/src/ATen/native/cuda/SoftMax.cu")
 
 
 def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`sort_cuda_kernel` (Sort.cpp, Sort.h): rows of up to 4096 are sorted in place in the results; the positions come from a range.
+    """`sort_cuda_kernel` (Sort.cpp, Sort.h): rows of up to 4096 are sorted in place in the results; the positions come
+    from a range.
 
     Arguments: one row. What CUB takes for longer rows is as large as the tensor, and decided inside CUB.
     """
@@ -140,10 +145,11 @@ def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> Hid
 
 
 def _index_put(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`index_put_with_sort_kernel` (Indexing.cu), the one that accumulates: what is put at one place is found by sorting.
+    """`index_put_with_sort_kernel` (Indexing.cu), the one that accumulates: what is put at one place is found by
+    sorting.
 
-    Arguments: the indices. They become one linear index, which is sorted with the positions it came from; values are taken to be dense
-    and not to be broadcast.
+    Arguments: the indices. They become one linear index, which is sorted with the positions it came from; values are
+    taken to be dense and not to be broadcast.
     """
     nbytes = max(prod(shape) for shape in shapes) * 8
     events = (
@@ -158,14 +164,18 @@ def _index_put(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -
 
 
 def _topk(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared memory."""
+    """`should_use_multiblock` (TensorTopK.cu): slices shorter than 400 are searched by one block each, in shared
+    memory."""
     several = len(shapes[0]) < 2 or shapes[0][-1] >= 400
     buffers = (alloc("buffers of several blocks for a slice", None),) if several else ()
-    return HiddenMemory(events=(output("values"), output("indices"), *buffers), source="aten/src/ATen/native/cuda/TensorTopK.cu")
+    return HiddenMemory(
+        events=(output("values"), output("indices"), *buffers), source="aten/src/ATen/native/cuda/TensorTopK.cu"
+    )
 
 
 def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks of 65,536 elements."""
+    """`foreach_tensor_norm_cuda` (ForeachReduceOp.cu): for each tensor, as many partial norms as the largest has chunks
+    of 65,536 elements."""
     chunks = max((-(-prod(shape) // 65536) for shape in shapes), default=0)
     item = 8 if "float64" in dtypes else 4
     events = (alloc("partial norms", len(shapes) * chunks * item), *(output("norm") for _ in shapes))
@@ -174,7 +184,10 @@ def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target
 
 def _safe_softmax(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
     """`_safe_softmax` (SoftMax.cpp): which scores are -inf, one byte each, to find the rows that are nothing else."""
-    return HiddenMemory(events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))), source="aten/src/ATen/native/SoftMax.cpp")
+    return HiddenMemory(
+        events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))),
+        source="aten/src/ATen/native/SoftMax.cpp",
+    )
 
 
 def _ctc_loss_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:

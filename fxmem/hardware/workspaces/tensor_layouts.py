@@ -76,7 +76,9 @@ class TensorLayout(Record):
         if memory_format is MemoryFormat.CHANNELS_LAST and self.rank not in (4, 5):
             return False
         expected = dense_strides(self.shape, memory_format)
-        return self.numel == 0 or all(size == 1 or have == want for size, have, want in zip(self.shape, self.stride, expected, strict=True))
+        return self.numel == 0 or all(
+            size == 1 or have == want for size, have, want in zip(self.shape, self.stride, expected, strict=True)
+        )
 
     def memory_format(self) -> MemoryFormat:
         """`Tensor.suggest_memory_format()`."""
@@ -93,7 +95,12 @@ class TensorLayout(Record):
     def unsqueeze(self, dim: int) -> TensorLayout:
         """`Tensor.unsqueeze(dim)` for a dimension that is not the last."""
         stride = self.stride[dim] * self.shape[dim]
-        return self.model_copy(update={"shape": (*self.shape[:dim], 1, *self.shape[dim:]), "stride": (*self.stride[:dim], stride, *self.stride[dim:])})
+        return self.model_copy(
+            update={
+                "shape": (*self.shape[:dim], 1, *self.shape[dim:]),
+                "stride": (*self.stride[:dim], stride, *self.stride[dim:]),
+            }
+        )
 
     def fits_32bit_index(self) -> bool:
         """`at::native::canUse32BitIndexMath`: every element's offset is below 2**31 - 1."""
@@ -117,21 +124,30 @@ def layout_of(tensor: TensorLike | TensorLayout) -> TensorLayout:
     """The layout of a torch tensor; a layout is returned as it is."""
     if isinstance(tensor, TensorLayout):
         return tensor
-    return TensorLayout(shape=tuple(tensor.shape), stride=tuple(tensor.stride()), dtype=str(tensor.dtype).removeprefix("torch."))
+    return TensorLayout(
+        shape=tuple(tensor.shape), stride=tuple(tensor.stride()), dtype=str(tensor.dtype).removeprefix("torch.")
+    )
 
 
 def dense_strides(shape: tuple[int, ...], memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS) -> tuple[int, ...]:
     """Strides of a freshly allocated tensor."""
     rank = len(shape)
-    order = (1, *range(rank - 1, 1, -1), 0) if memory_format is MemoryFormat.CHANNELS_LAST else tuple(range(rank - 1, -1, -1))
+    order = (
+        (1, *range(rank - 1, 1, -1), 0)
+        if memory_format is MemoryFormat.CHANNELS_LAST
+        else tuple(range(rank - 1, -1, -1))
+    )
     # An empty dimension counts as 1 in the strides of the dimensions outside it.
     steps = accumulate((max(shape[dim], 1) for dim in order[:-1]), mul, initial=1)
     by_dim = dict(zip(order, steps, strict=True)) if rank else {}
     return tuple(by_dim[dim] for dim in range(rank))
 
 
-def fix_size_one_strides(shape: tuple[int, ...], stride: tuple[int, ...], memory_format: MemoryFormat) -> tuple[int, ...]:
-    """`fixSizeOneDimStride`: the strides torch hands to cuDNN, where a dimension of size 1 gets the stride a dense tensor would have."""
+def fix_size_one_strides(
+    shape: tuple[int, ...], stride: tuple[int, ...], memory_format: MemoryFormat
+) -> tuple[int, ...]:
+    """`fixSizeOneDimStride`: the strides torch hands to cuDNN, where a dimension of size 1 gets the stride a dense
+    tensor would have."""
     rank = len(shape)
     channels_last = memory_format is MemoryFormat.CHANNELS_LAST
     order = (1, *range(rank - 1, 1, -1), 0) if channels_last else (*range(rank - 1, 1, -1), 1, 0)

@@ -1,14 +1,14 @@
 """Allocated and reserved bytes: a profile's step in a training loop, on PyTorch's CUDA caching allocator.
 
-The program asks for bytes; the allocator hands out blocks of rounded size, cut from segments that it got from the driver and
-keeps. So a card reports larger numbers than the bytes requested, and all follow from the order of requests:
+The program asks for bytes; the allocator hands out blocks of rounded size, cut from segments that it got from the
+driver and keeps. So a card reports larger numbers than the bytes requested, and all follow from the order of requests:
 
 - *requested*: what the program asked for and has not given back;
 - *allocated*: the blocks handed out (`torch.cuda.memory_allocated`);
 - *reserved*: the segments held (`torch.cuda.memory_reserved`).
 
-`replay` runs the loop, `fits` asks whether it runs at all. `CachingAllocator` is the allocator by itself, and says what is
-taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
+`replay` runs the loop, `fits` asks whether it runs at all. `CachingAllocator` is the allocator by itself, and says what
+is taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Levels:
-    """What the allocator held over a step, as `Timeline.live_bytes` has the bytes requested: by tick, each after what happens at it."""
+    """What the allocator held over a step, as `Timeline.live_bytes` has the bytes requested: by tick, each after what
+    happens at it."""
 
     allocated_bytes: tuple[int, ...]
     """The blocks handed out, `torch.cuda.memory_allocated`."""
@@ -63,17 +64,19 @@ class RecordedStep:
 def levels(profile: Profile, settings: Settings) -> Levels:
     """Allocated and reserved bytes by tick, of the step that `recorded_step` records.
 
-    The largest of the allocated ones is the `allocated_bytes` of a `replay` without a limit. In a loop whose steps take turns, another of
-    them may hold more reserved bytes.
+    The largest of the allocated ones is the `allocated_bytes` of a `replay` without a limit. In a loop whose steps take
+    turns, another of them may hold more reserved bytes.
     """
     return recorded_step(profile, settings).levels
 
 
 def recorded_step(profile: Profile, settings: Settings) -> RecordedStep:
-    """Record the step that `replay` has its peaks of: of the steps that repeat themselves the one with the most allocated bytes.
+    """Record the step that `replay` has its peaks of: of the steps that repeat themselves the one with the most
+    allocated bytes.
 
-    The device is as large as it needs to be: neither its memory nor `per_process_memory_fraction` limits it, so every step runs through.
-    A storage of no bytes has no block and appears nowhere. Where no step repeats itself, the last of `_MAX_STEPS` is recorded.
+    The device is as large as it needs to be: neither its memory nor `per_process_memory_fraction` limits it, so every
+    step runs through. A storage of no bytes has no block and appears nowhere. Where no step repeats itself, the last of
+    `_MAX_STEPS` is recorded.
     """
     unlimited = settings.model_copy(update={"per_process_memory_fraction": 1.0})
 
@@ -118,7 +121,9 @@ class Recorder(Loop):
         self._changes = {0: self._held()}
         self.run_step()
         self._record = None
-        return RecordedStep(before, owners, tuple(record), self._allocator.snapshot(), self._blocks(), steady, self._levels())
+        return RecordedStep(
+            before, owners, tuple(record), self._allocator.snapshot(), self._blocks(), steady, self._levels()
+        )
 
     def _held(self) -> tuple[int, int]:
         return self._allocator.allocated_bytes, self._allocator.reserved_bytes
@@ -154,7 +159,8 @@ class Recorder(Loop):
     def _growth(self, address: int, grown: int) -> Event:
         """The memory that the driver gave for the block at `address`. It never takes any back: nothing limits it.
 
-        A new segment begins with the block it was asked for; a mapped run grows at its end, which the block begins at or lies before.
+        A new segment begins with the block it was asked for; a mapped run grows at its end, which the block begins at
+        or lies before.
         """
         if not self._allocator.settings.expandable_segments:
             return Event("segment_alloc", address, grown)

@@ -9,7 +9,8 @@ __all__ = ["Block", "Pool", "Range"]
 
 
 class Range:
-    """Addresses reserved for an expandable segment (`ExpandableSegment`); memory stands behind its mapped blocks only."""
+    """Addresses reserved for an expandable segment (`ExpandableSegment`); memory stands behind its mapped blocks
+    only."""
 
     __slots__ = ("address", "page", "size")
 

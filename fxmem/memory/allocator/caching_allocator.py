@@ -1,8 +1,8 @@
 """PyTorch's CUDA caching allocator, on counters instead of memory.
 
-Modelled: `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp` as of torch 2.11. Every method names the function
-it follows, by its name in that file. Driven by the same requests, torch's own library and this one give the same addresses
-and the same statistics (tests/test_allocator.py keeps the library's answers).
+Modelled: `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp` as of torch 2.11. Every method names the
+function it follows, by its name in that file. Driven by the same requests, torch's own library and this one give the
+same addresses and the same statistics (tests/test_allocator.py keeps the library's answers).
 
 Assumptions
 - One stream, one thread: a block is free again the moment it is freed, so active bytes equal allocated bytes.
@@ -32,14 +32,20 @@ _UNBOUNDED_RANGE: Final = 1 << 42
 class CachingAllocator:
     """The allocator of one device and one stream.
 
-    `capacity_bytes` is what the driver can give to this process (device memory less the CUDA context and everybody else's);
-    None never refuses. `device_bytes` is the device's total memory, which `per_process_memory_fraction` and the address range
-    of expandable segments refer to; by default the capacity.
+    `capacity_bytes` is what the driver can give to this process (device memory less the CUDA context and everybody
+    else's); None never refuses. `device_bytes` is the device's total memory, which `per_process_memory_fraction` and
+    the address range of expandable segments refer to; by default the capacity.
 
     Raises: `UsageError` when a memory fraction is set and the device's memory is not known.
     """
 
-    def __init__(self, settings: Settings = DEFAULT_SETTINGS, *, capacity_bytes: int | None = None, device_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings = DEFAULT_SETTINGS,
+        *,
+        capacity_bytes: int | None = None,
+        device_bytes: int | None = None,
+    ) -> None:
         self.settings = settings
         self.capacity_bytes = capacity_bytes
         device = capacity_bytes if device_bytes is None else device_bytes
@@ -47,7 +53,9 @@ class CachingAllocator:
         self._allowed: int | None = None
         if settings.per_process_memory_fraction < 1:
             if device is None:
-                raise UsageError("per_process_memory_fraction needs the memory of the device; none is known: give a capacity")
+                raise UsageError(
+                    "per_process_memory_fraction needs the memory of the device; none is known: give a capacity"
+                )
             self._allowed = int(settings.per_process_memory_fraction * device)
         self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
         self._small = Pool(small=True)
@@ -64,7 +72,8 @@ class CachingAllocator:
     # -- the public face
 
     def malloc(self, nbytes: int) -> int:
-        """Address of a block for `nbytes`; 0, and no block, for no bytes, as a tensor without elements holds a null pointer.
+        """Address of a block for `nbytes`; 0, and no block, for no bytes, as a tensor without elements holds a null
+        pointer.
 
         Raises: `OutOfMemory`. The allocator stays usable, its cache emptied.
         Source: `DeviceCachingAllocator::malloc`, `NativeCachingAllocator::allocate`.
@@ -93,7 +102,9 @@ class CachingAllocator:
             return
         block = self._live.pop(address, None)
         if block is None:
-            raise UsageError(f"free expects the address of a live block, got {address:#x}: freed before, or never handed out")
+            raise UsageError(
+                f"free expects the address of a live block, got {address:#x}: freed before, or never handed out"
+            )
         block.live = False
         self._allocated.add(-block.size)
         self._requested.add(-block.requested)
@@ -134,7 +145,10 @@ class CachingAllocator:
                 large=not head.pool.small,
                 expandable=head.range is not None,
                 blocks=tuple(
-                    BlockView(address=block.address, size=block.size, requested_bytes=block.requested if block.live else None) for block in head.mapped_run()
+                    BlockView(
+                        address=block.address, size=block.size, requested_bytes=block.requested if block.live else None
+                    )
+                    for block in head.mapped_run()
                 ),
             )
             for head in self._heads()
@@ -222,7 +236,8 @@ class CachingAllocator:
     # -- asking the driver
 
     def _from_driver(self, pool: Pool, size: int) -> Block | None:
-        """The ladder of `DeviceCachingAllocator::malloc`: ask, give oversize blocks back and ask, give everything back and ask."""
+        """The ladder of `DeviceCachingAllocator::malloc`: ask, give oversize blocks back and ask, give everything back
+        and ask."""
         if self._collects:
             self._collect_garbage()
         block = self._grow(pool, size)
@@ -272,7 +287,8 @@ class CachingAllocator:
         return block
 
     def _growth_place(self, pool: Pool, size: int) -> Block:
-        """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source: `find_expandable_block`."""
+        """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source:
+        `find_expandable_block`."""
         for block in pool.unmapped():
             start = block.prev if block.prev is not None and not block.prev.live else block
             room, here = 0, start
@@ -292,7 +308,8 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, nbytes: int) -> bool:
-        """Put pages behind the first `nbytes` of an unmapped block, which joins its free neighbours. Source: `map_block`."""
+        """Put pages behind the first `nbytes` of an unmapped block, which joins its free neighbours. Source:
+        `map_block`."""
         assert block.range is not None, "only expandable segments have unmapped blocks"
         mapped = ceil_to(nbytes, block.range.page)
         if not self._driver_gives(mapped):
@@ -351,7 +368,8 @@ class CachingAllocator:
         self._reserved.add(begin - end)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Give back one oversize block that is large enough, else the largest ones until they are. True if enough was freed.
+        """Give back one oversize block that is large enough, else the largest ones until they are. True if enough was
+        freed.
 
         Source: `release_available_cached_blocks`.
         """

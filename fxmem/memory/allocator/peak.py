@@ -22,12 +22,13 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
 
 @uncollected()
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
-    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step fits, and, where it has
-    been measured what a process takes of that card beside these (`targets.context_size`), the process's bytes.
+    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step
+    fits, and, where it has been measured what a process takes of that card beside these (`targets.context_size`), the
+    process's bytes.
 
-    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated and
-    reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the target has,
-    the loop is replayed once more within the target's memory.
+    The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated
+    and reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the
+    target has, the loop is replayed once more within the target's memory.
 
     Raises: `UsageError` for settings PyTorch would refuse.
     """
@@ -36,13 +37,19 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         return timeline
     settings = settings_of(environ)
     free, memory = replay(profile, settings=settings), profile.target.memory_bytes
-    bounded = replay(profile, settings=settings, capacity_bytes=memory) if memory is not None and (free.reserved_bytes or 0) > memory else free
+    bounded = (
+        replay(profile, settings=settings, capacity_bytes=memory)
+        if memory is not None and (free.reserved_bytes or 0) > memory
+        else free
+    )
     context = catalogue.context_size(profile.target, profile.torch_version)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": free.reserved_bytes,
-            "process_bytes": None if context is None or free.reserved_bytes is None else free.reserved_bytes + context[0].nbytes,
+            "process_bytes": None
+            if context is None or free.reserved_bytes is None
+            else free.reserved_bytes + context[0].nbytes,
             "fits": None if memory is None else bounded.shortage is None,
             "shortage": "" if bounded.shortage is None else bounded.shortage.in_words,
         }
@@ -52,8 +59,8 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
 
 @uncollected()
 def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Levels | None:
-    """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes in the timeline's peak, and
-    where these settings do not lead to them, as for a report that was written under others.
+    """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes
+    in the timeline's peak, and where these settings do not lead to them, as for a report that was written under others.
     """
     if timeline.peak.allocated_bytes is None:
         return None

@@ -33,28 +33,32 @@ class Replay(Record):
     steps: int
     """How many steps were replayed, the one that did not fit included."""
     steady: bool
-    """Whether a step ended with every block where an earlier step had left it: from there on the loop repeats itself, and
-    the peaks are the largest over the steps that repeat. If not, they are the last step's."""
+    """Whether a step ended with every block where an earlier step had left it: from there on the loop repeats itself,
+    and the peaks are the largest over the steps that repeat. If not, they are the last step's."""
     warmup_steps: int | None
     """Steps before the repetition begins; None when it was not reached."""
     alloc_retries: int
-    """How often, in the steps that the peaks are of, cached segments had to go back to the driver for a request to succeed.
-    More than 0 is a step that fits, and is slow."""
+    """How often, in the steps that the peaks are of, cached segments had to go back to the driver for a request to
+    succeed. More than 0 is a step that fits, and is slow."""
     shortage: Shortage | None
     """None: it fits."""
 
 
-def replay(profile: Profile, *, settings: Settings = DEFAULT_SETTINGS, capacity_bytes: int | None = None, max_steps: int = 8) -> Replay:
+def replay(
+    profile: Profile, *, settings: Settings = DEFAULT_SETTINGS, capacity_bytes: int | None = None, max_steps: int = 8
+) -> Replay:
     """Replay the profile's step as a loop would run it, until the allocator's state repeats or `max_steps` are over.
 
     What the loop does beyond the log:
-    - What outlives every step (parameters, buffers, inputs, persistent workspaces) is placed once, before the first step:
-      parameters and buffers by index, inputs, workspaces, the rest.
+    - What outlives every step (parameters, buffers, inputs, persistent workspaces) is placed once, before the first
+      step: parameters and buffers by index, inputs, workspaces, the rest.
     - Optimizer state is placed in the first step when its optimizer phase begins, one after another, with the gradients
       alive, as `torch.optim` creates it. So the first step's layout, which later steps inherit, is the real one.
-    - What the step leaves behind (born in it, dead at its end) goes when the function returns, in order of birth; unless
-      the step also begins with such a storage left over (same kind, name and size): then it stays and becomes that one.
-    - What a step finds left over without leaving such a one behind (a new batch each time) is placed when a step begins.
+    - What the step leaves behind (born in it, dead at its end) goes when the function returns, in order of birth;
+      unless the step also begins with such a storage left over (same kind, name and size): then it stays and becomes
+      that one.
+    - What a step finds left over without leaving such a one behind (a new batch each time) is placed when a step
+      begins.
 
     With `capacity_bytes` the driver refuses more than that. cuDNN's habit of taking a smaller workspace when memory is
     short is not modelled: a shortage on a workspace may not be the end on a real card.
@@ -62,10 +66,16 @@ def replay(profile: Profile, *, settings: Settings = DEFAULT_SETTINGS, capacity_
     Raises: `UsageError` when the profile is not for a CUDA device, or `max_steps` is less than 1.
     """
     if profile.target.device != "cuda":
-        raise UsageError(f"only CUDA targets have a caching allocator; this profile is for {profile.target.name!r}: analyse for a GPU")
+        raise UsageError(
+            f"only CUDA targets have a caching allocator; this profile is for {profile.target.name!r}: analyse "
+            f"for a "
+            f"GPU"
+        )
     if max_steps < 1:
         raise UsageError(f"max_steps must be at least 1, got {max_steps}")
-    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes, device_bytes=_device_bytes(profile, capacity_bytes))
+    allocator = CachingAllocator(
+        settings, capacity_bytes=capacity_bytes, device_bytes=_device_bytes(profile, capacity_bytes)
+    )
     loop = Loop(profile, allocator)
     runs: list[Run] = []
     seen: dict[Hashable, int] = {}
@@ -90,8 +100,8 @@ def replay(profile: Profile, *, settings: Settings = DEFAULT_SETTINGS, capacity_
 def fits(profile: Profile, capacity_bytes: int, *, settings: Settings = DEFAULT_SETTINGS) -> bool:
     """Whether the loop over this step runs when the driver can give `capacity_bytes` to its process.
 
-    That can be less than the reserved peak `replay` reports without a capacity: a short allocator gives its cache back and
-    asks again. `replay(profile, capacity_bytes=…)` says what it costs, and what did not fit.
+    That can be less than the reserved peak `replay` reports without a capacity: a short allocator gives its cache back
+    and asks again. `replay(profile, capacity_bytes=…)` says what it costs, and what did not fit.
     """
     return replay(profile, settings=settings, capacity_bytes=capacity_bytes).shortage is None
 
@@ -101,7 +111,15 @@ def _device_bytes(profile: Profile, capacity_bytes: int | None) -> int | None:
     return max(sizes) if sizes else None
 
 
-def _result(settings: Settings, capacity_bytes: int | None, runs: list[Run], *, steps: int, warmup: int | None, shortage: Shortage | None) -> Replay:
+def _result(
+    settings: Settings,
+    capacity_bytes: int | None,
+    runs: list[Run],
+    *,
+    steps: int,
+    warmup: int | None,
+    shortage: Shortage | None,
+) -> Replay:
     top = max(runs, key=lambda run: run.at_peak.allocated_bytes, default=None)
     phases = tuple(
         PhasePeak(

@@ -1,7 +1,8 @@
-"""`PYTORCH_CUDA_ALLOC_CONF`: what PyTorch's CUDA caching allocator lets its users choose, and the sizes that follow from it.
+"""`PYTORCH_CUDA_ALLOC_CONF`: what PyTorch's CUDA caching allocator lets its users choose, and the sizes that follow
+from it.
 
-Source: `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` as of torch 2.11; the size rules are those of
-`DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp`.
+Source: `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` as of torch 2.11; the size rules are those
+of `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp`.
 """
 
 from __future__ import annotations
@@ -43,17 +44,20 @@ class Settings(Record):
     """The part of `PYTORCH_CUDA_ALLOC_CONF` that decides where device memory goes. The defaults are PyTorch's."""
 
     max_split_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Free blocks of this size and above ("oversize") serve only oversize requests and are never split. None: no such limit."""
+    """Free blocks of this size and above ("oversize") serve only oversize requests and are never split. None: no such
+    limit."""
     max_non_split_rounding_bytes: Annotated[int, Field(gt=0)] = LARGE_SEGMENT
     """An oversize request takes an oversize block only if less than this is wasted."""
     large_segment_bytes: Annotated[int, Field(gt=MIN_LARGE_ALLOC)] = LARGE_SEGMENT
     """Segment for blocks of 1 to 10 MiB, and page of the large pool's expandable segment."""
     garbage_collection_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Fraction of the allowed memory above which unused cached segments are given back early. PyTorch collects only where
-    `per_process_memory_fraction` limits the memory; without such a limit this has no effect."""
-    roundup_power2_divisions: Annotated[tuple[int, ...], Field(min_length=_INTERVALS, max_length=_INTERVALS)] = (0,) * _INTERVALS
-    """Steps per power of two that sizes round up to, for sizes from 1 MiB, 2 MiB, … 32 GiB; below and above, the first and
-    the last hold. Powers of 2; 0 or 1: plain multiples of 512 bytes."""
+    """Fraction of the allowed memory above which unused cached segments are given back early. PyTorch collects only
+    where `per_process_memory_fraction` limits the memory; without such a limit this has no effect."""
+    roundup_power2_divisions: Annotated[tuple[int, ...], Field(min_length=_INTERVALS, max_length=_INTERVALS)] = (
+        0,
+    ) * _INTERVALS
+    """Steps per power of two that sizes round up to, for sizes from 1 MiB, 2 MiB, … 32 GiB; below and above, the first
+    and the last hold. Powers of 2; 0 or 1: plain multiples of 512 bytes."""
     expandable_segments: bool = False
     """One range of addresses per pool, mapped page by page, instead of many segments."""
     per_process_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -63,8 +67,8 @@ class Settings(Record):
     def from_string(cls, text: str) -> Settings:
         """Parse `PYTORCH_CUDA_ALLOC_CONF`, e.g. `max_split_size_mb:128,expandable_segments:True`.
 
-        Spaces do not count, the last of repeated keys holds, and keys that do not move device memory (`pinned_*`, …) are
-        accepted and ignored. A value PyTorch would misread silently (`128MB` as 128) is refused.
+        Spaces do not count, the last of repeated keys holds, and keys that do not move device memory (`pinned_*`, …)
+        are accepted and ignored. A value PyTorch would misread silently (`128MB` as 128) is refused.
 
         Raises: `UsageError` for an unknown key or a value PyTorch refuses, with PyTorch's own limit.
         Source: `AcceleratorAllocatorConfig::parseArgs`, `CUDAAllocatorConfig::parseArgs`.
@@ -72,7 +76,9 @@ class Settings(Record):
         values = dict(_entries("".join(text.split())))
         for key in values:
             if key not in _KNOWN_KEYS:
-                raise UsageError(f"allocator settings: unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}")
+                raise UsageError(
+                    f"allocator settings: unknown key {key!r}; PyTorch 2.11 knows {', '.join(sorted(_KNOWN_KEYS))}"
+                )
         if values.get("backend", "native") != "native":
             raise UsageError(f"allocator settings: only backend:native is modelled, got backend:{values['backend']}")
         fields: dict[str, object] = {}
@@ -93,12 +99,15 @@ class Settings(Record):
             fields["roundup_power2_divisions"] = _divisions(value)
         if (value := values.get("expandable_segments")) is not None:
             if value not in ("True", "False"):
-                raise UsageError(f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}")
+                raise UsageError(
+                    f"allocator settings: expandable_segments takes True or False, in this spelling; got {value!r}"
+                )
             fields["expandable_segments"] = value == "True"
         return cls.model_validate(fields)
 
     def round_size(self, nbytes: int) -> int:
-        """Size of the block that serves a request of `nbytes` > 0, before any slack from a free block that is not split.
+        """Size of the block that serves a request of `nbytes` > 0, before any slack from a free block that is not
+        split.
 
         Source: `round_size`, `roundup_power2_next_division`, `AcceleratorAllocatorConfig::roundup_power2_divisions`.
         """
@@ -112,7 +121,8 @@ class Settings(Record):
         return ceil_to(nbytes, floor // divisions)
 
     def segment_size(self, size: int) -> int:
-        """Bytes asked of the driver for a block of `size`, when no free block serves it. Source: `get_allocation_size`."""
+        """Bytes asked of the driver for a block of `size`, when no free block serves it. Source:
+        `get_allocation_size`."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
@@ -152,14 +162,19 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
     while position < len(text):
         match = _ENTRY.match(text, position)
         if match is None:
-            raise UsageError(f"allocator settings: expected key:value, separated by commas, got {text[position:]!r} in {text!r}")
+            raise UsageError(
+                f"allocator settings: expected key:value, separated by commas, got {text[position:]!r} in {text!r}"
+            )
         yield match["key"], match["value"]
         position = match.end()
 
 
 def _mib(key: str, value: str, least: int) -> int:
     if not value.isdecimal() or int(value) < least:
-        raise UsageError(f"allocator settings: {key} takes a whole number of MiB, and PyTorch refuses less than {least}; got {value!r}")
+        raise UsageError(
+            f"allocator settings: {key} takes a whole number of MiB, and PyTorch refuses less than {least}; got "
+            f"{value!r}"
+        )
     return int(value)
 
 
@@ -169,15 +184,17 @@ def _fraction(key: str, value: str, *, open_ended: bool) -> float:
     except ValueError:
         number = -1.0
     if not (0 < number < 1 if open_ended else 0 <= number <= 1):
-        raise UsageError(f"allocator settings: {key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}")
+        raise UsageError(
+            f"allocator settings: {key} takes a number in {'(0.0, 1.0)' if open_ended else '[0.0, 1.0]'}; got {value!r}"
+        )
     return number
 
 
 def _divisions(value: str) -> tuple[int, ...]:
     """`4`, or `[64:8,256:4,>:1]`: from 64 MiB on 8, from 256 MiB on 4, above 1.
 
-    As in PyTorch the first entry also holds for everything below it, `>` for everything above the entry before it, and an
-    interval that no entry names is not rounded: `128:` in the example.
+    As in PyTorch the first entry also holds for everything below it, `>` for everything above the entry before it, and
+    an interval that no entry names is not rounded: `128:` in the example.
 
     Source: `AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`.
     """
@@ -188,7 +205,9 @@ def _divisions(value: str) -> tuple[int, ...]:
     for position, entry in enumerate(value[1:-1].split(",")):
         boundary, colon, count = entry.partition(":")
         if not colon:
-            raise UsageError(f"allocator settings: roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}")
+            raise UsageError(
+                f"allocator settings: roundup_power2_divisions expects MIB:DIVISIONS, got {entry!r} in {value!r}"
+            )
         number = 0 if count == "0" else _power_of_two(count, "a number of divisions, or 0 for none")
         if boundary == ">":
             divisions[last + 1 :] = [number] * (_INTERVALS - last - 1)

@@ -81,7 +81,17 @@ class OutOfMemory(ExceededError):
     `free_bytes` what the driver had left, `largest_free_block_bytes` the largest block the request's pool still caches.
     """
 
-    def __init__(self, *, asked_bytes: int, segment_bytes: int, free_bytes: int, requested: int, allocated: int, reserved: int, largest: int) -> None:
+    def __init__(
+        self,
+        *,
+        asked_bytes: int,
+        segment_bytes: int,
+        free_bytes: int,
+        requested: int,
+        allocated: int,
+        reserved: int,
+        largest: int,
+    ) -> None:
         self.asked_bytes = asked_bytes
         self.segment_bytes = segment_bytes
         self.free_bytes = free_bytes

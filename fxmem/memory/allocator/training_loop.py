@@ -103,7 +103,9 @@ class Loop:
         self._allocator = allocator
         self._address = [0] * len(profile.storages)
         self._owner: dict[int, int] = {}
-        self._spans = profile.phases or (PhaseSpan(phase=Phase.FORWARD, begin=0, end=profile.ticks, first_op=0, last_op=len(profile.ops)),)
+        self._spans = profile.phases or (
+            PhaseSpan(phase=Phase.FORWARD, begin=0, end=profile.ticks, first_op=0, last_op=len(profile.ops)),
+        )
         self._placing = 0
         self._phase: Phase | None = None
         self._tick = 0
@@ -119,7 +121,9 @@ class Loop:
         self._late = [i for i in residents if i in late]
         self._residents = [i for i in residents if i not in late]
         self._leftovers = [i for i, s in enumerate(storages) if s.birth == 0 and s.death < end]
-        left_behind = sorted((i for i, s in enumerate(storages) if s.birth > 0 and s.death >= end), key=lambda i: storages[i].birth)
+        left_behind = sorted(
+            (i for i, s in enumerate(storages) if s.birth > 0 and s.death >= end), key=lambda i: storages[i].birth
+        )
         self._becomes = _pairs(storages, left_behind, self._leftovers)
         self._dropped = [i for i in left_behind if i not in self._becomes]
         carried = set(self._becomes.values())
@@ -159,7 +163,9 @@ class Loop:
                 position += 1
             peaks.append(self._phase_peak(span.phase))
         self._return_from_function()
-        return Run(phases=tuple(peaks), at_peak=self._at_peak(), alloc_retries=self._allocator.stats().alloc_retries - retries)
+        return Run(
+            phases=tuple(peaks), at_peak=self._at_peak(), alloc_retries=self._allocator.stats().alloc_retries - retries
+        )
 
     def _return_from_function(self) -> None:
         for storage in self._dropped:
@@ -214,11 +220,15 @@ class Loop:
         """Everything the next step depends on: which storage is where, and which blocks are free.
 
         Of a cudaMalloc'd segment only its place among the others counts, so its address is left out; an expandable one
-        never moves. The age of free blocks is left out too: it moves nothing but garbage collection, and with that on, a
-        repetition is likely rather than certain.
+        never moves. The age of free blocks is left out too: it moves nothing but garbage collection, and with that on,
+        a repetition is likely rather than certain.
         """
         return tuple(
-            (segment.large, segment.address if segment.expandable else None, *((block.size, self._owner.get(block.address)) for block in segment.blocks))
+            (
+                segment.large,
+                segment.address if segment.expandable else None,
+                *((block.size, self._owner.get(block.address)) for block in segment.blocks),
+            )
             for segment in self._allocator.snapshot()
         )
 

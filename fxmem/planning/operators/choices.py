@@ -1,8 +1,9 @@
 """What making some calls of a step's forward again, instead of holding what they gave, does to its peak.
 
-The peak is estimated from the unplanned step: what is made again is taken off it from the last reader in forward on, and put back from
-the moment in backward that first asks for it or for something made from it. Analyses of the applied choices say the same to half a per cent, and the
-states of random generators, which are a few kilobytes each and on the CPU alone.
+The peak is estimated from the unplanned step: what is made again is taken off it from the last reader in forward on,
+and put back from the moment in backward that first asks for it or for something made from it. Analyses of the applied
+choices say the same to half a per cent, and the states of random generators, which are a few kilobytes each and on the
+CPU alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Value:
     position: int
     """Among the values that it made."""
     storage: tuple[str, int, int]
-    """Name and number of the call that allocated the storage, and the position among the storages that call allocated."""
+    """Name and number of the call that allocated the storage, and the position among the storages that call
+    allocated."""
     saved: bool
     """Whether autograd saves it."""
     overwritten: bool
@@ -120,7 +122,9 @@ class Choices:
                 self.readers[source].append(index)
         self.makers = np.asarray([value.call for value in values], dtype=np.int64)
         """By value, the call that makes it."""
-        self.saved, self.overwritten = (np.asarray([getattr(value, name) for value in values], dtype=bool) for name in ("saved", "overwritten"))
+        self.saved, self.overwritten = (
+            np.asarray([getattr(value, name) for value in values], dtype=bool) for name in ("saved", "overwritten")
+        )
         self.costs = np.asarray([self.geometry.cost_of(op) for op in self.ops])
         self._sized()
 
@@ -128,7 +132,9 @@ class Choices:
         try:
             return self._by_name[name][number]
         except (KeyError, IndexError):
-            raise UsageError("expected the model to run the same operators each time; between two analyses of it, it ran others") from None
+            raise UsageError(
+                "expected the model to run the same operators each time; between two analyses of it, it ran others"
+            ) from None
 
     def _sized(self) -> None:
         """Bytes of each value, and when they are there in the unplanned step."""
@@ -162,7 +168,7 @@ class Choices:
             self.flow_end[index], self.death[index] = flow[storage], profile.storages[storage].death
             self.first_use[index] = used.get(storage, profile.storages[storage].death)
 
-    # --- what a choice means -------------------------------------------------------------------------------------------------
+    # --- what a choice means ------------------------------------------------------------------------------------------
 
     def choice(self, again: Iterable[int]) -> Choice:
         """What follows from making these calls again, as far as they are needed."""
@@ -200,10 +206,12 @@ class Choices:
         return self._followed(course, wanted, changed)
 
     def _followed(self, course: Course, wanted: bytes | bytearray, changed: Iterable[int]) -> Course:
-        """The course with calls made again as wanted, where they are needed, and where something that cannot be held is.
+        """The course with calls made again as wanted, where they are needed, and where something that cannot be held
+        is.
 
         Args:
-            changed: the calls for which that differs. From them it is followed to the calls they read from, and so on, as far as anything changes.
+            changed: the calls for which that differs. From them it is followed to the calls they read from, and so on,
+            as far as anything changes.
         """
         never, ticks = len(self.live), len(self.live)
         again, asked, needed = bytearray(course.again), course.asked.copy(), bytearray(course.needed)
@@ -249,11 +257,22 @@ class Choices:
         passed = course.passed.copy()
         for tick in touched:
             passed[min(max(tick - 1, 0), ticks - 1)] = self._passing(sorted(passing[tick]), again)
-        cost, peak = float(self.costs[np.frombuffer(again, dtype=bool)].sum()), float(self._alive(change, passed).max(initial=0.0))
+        cost, peak = (
+            float(self.costs[np.frombuffer(again, dtype=bool)].sum()),
+            float(self._alive(change, passed).max(initial=0.0)),
+        )
         return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, peak)
 
     def _counted(
-        self, number: int, again: bool, first: int, last: int, sign: float, change: Floats, passing: dict[int, tuple[int, ...]], touched: set[int]
+        self,
+        number: int,
+        again: bool,
+        first: int,
+        last: int,
+        sign: float,
+        change: Floats,
+        passing: dict[int, tuple[int, ...]],
+        touched: set[int],
     ) -> None:
         """Add what a needed value does to the bytes alive, or with a sign of -1 take it off."""
         nbytes, flow, death, saved = self._lasting[number]
@@ -279,7 +298,8 @@ class Choices:
 
     @cached_property
     def _by_call(self) -> list[list[tuple[int, int, int, bool, tuple[int, ...]]]]:
-        """Of each value that a call makes, when autograd itself first and last asks for it, whether it cannot be held, and what reads it.
+        """Of each value that a call makes, when autograd itself first and last asks for it, whether it cannot be held,
+        and what reads it.
 
         Of one that is not saved -1 and 0.
         """
@@ -287,14 +307,24 @@ class Choices:
         def row(number: int) -> tuple[int, int, int, bool, tuple[int, ...]]:
             value = self.values[number]
             last = int(self.death[number]) if value.saved and not value.overwritten else 0
-            return number, int(self.first_use[number]) if value.saved else -1, last, value.overwritten, tuple(self.readers[number])
+            return (
+                number,
+                int(self.first_use[number]) if value.saved else -1,
+                last,
+                value.overwritten,
+                tuple(self.readers[number]),
+            )
 
         return [[row(number) for number in call.values] for call in self.calls]
 
     @cached_property
     def _lasting(self) -> list[tuple[float, int, int, bool]]:
-        """By value: bytes, the last reader in forward, the end of its storage in the unplanned step, whether autograd saves it."""
-        return [(float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved) for i, value in enumerate(self.values)]
+        """By value: bytes, the last reader in forward, the end of its storage in the unplanned step, whether autograd
+        saves it."""
+        return [
+            (float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved)
+            for i, value in enumerate(self.values)
+        ]
 
     def planned(self, course: Course) -> Floats:
         """Estimated bytes alive at every tick."""
@@ -320,7 +350,7 @@ class Choices:
             ends[end] = ends.get(end, 0.0) + nbytes
         return most
 
-    # --- what is told of one -------------------------------------------------------------------------------------------------
+    # --- what is told of one ------------------------------------------------------------------------------------------
 
     def flops(self, choice: Choice) -> int | None:
         """FLOPs of what is made again; None where an operator has no formula."""
@@ -330,8 +360,12 @@ class Choices:
     def held(self, choice: Choice) -> frozenset[int]:
         """Values that are held for backward, or for others to be made from."""
         needed = self.course(choice.again).needed
-        return frozenset(number for number, value in enumerate(self.values) if needed[number] and value.call not in choice.again)
+        return frozenset(
+            number for number, value in enumerate(self.values) if needed[number] and value.call not in choice.again
+        )
 
     def dropped(self, choice: Choice) -> frozenset[int]:
         """Values that autograd saves and that are made again instead."""
-        return frozenset(number for index in choice.again for number in self.calls[index].values if self.values[number].saved)
+        return frozenset(
+            number for index in choice.again for number in self.calls[index].values if self.values[number].saved
+        )

@@ -1,8 +1,9 @@
 """Choices brought within a budget, and made cheaper there, call by call: what cuts leave undone.
 
-A cut takes the same side for all that its prices do not tell apart, so equal blocks change sides together. Two choices are therefore mixed, one of them for
-what runs first and the other for the rest; single calls change sides until the budget is kept; and the costliest of those that are made again are spared, one
-after the other, others being made again in their stead where the budget asks for it.
+A cut takes the same side for all that its prices do not tell apart, so equal blocks change sides together. Two choices
+are therefore mixed, one of them for what runs first and the other for the rest; single calls change sides until the
+budget is kept; and the costliest of those that are made again are spared, one after the other, others being made again
+in their stead where the budget asks for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fxmem.planning.operators.choices import Choice, Choices, Course
 __all__ = ["Refiner"]
 
 _MOVES = 3_000_000
-"""Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY` calls their square over that."""
+"""Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY`
+calls their square over that."""
 _BESIDE, _MANY = 250, 1500
 _ABREAST = 6
 """Of the calls that free most for their cost, how many are tried at a time."""
@@ -41,7 +43,8 @@ class Refiner:
         self._courses: dict[frozenset[int], Course] = {}
 
     def between(self, cheaper: Choice, deeper: Choice) -> Iterator[Choice]:
-        """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the budget; and the other way round."""
+        """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the
+        budget; and the other way round."""
         differing = sorted(cheaper.again ^ deeper.again)
         for is_deeper_first, rest in ((True, self._course(cheaper)), (False, self._course(deeper))):
             low, high = 0, len(differing)
@@ -57,12 +60,14 @@ class Refiner:
                     low = middle + 1
 
     def freed(self, choice: Choice, tries: int) -> Choice | None:
-        """The choice with one call after the other on the other side until it keeps the budget; None if so many tries do not suffice."""
+        """The choice with one call after the other on the other side until it keeps the budget; None if so many tries
+        do not suffice."""
         found = self._freed(self._course(choice), tries)
         return None if found is None else found.choice
 
     def settled(self, choice: Choice, moves: int) -> Choice:
-        """The choice, which keeps the budget, with its costliest calls spared, one after the other, as long as that is cheaper."""
+        """The choice, which keeps the budget, with its costliest calls spared, one after the other, as long as that is
+        cheaper."""
         course, end = self._course(choice), self.moves - moves
         costs = self._step.costs
         tried: set[int] = set()
@@ -87,9 +92,11 @@ class Refiner:
         return self._courses[choice.again]
 
     def _freed(self, course: Course, tries: int, *, below: float = float("inf"), but: int = -1) -> Course | None:
-        """The course with one call after the other on the other side, what frees most at the peak for its cost first, until it keeps the budget.
+        """The course with one call after the other on the other side, what frees most at the peak for its cost first,
+        until it keeps the budget.
 
-        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself, two are tried.
+        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself,
+        two are tried.
 
         Args:
             below: what it has to cost less than.
@@ -105,17 +112,25 @@ class Refiner:
                     return None
                 batch = changes[begin : begin + _ABREAST]
                 self.moves -= len(batch)
-                better = [other for calls in batch if (other := self._changed(course, calls)).peak < course.peak and other.cost < below]
+                better = [
+                    other
+                    for calls in batch
+                    if (other := self._changed(course, calls)).peak < course.peak and other.cost < below
+                ]
                 if better:
                     break
             if not better:
                 return None
             start = course
-            course = max(better, key=lambda other: (start.peak - max(other.peak, self._budget)) / max(other.cost - start.cost, 1.0))
+            course = max(
+                better,
+                key=lambda other: (start.peak - max(other.peak, self._budget)) / max(other.cost - start.cost, 1.0),
+            )
         return course
 
     def _changed(self, course: Course, calls: Iterable[int]) -> Course:
-        """These calls on the other side; with those that are made again now, the ones that are needed for nothing else."""
+        """These calls on the other side; with those that are made again now, the ones that are needed for nothing
+        else."""
         step = self._step
         changed: set[int] = set()
         for call in calls:
@@ -127,19 +142,27 @@ class Refiner:
                 changed.add(pending[-1])
                 for source in step.calls[pending.pop()].sources:
                     before = step.values[source].call
-                    if not course.again[before] and before not in changed and not any(course.needed[made] for made in step.calls[before].values):
+                    if (
+                        not course.again[before]
+                        and before not in changed
+                        and not any(course.needed[made] for made in step.calls[before].values)
+                    ):
                         pending.append(before)
         return step.moved(course, changed)
 
     def _movable(self, course: Course) -> list[int]:
-        """Calls whose results are there at the peak because they are held, or because they have been made again, those that free most for their cost first."""
+        """Calls whose results are there at the peak because they are held, or because they have been made again, those
+        that free most for their cost first."""
         step = self._step
         at = int(step.planned(course).argmax())
         first, last = np.asarray(course.first), np.asarray(course.last)
         remade = np.frombuffer(course.again, dtype=bool)[step.makers]
         made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
         held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
-        rate = np.where(made_there, step.nbytes, 0.0) + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
+        rate = (
+            np.where(made_there, step.nbytes, 0.0)
+            + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
+        )
         rate[~np.frombuffer(course.needed, dtype=bool)] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)

@@ -1,11 +1,13 @@
-"""Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's graph of operators.
+"""Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's
+graph of operators.
 
-Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same way. With a price on
-held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection). torch.compile's partitioner cuts with FLOPs either free or forbidden,
-and solves a knapsack for budgets in between (torch/_functorch/partitioners.py). Prices per byte follow the step: every moment has one, and a byte costs
-those of the moments that it is there for, under the choice found before, so that bytes which are gone by the peak are held for nothing. For no budget in
-particular they lie near the peak; for one they ascend its Lagrangian dual (multiplicative weights). What cuts leave undone,
-`fxmem.planning.operators.local_search` does.
+Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same
+way. With a price on held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection).
+torch.compile's partitioner cuts with FLOPs either free or forbidden, and solves a knapsack for budgets in between
+(torch/_functorch/partitioners.py). Prices per byte follow the step: every moment has one, and a byte costs those of the
+moments that it is there for, under the choice found before, so that bytes which are gone by the peak are held for
+nothing. For no budget in particular they lie near the peak; for one they ascend its Lagrangian dual (multiplicative
+weights). What cuts leave undone, `fxmem.planning.operators.local_search` does.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ _MANY = 1000
 _STEPS = 80, 20
 """Cuts that are made for one budget: of graphs of fewer than `_MANY` calls, and of others."""
 _STEP, _SLOWER = 10.0, 5.0
-"""By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and after how many steps by 0.7 of that."""
+"""By how many times the share it is over the budget a moment's price goes up in the first of them, as a power of e; and
+after how many steps by 0.7 of that."""
 _MOST, _LEAST = 0.7, 1e-5
-"""By which power of e a price changes in one step at most, and what part of the highest price the others have at least."""
+"""By which power of e a price changes in one step at most, and what part of the highest price the others have at
+least."""
 _NEAREST = 4, 2
 """Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
 _SETTLED = 8, 3
@@ -62,10 +66,11 @@ class _Network(NamedTuple):
 class Cutter(Choices):
     """Choices for one step, found by cuts."""
 
-    # --- cuts ------------------------------------------------------------------------------------------------------------------
+    # --- cuts ---------------------------------------------------------------------------------------------------------
 
     def _cut(self, hold: Floats, again: Floats) -> list[int]:
-        """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in sum."""
+        """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in
+        sum."""
         from scipy.sparse import csr_array  # type: ignore[import-untyped]
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
@@ -84,8 +89,8 @@ class Cutter(Choices):
     def _network(self) -> _Network:
         """The graph that is cut: values, calls, what is needed and what is spared.
 
-        On the side of what is needed lie the values that are and the calls that are made again: a saved value is needed, and a value that is needed but whose
-        call is not made again is held.
+        On the side of what is needed lie the values that are and the calls that are made again: a saved value is
+        needed, and a value that is needed but whose call is not made again is held.
         """
         values, calls = len(self.values), len(self.calls)
         needed, spared, endless = values + calls, values + calls + 1, values + calls
@@ -97,7 +102,9 @@ class Cutter(Choices):
             edges |= {(values + call, source): endless for source in self.calls[call].sources}
         tails, heads = np.asarray(sorted(edges), dtype=np.int32).reshape(-1, 2).T
         starts = np.searchsorted(tails, np.arange(values + calls + 3)).astype(np.int32)
-        return _Network(starts, np.ascontiguousarray(heads), np.asarray([edges[edge] for edge in sorted(edges)], dtype=np.int64))
+        return _Network(
+            starts, np.ascontiguousarray(heads), np.asarray([edges[edge] for edge in sorted(edges)], dtype=np.int64)
+        )
 
     @cached_property
     def _relevant(self) -> list[int]:
@@ -105,7 +112,9 @@ class Cutter(Choices):
         found: set[int] = set()
         for call in reversed(self.calls):
             for number in call.values:
-                if self.values[number].saved or any(made in found for each in self.readers[number] for made in self.calls[each].values):
+                if self.values[number].saved or any(
+                    made in found for each in self.readers[number] for made in self.calls[each].values
+                ):
                     found.add(number)
         return sorted(found)
 
@@ -138,7 +147,9 @@ class Cutter(Choices):
                 if course is not None:
                     now_held, now_made = self._priced(course, self._near_peak(course))
                     held, made = (held + now_held) / 2, (made + now_made) / 2
-                course = self.course(self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made)))
+                course = self.course(
+                    self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made))
+                )
                 found.setdefault(course.choice.again, course.choice)
         found.setdefault(frozenset(), self.choice(()))
         return tuple(_front(found.values()))
@@ -153,18 +164,21 @@ class Cutter(Choices):
         """Bytes that a FLOP is worth: those at which single results would change sides."""
         calls = {self.values[number].call for number in self._relevant}
         made = self._of_calls(self.nbytes)
-        rates = sorted({float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True)
+        rates = sorted(
+            {float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True
+        )
         most = max(min(_CUTS[0], _CUT_CALLS // max(len(self.calls), 1)), _CUTS[1]) // _ROUNDS
         if len(rates) <= most:
             return [rate * 0.999 for rate in rates]
         spread = np.geomspace(rates[0], rates[-1], most)
         return [float(rate) * 0.999 for rate in spread]
 
-    # --- for a budget ------------------------------------------------------------------------------------------------------------
+    # --- for a budget -------------------------------------------------------------------------------------------------
 
     @uncollected()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[Choice]:
-        """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest first."""
+        """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest
+        first."""
         return list(_front(self._known(seeds)))
 
     def _known(self, seeds: Iterable[Iterable[int]]) -> list[Choice]:
@@ -186,15 +200,25 @@ class Cutter(Choices):
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
         fitting += [freed for close in above if (freed := refiner.freed(close, refiner.moves // near // 2)) is not None]
-        fitting += [mixed for deeper in sorted(fitting, key=_cost)[:near] for cheaper in above for mixed in refiner.between(cheaper, deeper)]
+        fitting += [
+            mixed
+            for deeper in sorted(fitting, key=_cost)[:near]
+            for cheaper in above
+            for mixed in refiner.between(cheaper, deeper)
+        ]
         if not fitting:
             return None
-        cheapest = sorted({choice.again: choice for choice in fitting}.values(), key=_cost)[: _SETTLED[len(self.calls) >= _MANY]]
-        settled = [refiner.settled(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)]
+        cheapest = sorted({choice.again: choice for choice in fitting}.values(), key=_cost)[
+            : _SETTLED[len(self.calls) >= _MANY]
+        ]
+        settled = [
+            refiner.settled(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
+        ]
         return min(settled, key=_cost)
 
     def _ascended(self, budget: float) -> Iterator[Choice]:
-        """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it is below.
+        """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it
+        is below.
 
         That is ascent on the Lagrangian dual of the budget, with exponential steps that become smaller.
         """

@@ -17,7 +17,8 @@ from fxmem.records.units import exact_bytes
 __all__ = ["OperatorPlanner"]
 
 _SHARES = (1.0,), (0.97, 1.05, 1.1)
-"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was found with the first."""
+"""Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
+found with the first."""
 _POINTS = 12
 """Budgets on a curve."""
 
@@ -26,8 +27,8 @@ class OperatorPlanner:
     """Plans for one profile.
 
     Args:
-        profile: of the unplanned step.
-        survey: gives the calls of its forward and what they make, when that is first needed; whatever it raises is passed on.
+        profile: of the unplanned step. survey: gives the calls of its forward and what they make, when that is first
+        needed; whatever it raises is passed on.
     """
 
     def __init__(self, profile: Profile, survey: Callable[[], tuple[Sequence[Call], Sequence[Value]]]) -> None:
@@ -54,7 +55,8 @@ class OperatorPlanner:
         choice = self._within(budget_bytes)
         if choice is None:
             raise ExceededError(
-                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with {Application.OPERATORS.value} reaches "
+                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with "
+                f"{Application.OPERATORS.value} reaches "
                 f"{exact_bytes(round(self._least.peak))} at the least"
             )
         return self._made(strategy, choice, budget_bytes)
@@ -68,10 +70,16 @@ class OperatorPlanner:
         return self._made("mincut", self._least, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes nothing again."""
+        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes
+        nothing again."""
         highest, lowest = self._cutter.geometry.unplanned, self._least.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
-        return tuple({plan.regions: plan for plan in (self._made("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))}.values())
+        return tuple(
+            {
+                plan.regions: plan
+                for plan in (self._made("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))
+            }.values()
+        )
 
     @cached_property
     def _least(self) -> Choice:
@@ -91,7 +99,10 @@ class OperatorPlanner:
                     if cutter.ops[index] in kept:
                         continue
                     storages = [cutter.storages[number] for number in cutter.calls[index].values]
-                    if not any(storage is not None and geometry.last_reader.get(storage, -1) >= stretch.last for storage in storages):
+                    if not any(
+                        storage is not None and geometry.last_reader.get(storage, -1) >= stretch.last
+                        for storage in storages
+                    ):
                         found.add(index)
             if found:
                 yield found
@@ -104,11 +115,19 @@ class OperatorPlanner:
             found.setdefault(self.profile.ops[op].node, []).append(index)
         return found
 
-    # --- what is said of a plan ------------------------------------------------------------------------------------------------
+    # --- what is said of a plan ---------------------------------------------------------------------------------------
 
     def _made(self, strategy: Strategy, choice: Choice, budget_bytes: int | None) -> Plan:
         regions = self._described(choice)
-        return self._regions.proposed(strategy, "mincut", Application.OPERATORS, budget_bytes, regions, round(choice.peak), self._cutter.flops(choice))
+        return self._regions.proposed(
+            strategy,
+            "mincut",
+            Application.OPERATORS,
+            budget_bytes,
+            regions,
+            round(choice.peak),
+            self._cutter.flops(choice),
+        )
 
     def _described(self, choice: Choice) -> tuple[Region, ...]:
         """A region for each run of calls that are made again in the same part of the model."""
@@ -166,13 +185,18 @@ class OperatorPlanner:
 
 
 def _part(module: str, parents: Collection[str]) -> str:
-    """The block that a module is in: its path up to the last of the first numbered names (`layer1.0`, `denseblock1.denselayer2`), or its outermost ancestor.
+    """The block that a module is in: its path up to the last of the first numbered names (`layer1.0`,
+    `denseblock1.denselayer2`), or its outermost ancestor.
 
     Args:
-        parents: modules that have others within them; one that is numbered and has none is a block only if its name is nothing but a number.
+        parents: modules that have others within them; one that is numbered and has none is a block only if its name is
+        nothing but a number.
     """
     names = module.split(".")
-    numbered = [bool(name) and name[-1].isdigit() and (name.isdigit() or ".".join(names[: index + 1]) in parents) for index, name in enumerate(names)]
+    numbered = [
+        bool(name) and name[-1].isdigit() and (name.isdigit() or ".".join(names[: index + 1]) in parents)
+        for index, name in enumerate(names)
+    ]
     if True not in numbered:
         return names[0]
     first = numbered.index(True)

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 
 from fxmem.records.profile import Phase, Profile, SourceLine
 
-__all__ = ["Span", "fewer", "frees", "graph_cuts", "last_needed", "module_spans", "norm_runs", "siblings", "worthwhile_cuts"]
+__all__ = [
+    "Span",
+    "fewer",
+    "frees",
+    "graph_cuts",
+    "last_needed",
+    "module_spans",
+    "norm_runs",
+    "siblings",
+    "worthwhile_cuts",
+]
 
 _MOST_CUTS = 320
 """Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
@@ -32,9 +42,14 @@ class Span:
 
 
 def module_spans(profile: Profile) -> tuple[Span, ...]:
-    """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is checkpointed in all its calls or none."""
+    """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is
+    checkpointed in all its calls or none."""
     calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
-    calls += [Span(index, index + 1, (node.module,), node.source) for index, node in enumerate(profile.nodes) if node.op == "call_module"]
+    calls += [
+        Span(index, index + 1, (node.module,), node.source)
+        for index, node in enumerate(profile.nodes)
+        if node.op == "call_module"
+    ]
     times = Counter(span.modules[0] for span in calls)
     single = sorted((span for span in calls if times[span.modules[0]] == 1), key=lambda span: (span.first, -span.last))
     return (*single, *_slices(profile, single))
@@ -60,7 +75,12 @@ def last_needed(profile: Profile) -> dict[int, int]:
     """For each storage, the last node that reads it or keeps it for backward."""
     last: dict[int, int] = {}
     for index, node in enumerate(profile.nodes):
-        read = (output.storage for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None)
+        read = (
+            output.storage
+            for source in node.inputs
+            for output in profile.nodes[source].outputs
+            if output.storage is not None
+        )
         for storage in (*read, *node.saved):
             last[storage] = index
     return last
@@ -80,7 +100,8 @@ def graph_cuts(profile: Profile) -> list[int]:
 
 
 def worthwhile_cuts(profile: Profile) -> list[int]:
-    """After every op that computes much (early stop spares it when a region ends there), and at the borders of modules."""
+    """After every op that computes much (early stop spares it when a region ends there), and at the borders of
+    modules."""
     flops: dict[int, int] = defaultdict(int)
     for op in profile.ops:
         if op.phase is Phase.FORWARD and op.flops:
@@ -95,7 +116,8 @@ def worthwhile_cuts(profile: Profile) -> list[int]:
 
 
 def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
-    """So many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's layers all weigh the same."""
+    """So many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's layers
+    all weigh the same."""
     if len(weights) <= most:
         return list(weights)
     least = sorted(weights.values(), reverse=True)[most - 1]
@@ -128,7 +150,8 @@ def fewer(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
 
 
 def norm_runs(profile: Profile) -> list[tuple[int, int]]:
-    """From a norm to the convolution that comes before the next norm, as half-open ranges of nodes; a concatenation before the norm belongs to it."""
+    """From a norm to the convolution that comes before the next norm, as half-open ranges of nodes; a concatenation
+    before the norm belongs to it."""
     does: dict[int, set[str]] = defaultdict(set)
     for op in profile.ops:
         if op.phase is Phase.FORWARD:

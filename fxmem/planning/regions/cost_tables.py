@@ -1,9 +1,10 @@
 """What checkpointing any stretch of a step would keep, take and cost, as tables over cuts.
 
-The forward of a model is cut into *units*, stretches of nodes between two places where a region may begin or end. A *cut* is
-a place between units: cut `i` stands before unit `i`. Everything here follows from the unplanned profile:
+The forward of a model is cut into *units*, stretches of nodes between two places where a region may begin or end. A
+*cut* is a place between units: cut `i` stands before unit `i`. Everything here follows from the unplanned profile:
 
-- what a storage made in forward is needed for: its producer, the last call that reads it, the nodes that keep it for backward;
+- what a storage made in forward is needed for: its producer, the last call that reads it, the nodes that keep it for
+  backward;
 - the live bytes at every tick of the unplanned step, of which what older units made can be taken off, so that
   `rest + H` is the live bytes when older units keep `H` bytes instead.
 
@@ -31,7 +32,8 @@ Ints = NDArray[np.int64]
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
 _TRAFFIC = 0.5
-"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one that moves less."""
+"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
+that moves less."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Geometry:
     """The tables for one profile and one choice of cuts.
 
     Args:
-        profile: of an unplanned training step.
-        cuts: node indices where regions may begin or end, ascending; the first and the last node of the model are added.
+        profile: of an unplanned training step. cuts: node indices where regions may begin or end, ascending; the first
+        and the last node of the model are added.
     """
 
     def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
@@ -77,7 +79,7 @@ class Geometry:
             if op.phase is Phase.FORWARD:
                 self.forward_end[op.node] = max(self.forward_end[op.node], op.end)
 
-    # --- what forward makes ------------------------------------------------------------------------------------------------
+    # --- what forward makes -------------------------------------------------------------------------------------------
 
     @cached_property
     def made(self) -> tuple[_Made, ...]:
@@ -90,11 +92,18 @@ class Geometry:
                 ends[read] = max(ends.get(read, 0), int(self.forward_end[index]))
         found = []
         for index, storage in enumerate(profile.storages):
-            if storage.op is None or storage.node is None or storage.kind is Kind.WORKSPACE or profile.ops[storage.op].phase is not Phase.FORWARD:
+            if (
+                storage.op is None
+                or storage.node is None
+                or storage.kind is Kind.WORKSPACE
+                or profile.ops[storage.op].phase is not Phase.FORWARD
+            ):
                 continue
             if self.first <= storage.node < self.last:
                 end = max(ends.get(index, 0), int(self.forward_end[storage.node]), storage.birth + 1)
-                found.append(_Made(index, storage.nbytes, storage.node, storage.birth, storage.death, end, index in saved))
+                found.append(
+                    _Made(index, storage.nbytes, storage.node, storage.birth, storage.death, end, index in saved)
+                )
         return tuple(found)
 
     @cached_property
@@ -111,13 +120,21 @@ class Geometry:
         profile = self.profile
 
         def of(node: Node) -> tuple[int, ...]:
-            return tuple({output.storage: None for source in node.inputs for output in profile.nodes[source].outputs if output.storage is not None})
+            return tuple(
+                {
+                    output.storage: None
+                    for source in node.inputs
+                    for output in profile.nodes[source].outputs
+                    if output.storage is not None
+                }
+            )
 
         return tuple(of(node) for node in profile.nodes)
 
     @cached_property
     def last_reader(self) -> dict[int, int]:
-        """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the loss does."""
+        """For each storage, the last unit of the model that reads or keeps it; the number of units if the output or the
+        loss does."""
         last: dict[int, int] = {}
         for index, node in enumerate(self.profile.nodes):
             unit = int(self.unit_of[index])
@@ -125,7 +142,7 @@ class Geometry:
                 last[storage] = max(last.get(storage, -1), unit)
         return last
 
-    # --- bytes -------------------------------------------------------------------------------------------------------------
+    # --- bytes --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def keeps(self) -> Floats:
@@ -137,10 +154,11 @@ class Geometry:
         return kept
 
     def outputs(self) -> Floats:
-        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are checkpointed.
+        """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are
+        checkpointed.
 
-        What nothing keeps for backward, and one unit reads, is held by that one's region, if it is in one, and counts as its input; the model's results
-        are there throughout.
+        What nothing keeps for backward, and one unit reads, is held by that one's region, if it is in one, and counts
+        as its input; the model's results are there throughout.
         """
         n = self.count
         table = np.zeros((n + 1, n + 1))
@@ -158,7 +176,8 @@ class Geometry:
         return table
 
     def inputs(self) -> Floats:
-        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps unless they are checkpointed.
+        """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps
+        unless they are checkpointed.
 
         The first alone: what is held for one region need not be held again for the next.
         """
@@ -180,7 +199,9 @@ class Geometry:
 
     def _views(self, node: int) -> bool:
         """Whether a node gives what it was given, looked at in another way."""
-        return self.profile.nodes[node].view_of is not None and not any(writes_in_place(self.profile.ops[op].name) for op in self._forward_ops.get(node, ()))
+        return self.profile.nodes[node].view_of is not None and not any(
+            writes_in_place(self.profile.ops[op].name) for op in self._forward_ops.get(node, ())
+        )
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
@@ -191,7 +212,8 @@ class Geometry:
         return readers
 
     def _rest(self, phase: Phase, death: str) -> Floats:
-        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep for backward.
+        """`[v, i]`: the most bytes alive at the ticks of unit `v`'s ops in a phase, less what units before cut `i` keep
+        for backward.
 
         What a unit keeps counts until `death`, a field of `_Made`.
         """
@@ -208,7 +230,8 @@ class Geometry:
         return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
 
     def _ticks(self, phase: Phase, *, until_stop: bool = False) -> tuple[Ints, Ints]:
-        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there twice.
+        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there
+        twice.
 
         `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
         """
@@ -216,7 +239,9 @@ class Geometry:
         found = {
             (tick, unit)
             for index, op in enumerate(self.profile.ops)
-            if op.phase is phase and 0 <= (unit := int(self.unit_of[op.node])) < self.count and (not until_stop or index <= stops.get(unit, -1))
+            if op.phase is phase
+            and 0 <= (unit := int(self.unit_of[op.node])) < self.count
+            and (not until_stop or index <= stops.get(unit, -1))
             for tick in range(max(op.begin - 1, 0), op.end)
         }
         columns = np.asarray(sorted(found), dtype=np.int64).reshape(-1, 2)
@@ -224,8 +249,11 @@ class Geometry:
 
     @cached_property
     def _stops(self) -> dict[int, int]:
-        """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later is saved."""
-        saving = {int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved}  # by unit, the last node that saves
+        """By unit that saves something, the last op that has a part in it: where recomputation stops if nothing later
+        is saved."""
+        saving = {
+            int(self.unit_of[index]): index for index, node in enumerate(self.profile.nodes) if node.saved
+        }  # by unit, the last node that saves
         stops: dict[int, int] = {}
         for unit, index in saving.items():
             if 0 <= unit < self.count:
@@ -250,11 +278,15 @@ class Geometry:
 
     @cached_property
     def again(self) -> Floats:
-        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch included: up to their last saved tensor."""
+        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch
+        included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
         others = self.live - running(births, deaths, sizes, len(self.live)) - self.resident
         whole, stopped = (
-            most_beyond(*self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count) for until_stop in (False, True)
+            most_beyond(
+                *self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count
+            )
+            for until_stop in (False, True)
         )
         last = np.full(self.count + 1, -1, dtype=np.int64)  # by cut, the last unit before it that saves something
         last[[unit + 1 for unit in self._stops]] = list(self._stops)
@@ -274,7 +306,8 @@ class Geometry:
 
     @cached_property
     def gradients(self) -> Floats:
-        """By cut: bytes alive when backward reaches it, less what units before it keep: gradients, parameters, the optimizer's state."""
+        """By cut: bytes alive when backward reaches it, less what units before it keep: gradients, parameters, the
+        optimizer's state."""
         begins: dict[int, int] = {}
         for op in self.profile.ops:
             unit = int(self.unit_of[op.node])
@@ -302,11 +335,12 @@ class Geometry:
         phases = [span for span in self.profile.phases if span.phase is Phase.OPTIMIZER]
         return float(max((self.live[span.begin : span.end].max(initial=0.0) for span in phases), default=0.0))
 
-    # --- compute -----------------------------------------------------------------------------------------------------------
+    # --- compute ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
-        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a FLOP count is missing."""
+        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a
+        FLOP count is missing."""
         profile = self.profile
         whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
         packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
@@ -320,7 +354,8 @@ class Geometry:
         return whole, until, packs, unknown
 
     def _last_saved(self, node: int) -> int:
-        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its own."""
+        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its
+        own."""
         profile, ops = self.profile, self._forward_ops.get(node, [])
         own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
         last = max((op for op in own if op is not None), default=-1)
@@ -345,7 +380,8 @@ class Geometry:
 
     @cached_property
     def cost(self) -> Floats:
-        """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save nothing."""
+        """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save
+        nothing."""
         whole, until, packs, _ = self.node_costs
         total = np.concatenate([[0.0], np.cumsum(whole)])
         table = np.zeros((self.count + 1, self.count + 1))
@@ -360,7 +396,8 @@ class Geometry:
         return table
 
     def flops(self, first: int, last: int) -> int | None:
-        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no formula."""
+        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no
+        formula."""
         profile, (_, _, packs, unknown) = self.profile, self.node_costs
         saving = [node for node in range(first, last) if packs[node]]
         if not saving:
@@ -382,11 +419,12 @@ class Geometry:
                 found.setdefault(op.node, []).append(index)
         return found
 
-    # --- what may be a region ------------------------------------------------------------------------------------------------
+    # --- what may be a region -----------------------------------------------------------------------------------------
 
     @cached_property
     def earliest(self) -> Ints:
-        """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may hold."""
+        """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region
+        may hold."""
         return earliest(self.profile, self._readers)
 
     def allowed(self, first: int, last: int) -> bool:

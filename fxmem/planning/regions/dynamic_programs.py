@@ -1,13 +1,13 @@
 """The planners proper: dynamic programs over the tables of `fxmem.planning.regions.cost_tables`.
 
-`flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit is
-stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results (`selecting`). It is
-exact for the tables, but for fronts longer than `FRONT` points, which are thinned to the cheapest of each of `FRONT` equal
-steps of bytes kept.
+`flat` walks the cuts from the first to the last and keeps, at each, the Pareto front of bytes kept against cost: a unit
+is stored, or a stretch of units that ends here is checkpointed, whole or keeping some of its products' results
+(`selecting`). It is exact for the tables, but for fronts longer than `FRONT` points, which are thinned to the cheapest
+of each of `FRONT` equal steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
-recomputed under a plan of its own, in the memory that is left; a selective region holds no others and is in none. Memory is in `SLOTS` equal
-steps, rounded up.
+recomputed under a plan of its own, in the memory that is left; a selective region holds no others and is in none.
+Memory is in `SLOTS` equal steps, rounded up.
 """
 
 from __future__ import annotations
@@ -120,14 +120,18 @@ class Tables:
             found.append(Offer(self.regions & less, self.kept + held, need, left))
         return tuple(found)
 
-    # --- one level ---------------------------------------------------------------------------------------------------------
+    # --- one level ----------------------------------------------------------------------------------------------------
 
     def flat(self, budget: float) -> tuple[Stretch, ...] | None:
         """The cheapest regions within the budget of bytes; None if there are none."""
         geometry, n = self.geometry, self.geometry.count
         kept, cost = np.full((n + 1, FRONT), np.inf), np.full((n + 1, FRONT), np.inf)
-        origin = np.full((n + 1, FRONT), -1, dtype=np.int64)  # which point of which cut it comes from: cut * FRONT + point
-        region = np.zeros((n + 1, FRONT), dtype=np.int64)  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
+        origin = np.full(
+            (n + 1, FRONT), -1, dtype=np.int64
+        )  # which point of which cut it comes from: cut * FRONT + point
+        region = np.zeros(
+            (n + 1, FRONT), dtype=np.int64
+        )  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
         kept[0, 0] = cost[0, 0] = 0.0
         offers = self.offers
         unit_need = np.maximum(np.diagonal(geometry.storing), np.diagonal(geometry.running))
@@ -136,8 +140,12 @@ class Tables:
             sources = np.concatenate([[cut - 1], *starts])
             ways = np.repeat(np.arange(len(offers) + 1), [1, *map(len, starts)])
             base = kept[sources]
-            needs = np.concatenate([[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))])
-            adds = np.concatenate([[geometry.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))])
+            needs = np.concatenate(
+                [[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))]
+            )
+            adds = np.concatenate(
+                [[geometry.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))]
+            )
             costs = np.concatenate([[0.0], *(offer.cost[at, cut] for offer, at in zip(offers, starts, strict=True))])
             fits = base + needs[:, None] <= budget
             rows, columns = np.nonzero(fits & np.isfinite(base))
@@ -174,16 +182,18 @@ class Tables:
                 high = middle
         return high
 
-    # --- several levels ----------------------------------------------------------------------------------------------------
+    # --- several levels -----------------------------------------------------------------------------------------------
 
     def nested(self, budget: float, *, selective: bool = True) -> tuple[Stretch, ...] | None:
-        """The cheapest regions within regions that keep the budget, some of them selective if they may be; None if there are none."""
+        """The cheapest regions within regions that keep the budget, some of them selective if they may be; None if
+        there are none."""
         solved = _Nested(self, budget, selective=selective)
         return solved.regions() if solved.feasible else None
 
 
 class _Nested:
-    """`best[i][j][m]`: the least cost of a pass over units `i` to `j - 1` and of their backward, with `m` slots left above what older units keep."""
+    """`best[i][j][m]`: the least cost of a pass over units `i` to `j - 1` and of their backward, with `m` slots left
+    above what older units keep."""
 
     def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
         self.selective = tables.offers[1:] if selective else ()
@@ -194,7 +204,8 @@ class _Nested:
         n = self.n
         self.best = np.full((n + 1, n + 1, SLOTS + 1), np.inf)
         self.ways = 2 + len(self.selective)
-        # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored; 1 checkpointed; 1 + level selective.
+        # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored;
+        # 1 checkpointed; 1 + level selective.
         self.how = np.full((n + 1, n + 1, SLOTS + 1), -2, dtype=np.int64)
         self._solve()
 
@@ -224,12 +235,25 @@ class _Nested:
                 for k in range(i + 1, j):
                     run = whole[k] - whole[i]
                     if tables.regions[i, k]:
-                        shift, needed = self._slots(float(tables.kept[i, k])), self._needed(float(tables.forward_peak[i, k]))
+                        shift, needed = (
+                            self._slots(float(tables.kept[i, k])),
+                            self._needed(float(tables.forward_peak[i, k])),
+                        )
                         self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
-                    for level, offer in enumerate(self.selective if j == n else (), 1):  # in the step's own forward alone, and nothing within it
+                    for level, offer in enumerate(
+                        self.selective if j == n else (), 1
+                    ):  # in the step's own forward alone, and nothing within it
                         if offer.regions[i, k]:
                             shift, needed = self._slots(float(offer.kept[i, k])), self._needed(float(offer.need[i, k]))
-                            self._offer(best, how, self.ways * k + 1 + level, shift, needed, run + self.best[k, j] + offer.cost[i, k], None)
+                            self._offer(
+                                best,
+                                how,
+                                self.ways * k + 1 + level,
+                                shift,
+                                needed,
+                                run + self.best[k, j] + offer.cost[i, k],
+                                None,
+                            )
                 if length > 1:
                     k = i + 1
                     shift = self._slots(float(geometry.keeps[i]))
@@ -237,10 +261,20 @@ class _Nested:
                     self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
                 if top and tables.regions[i, j]:
                     needed = self._needed(float(tables.forward_peak[i, j]))
-                    self._offer(best, how, self.ways * j + 1, 0, needed, np.full(size, whole[j] - whole[i]), self.best[i, j].copy())
+                    self._offer(
+                        best,
+                        how,
+                        self.ways * j + 1,
+                        0,
+                        needed,
+                        np.full(size, whole[j] - whole[i]),
+                        self.best[i, j].copy(),
+                    )
 
     @staticmethod
-    def _offer(best: Floats, how: NDArray[np.int64], code: int, shift: int, needed: int, rest: Floats, first: Floats | None) -> None:
+    def _offer(
+        best: Floats, how: NDArray[np.int64], code: int, shift: int, needed: int, rest: Floats, first: Floats | None
+    ) -> None:
         size = len(best)
         if max(shift, needed) >= size:
             return
@@ -300,7 +334,8 @@ def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
 
 
 def _undominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
-    """Indices of points among which are all those of the front: without those that a point some equal step of bytes below costs no more than."""
+    """Indices of points among which are all those of the front: without those that a point some equal step of bytes
+    below costs no more than."""
     steps = np.minimum((kept * (_STEPS / budget)).astype(np.int64), _STEPS)
     lowest = np.full(_STEPS + 2, np.inf)
     np.minimum.at(lowest[1:], steps, cost)

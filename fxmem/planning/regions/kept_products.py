@@ -1,9 +1,10 @@
 """What a region saves of its recomputation by keeping results of its products, and the bytes that takes.
 
-A region that keeps results is run again like any other, except that those products are not: what they gave in the first run is
-there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to keep is a knapsack of
-FLOPs against bytes; here it is solved as its relaxation is, by FLOPs per byte. A *level* keeps every product of the region above one
-density, level 0 none, the highest all; so one region has as many offers as there are levels, and what each keeps adds up over units.
+A region that keeps results is run again like any other, except that those products are not: what they gave in the first
+run is there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to
+keep is a knapsack of FLOPs against bytes; here it is solved as its relaxation is, by FLOPs per byte. A *level* keeps
+every product of the region above one density, level 0 none, the highest all; so one region has as many offers as there
+are levels, and what each keeps adds up over units.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Product:
     """What it allocates for its results."""
     nbytes: int
     needed: int
-    """The first node at or after its own that keeps something for backward once it has run; a region that ends before stops early, without it."""
+    """The first node at or after its own that keeps something for backward once it has run; a region that ends before
+    stops early, without it."""
 
     @property
     def density(self) -> float:
@@ -77,7 +79,10 @@ class Selection:
                 continue
             later = int(np.searchsorted(packs, node, side="right"))
             after = packs[later] if later < len(packs) else len(profile.nodes)
-            own = max((op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) is not None), default=-1)
+            own = max(
+                (op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) is not None),
+                default=-1,
+            )
             for op in ops:
                 storages, flops = tuple(made.get(op, ())), profile.ops[op].flops
                 if not storages or not flops or self._overwritten.intersection(storages):
@@ -106,7 +111,9 @@ class Selection:
         profile = self.geometry.profile
         written = {op.node for op in profile.ops if op.phase is Phase.FORWARD and writes_in_place(op.name)}
         owners = {owner for node in written if (owner := profile.nodes[node].view_of) is not None}
-        return {output.storage for owner in owners for output in profile.nodes[owner].outputs if output.storage is not None}
+        return {
+            output.storage for owner in owners for output in profile.nodes[owner].outputs if output.storage is not None
+        }
 
     @cached_property
     def thresholds(self) -> tuple[float, ...]:
@@ -120,7 +127,8 @@ class Selection:
     def _table(self, level: int, value: str) -> Floats:
         """`[i, j]`: a sum over the products that a region of units `i` to `j - 1` keeps at a level.
 
-        `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a stored region would not hold, either.
+        `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a
+        stored region would not hold, either.
         """
         geometry, n = self.geometry, self.geometry.count
         grid = np.zeros((n + 1, n + 2))
@@ -143,12 +151,19 @@ class Selection:
 
     @cached_property
     def offers(self) -> tuple[tuple[Floats, Floats, Floats], ...]:
-        """For each level but 0: cost that is saved, bytes that are kept, and those among them that a stored region would not hold."""
-        return tuple((self._table(level, "cost"), self._table(level, "kept"), self._table(level, "extra")) for level in range(1, len(self.thresholds)))
+        """For each level but 0: cost that is saved, bytes that are kept, and those among them that a stored region
+        would not hold."""
+        return tuple(
+            (self._table(level, "cost"), self._table(level, "kept"), self._table(level, "extra"))
+            for level in range(1, len(self.thresholds))
+        )
 
     def kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
-        """What a region of nodes `first` to `last - 1` keeps at a level, each with its number among the region's products."""
+        """What a region of nodes `first` to `last - 1` keeps at a level, each with its number among the region's
+        products."""
         known = self._by_op
         ops = [op for node in range(first, last) for op in self.numbers.get(node, ())]
         chosen = ((number, known[op]) for number, op in enumerate(ops) if op in known)
-        return tuple((number, each) for number, each in chosen if each.density >= self.thresholds[level] and each.needed < last)
+        return tuple(
+            (number, each) for number, each in chosen if each.density >= self.thresholds[level] and each.needed < last
+        )

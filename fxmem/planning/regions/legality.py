@@ -13,13 +13,26 @@ __all__ = ["earliest", "random_nodes", "writes_in_place"]
 
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 """Operators whose result's shape depends on the data, which may not be the same the second time."""
-_RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "multinomial", "rrelu", "poisson", "exponential", "scaled_dot_product", "attention")
+_RANDOM = (
+    "dropout",
+    "bernoulli",
+    "rand",
+    "normal",
+    "uniform",
+    "multinomial",
+    "rrelu",
+    "poisson",
+    "exponential",
+    "scaled_dot_product",
+    "attention",
+)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of batch norms, which whoever applies a plan sees to it are updated once."""
 
 
 def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
-    """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may hold.
+    """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may
+    hold.
 
     Args:
         profile: of an unplanned step.
@@ -42,7 +55,13 @@ def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> NDArray[
             writers.setdefault(owner, []).append(index)
     for owner, written in writers.items():
         storages = {output.storage for output in profile.nodes[owner].outputs}
-        between = {index for storage in storages if storage is not None for index in readers.get(storage, ()) if owner < index < max(written)}
+        between = {
+            index
+            for storage in storages
+            if storage is not None
+            for index in readers.get(storage, ())
+            if owner < index < max(written)
+        }
         for index in between:
             if low[index] >= 0:
                 low[index] = min(low[index], owner)

@@ -23,8 +23,11 @@ def running(births: _Ints, deaths: _Ints, sizes: _Floats, ticks: int) -> _Floats
     return alive
 
 
-def most_beyond(at: _Ints, of_unit: _Ints, births: _Ints, deaths: _Ints, sizes: _Floats, units: _Ints, others: _Floats, count: int) -> _Floats:
-    """`[v, i]`: the most bytes alive at unit `v`'s ticks, less what units before cut `i` made; 0 for a unit of no ticks.
+def most_beyond(
+    at: _Ints, of_unit: _Ints, births: _Ints, deaths: _Ints, sizes: _Floats, units: _Ints, others: _Floats, count: int
+) -> _Floats:
+    """`[v, i]`: the most bytes alive at unit `v`'s ticks, less what units before cut `i` made; 0 for a unit of no
+    ticks.
 
     Args:
         at, of_unit: the ticks, ascending, and the unit of each.

@@ -1,4 +1,5 @@
-"""From stretches of units to the regions of a plan: names, lines, bytes, FLOPs, and the edit that makes the user's code do it."""
+"""From stretches of units to the regions of a plan: names, lines, bytes, FLOPs, and the edit that makes the user's code
+do it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from fxmem.records.profile import SourceLine
 __all__ = ["described", "edit_of"]
 
 
-def described(selection: Selection, stretches: Iterable[Stretch], spans: dict[tuple[int, int], Span]) -> tuple[Region, ...]:
+def described(
+    selection: Selection, stretches: Iterable[Stretch], spans: dict[tuple[int, int], Span]
+) -> tuple[Region, ...]:
     """The regions of a plan; one that frees nothing, or keeps results of more bytes than it frees, is none."""
     regions = (_region(selection, stretch, spans) for stretch in stretches)
     return tuple(region for region in regions if region.freed_bytes)
@@ -31,7 +34,9 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
     kept = selection.kept(first, last, stretch.level)
     keeps = tuple(number for number, _ in kept)
     held = {index for _, product in kept for index in product.storages}
-    freed = sum(profile.storages[index].nbytes for index in (saved & own) - stays) - sum(profile.storages[index].nbytes for index in held - stays)
+    freed = sum(profile.storages[index].nbytes for index in (saved & own) - stays) - sum(
+        profile.storages[index].nbytes for index in held - stays
+    )
     whole = geometry.flops(first, last)
     source = span.source if span is not None and span.source is not None else profile.nodes[first].source
     return Region(
@@ -44,19 +49,26 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
         extra_flops=None if whole is None else whole - sum(product.flops for _, product in kept),
         keeps=keeps,
         random=geometry.draws(first, last),
-        edit=None if span is None or span.source is None or len(span.modules) != 1 else edit_of(span.source, span.modules[0], keeps),
+        edit=None
+        if span is None or span.source is None or len(span.modules) != 1
+        else edit_of(span.source, span.modules[0], keeps),
         regions=described(selection, stretch.inner, spans),
     )
 
 
 def edit_of(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edit | None:
-    """The line with the module's call checkpointed, keeping the results of these products; None where it makes no call by the module's own name (in a loop)."""
+    """The line with the module's call checkpointed, keeping the results of these products; None where it makes no call
+    by the module's own name (in a loop)."""
     try:
         tree = ast.parse(textwrap.dedent(source.code))
     except SyntaxError:  # the first line of a statement that goes on
         return None
     name = module.rpartition(".")[2]
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name]
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+    ]
     if len(found) != 1:
         return None
     call = found[0]
@@ -66,7 +78,12 @@ def edit_of(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edi
     if keeps:
         call.keywords.append(
             ast.keyword(
-                "context_fn", ast.Call(ast.Attribute(ast.Name("fxmem", ast.Load()), "keep", ast.Load()), [ast.Constant(number) for number in keeps], [])
+                "context_fn",
+                ast.Call(
+                    ast.Attribute(ast.Name("fxmem", ast.Load()), "keep", ast.Load()),
+                    [ast.Constant(number) for number in keeps],
+                    [],
+                ),
             )
         )
     return Edit(source=source, after=ast.unparse(tree))

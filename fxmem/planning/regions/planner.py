@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware import roofline
 from fxmem.memory import liveness
-from fxmem.planning.regions.candidates import Span, fewer, frees, graph_cuts, last_needed, module_spans, norm_runs, siblings, worthwhile_cuts
+from fxmem.planning.regions.candidates import (
+    Span,
+    fewer,
+    frees,
+    graph_cuts,
+    last_needed,
+    module_spans,
+    norm_runs,
+    siblings,
+    worthwhile_cuts,
+)
 from fxmem.planning.regions.cost_tables import Geometry
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.plan_text import described
@@ -38,7 +48,8 @@ class Planner:
 
     @cached_property
     def spans(self) -> dict[tuple[int, int], Span]:
-        """Module calls whose checkpoint would free something, by their nodes; of several with the same nodes, the outermost."""
+        """Module calls whose checkpoint would free something, by their nodes; of several with the same nodes, the
+        outermost."""
         found: dict[tuple[int, int], Span] = {}
         needed = last_needed(self.profile)
         for span in module_spans(self.profile):
@@ -99,7 +110,7 @@ class Planner:
             allowed &= modules
         return Tables(geometry, allowed)
 
-    # --- plans -------------------------------------------------------------------------------------------------------------
+    # --- plans --------------------------------------------------------------------------------------------------------
 
     def plan(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
         """The cheapest plan of a strategy within a budget of requested bytes, by the planner's own tables.
@@ -119,13 +130,16 @@ class Planner:
             return self._made(strategy, "flat", (), self.tables, budget_bytes)
         found = None if strategy == "nested" else self.tables.flat(budget)
         if found is not None:
-            return self._made(strategy, "modules" if strategy == "modules" else "flat", found, self.tables, budget_bytes)
+            return self._made(
+                strategy, "modules" if strategy == "modules" else "flat", found, self.tables, budget_bytes
+            )
         found = None if strategy == "flat" else self.coarse.nested(budget)
         if found is not None:
             return self._made(strategy, "nested", found, self.coarse, budget_bytes, round(budget))
         least = self.tables.smallest()
         raise ExceededError(
-            f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with {self.application.value} reaches "
+            f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with "
+            f"{self.application.value} reaches "
             f"{exact_bytes(round(least))} at the least"
         )
 
@@ -143,7 +157,8 @@ class Planner:
         return best
 
     def curve(self) -> tuple[Plan, ...]:
-        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first has no regions."""
+        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first has no
+        regions."""
         highest, lowest = self.tables.geometry.unplanned, self.tables.smallest()
         plans = [self._made("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
@@ -172,19 +187,23 @@ class Planner:
             for segments in sorted({max(round(len(pieces) ** power), 1) for power in np.linspace(0.2, 1.0, 12)}):
                 filled = np.cumsum([0.0, *kept[:-1]]) // max(sum(kept) / segments, 1.0)
                 candidates.append(self._grouped(pieces, [int(part) for part in filled]))
-        plans = [self._made(strategy, strategy, self._legal(each, regions), self.tables, budget_bytes) for each in candidates]
+        plans = [
+            self._made(strategy, strategy, self._legal(each, regions), self.tables, budget_bytes) for each in candidates
+        ]
         if budget_bytes is None:
             return min(plans, key=lambda plan: plan.after.requested_bytes)
         fitting = [plan for plan in plans if plan.after.requested_bytes <= budget_bytes]
         if not fitting:
             least = min(plan.after.requested_bytes for plan in plans)
             raise ExceededError(
-                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} reaches {exact_bytes(least)} at the least"
+                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} "
+                f"reaches {exact_bytes(least)} at the least"
             )
         return min(fitting, key=lambda plan: plan.extra_flops or 0)
 
     def _from_norms(self, geometry: Geometry) -> list[tuple[int, int]]:
-        """Units from one with a norm to the one that convolves next; in MODULES plans, only what is a slice of a Sequential."""
+        """Units from one with a norm to the one that convolves next; in MODULES plans, only what is a slice of a
+        Sequential."""
         at = {cut: index for index, cut in enumerate(geometry.cuts)}
         runs = norm_runs(self.profile)
         if self.application is Application.MODULES:
@@ -213,12 +232,19 @@ class Planner:
                 i = i + 1 if end is None else end
         return tuple(found)
 
-    # --- what is said of a plan ------------------------------------------------------------------------------------------------
+    # --- what is said of a plan ---------------------------------------------------------------------------------------
 
     def _made(
-        self, strategy: Strategy, chosen: Strategy, stretches: Sequence[Stretch], tables: Tables, budget_bytes: int | None, most: int | None = None
+        self,
+        strategy: Strategy,
+        chosen: Strategy,
+        stretches: Sequence[Stretch],
+        tables: Tables,
+        budget_bytes: int | None,
+        most: int | None = None,
     ) -> Plan:
-        """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its regions."""
+        """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its
+        regions."""
         regions = described(tables.selection, stretches, self.spans)
         estimated = self.estimate(stretches, tables) if most is None else most
         return self.proposed(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
@@ -243,7 +269,9 @@ class Planner:
             budget_bytes=budget_bytes,
             regions=regions,
             before=before,
-            after=Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={}) if regions else before,
+            after=Peak(requested_bytes=estimated, phase=before.phase, tick=before.tick, by_kind={})
+            if regions
+            else before,
             analysed=False,
             forward_flops=None,
             extra_flops=extra_flops,
@@ -271,7 +299,9 @@ def _run_again(regions: Sequence[Region]) -> int | None:
     return None if None in extra else sum(flops or 0 for flops in extra)
 
 
-def ways_of(strategy: Strategy, application: Application | str | None, *, regions_only: bool = False) -> list[Application]:
+def ways_of(
+    strategy: Strategy, application: Application | str | None, *, regions_only: bool = False
+) -> list[Application]:
     """How plans of a strategy may be applied, the cheapest way first; of them the one that is asked for, if any.
 
     Args:
@@ -284,6 +314,9 @@ def ways_of(strategy: Strategy, application: Application | str | None, *, region
     found = may.get(strategy, [Application.MODULES, Application.GRAPH])
     if application is not None:
         if application not in found:
-            raise UsageError(f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got {str(application)!r}")
+            raise UsageError(
+                f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got "
+                f"{str(application)!r}"
+            )
         found = [Application(application)]
     return [way for way in found if not (regions_only and way is Application.OPERATORS)]

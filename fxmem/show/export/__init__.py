@@ -1,7 +1,7 @@
 """A report as a file that another tool opens.
 
-One module per format, each with one function `(profile, timeline, settings) -> str | bytes`, pure and linear in what the report
-holds (but for sorting). None of them needs torch.
+One module per format, each with one function `(profile, timeline, settings) -> str | bytes`, pure and linear in what
+the report holds (but for sorting). None of them needs torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fxmem.show.export import csv_rows, graphml, markdown, memory_viz, model_exp
 
 __all__ = ["EXPORTERS", "FORMATS", "Exporter", "Format", "export", "save"]
 
-Format = Literal["memory-viz", "perfetto", "speedscope", "model-explorer", "model-explorer-data", "csv", "graphml", "dot", "markdown"]
+Format = Literal[
+    "memory-viz", "perfetto", "speedscope", "model-explorer", "model-explorer-data", "csv", "graphml", "dot", "markdown"
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
 """What can be written."""
 
@@ -44,10 +46,9 @@ def export(profile: Profile, timeline: Timeline, to: Format, *, settings: Settin
     """The report in another tool's format.
 
     Args:
-        profile: what was predicted.
-        timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well.
-        to: one of `FORMATS`.
-        settings: the CUDA caching allocator's, for the addresses in `memory-viz`; should be those that the peak's allocated bytes are of.
+        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's
+        byte counts as well. to: one of `FORMATS`. settings: the CUDA caching allocator's, for the addresses in
+        `memory-viz`; should be those that the peak's allocated bytes are of.
 
     Returns:
         Bytes for `memory-viz`, text for all others.
@@ -61,7 +62,10 @@ def export(profile: Profile, timeline: Timeline, to: Format, *, settings: Settin
     return EXPORTERS[to](profile, timeline, settings)
 
 
-def save(profile: Profile, timeline: Timeline, path: Path, to: Format, *, settings: Settings = DEFAULT_SETTINGS) -> None:
-    """Write it to a file, whole or not at all. Arguments and errors as for `export`, and UsageError for a file that cannot be written."""
+def save(
+    profile: Profile, timeline: Timeline, path: Path, to: Format, *, settings: Settings = DEFAULT_SETTINGS
+) -> None:
+    """Write it to a file, whole or not at all. Arguments and errors as for `export`, and UsageError for a file that
+    cannot be written."""
     content = export(profile, timeline, to, settings=settings)
     files.write_bytes(path, content if isinstance(content, bytes) else content.encode())

@@ -1,9 +1,10 @@
 """One row per node, as comma-separated values (RFC 4180, but for its line ends: `\\n`).
 
-Every field of `records.Node` in plain columns: bytes and FLOPs as whole numbers, an unknown one as an empty cell, never 0; several values in one
-cell divided by spaces. `index` is what `inputs` and `view_of` point at.
+Every field of `records.Node` in plain columns: bytes and FLOPs as whole numbers, an unknown one as an empty cell, never
+0; several values in one cell divided by spaces. `index` is what `inputs` and `view_of` point at.
 
-The text cells come from a model, and spreadsheets run what begins like a formula: such a cell gets an apostrophe in front.
+The text cells come from a model, and spreadsheets run what begins like a formula: such a cell gets an apostrophe in
+front.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ Cell = str | int | None
 def rows(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """The table, its first row the names of the columns."""
     out = StringIO()
-    table = [{"index": index, **cells(node), "peak_bytes": nbytes} for index, (node, nbytes) in enumerate(_with_peak(profile, timeline))]
+    table = [
+        {"index": index, **cells(node), "peak_bytes": nbytes}
+        for index, (node, nbytes) in enumerate(_with_peak(profile, timeline))
+    ]
     writer = csv.DictWriter(out, fieldnames=["index", *_COLUMNS, "peak_bytes"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: spreadsheet_text(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in table)
+    writer.writerows(
+        {name: spreadsheet_text(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in table
+    )
     return out.getvalue()
 
 
@@ -47,7 +53,9 @@ def cells(node: Node) -> dict[str, Cell]:
         "inputs": " ".join(map(str, node.inputs)),
         "output_shapes": " ".join(format_shape(output.shape) for output in node.outputs),
         "output_dtypes": " ".join(output.dtype for output in node.outputs),
-        "output_storages": " ".join("none" if output.storage is None else str(output.storage) for output in node.outputs),
+        "output_storages": " ".join(
+            "none" if output.storage is None else str(output.storage) for output in node.outputs
+        ),
         "view_of": node.view_of,
         "params_bytes": node.params_bytes,
         "output_bytes": node.output_bytes,

@@ -1,8 +1,9 @@
 """The graph as GraphML, written by networkx: `networkx.read_graphml` reads it back, Gephi and yEd open it.
 
-Format: http://graphml.graphdrawing.org/specification.html. A node's id is `n` and its index; its attributes are the columns of the `csv` export,
-and `peak_bytes`; an attribute that is unknown is left out. An edge goes from a node to one that reads its result (`relation` is `reads`), or from the
-owner of a storage to a view of it (`views`); where both hold, `reads` with `views` true. Attributes of the graph say what was predicted.
+Format: http://graphml.graphdrawing.org/specification.html. A node's id is `n` and its index; its attributes are the
+columns of the `csv` export, and `peak_bytes`; an attribute that is unknown is left out. An edge goes from a node to one
+that reads its result (`relation` is `reads`), or from the owner of a storage to a view of it (`views`); where both
+hold, `reads` with `views` true. Attributes of the graph say what was predicted.
 
 The text is ASCII; what XML cannot hold (control characters in a model's own names) is spelled out.
 """
@@ -49,4 +50,8 @@ def document(profile: Profile, timeline: Timeline, settings: Settings) -> str:
 
 
 def _known(attributes: dict[str, Cell]) -> dict[str, str | int]:
-    return {name: printable(value) if isinstance(value, str) else value for name, value in attributes.items() if value is not None}
+    return {
+        name: printable(value) if isinstance(value, str) else value
+        for name, value in attributes.items()
+        if value is not None
+    }

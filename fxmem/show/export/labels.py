@@ -11,7 +11,8 @@ __all__ = ["enclosing_modules", "module_label", "site", "storage_label", "title"
 
 
 def enclosing_modules(node: Node) -> tuple[str, ...]:
-    """Paths of the modules around a node, outermost first, the model itself left out; a called module is not around its own call."""
+    """Paths of the modules around a node, outermost first, the model itself left out; a called module is not around its
+    own call."""
     path = node.module.rpartition(".")[0] if node.op == "call_module" else node.module
     return tuple(accumulate(path.split("."), "{}.{}".format)) if path else ()
 

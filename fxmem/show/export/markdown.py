@@ -1,6 +1,7 @@
 """A summary in Markdown (GitHub's), to paste into a pull request.
 
-Everything that is the model's own stands in a code span or a fenced block, where it cannot become a link, a mention, a heading or HTML.
+Everything that is the model's own stands in a code span or a fenced block, where it cannot become a link, a mention, a
+heading or HTML.
 """
 
 from __future__ import annotations
@@ -26,8 +27,18 @@ def summary(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {_code(profile.model)} on {_code(profile.target.name)}",
-        _facts([*findings.peak_facts(profile, timeline.peak), *findings.total_facts(profile), ("Memory", findings.fits(profile, timeline.peak)[1])]),
-        _table(["At the peak", "bytes", "share"], [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)], "lrr"),
+        _facts(
+            [
+                *findings.peak_facts(profile, timeline.peak),
+                *findings.total_facts(profile),
+                ("Memory", findings.fits(profile, timeline.peak)[1]),
+            ]
+        ),
+        _table(
+            ["At the peak", "bytes", "share"],
+            [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)],
+            "lrr",
+        ),
         _nodes(profile, timeline),
         _facts(findings.header_facts(profile), "Predicted for"),
     ]
@@ -43,18 +54,32 @@ def _facts(facts: Iterable[tuple[str, str]], heading: str = "Predicted") -> str:
 def _nodes(profile: Profile, timeline: Timeline) -> str:
     at_peak = bytes_at_peak(profile, timeline)
     whole = timeline.peak.requested_bytes
-    largest = sorted((index for index, nbytes in enumerate(at_peak) if nbytes), key=lambda index: (-at_peak[index], index))
+    largest = sorted(
+        (index for index, nbytes in enumerate(at_peak) if nbytes), key=lambda index: (-at_peak[index], index)
+    )
     lines = []
     for index in largest[:_TOP]:
         node = profile.nodes[index]
         flops = format_flops(node.forward_flops)
-        shown = [_code(findings.describe(node)), format_bytes(at_peak[index]), percent(at_peak[index], whole), format_bytes(node.saved_bytes), flops]
-        lines.append([*shown, "" if node.source is None else _code(f"{node.source.file.rpartition('/')[2]}:{node.source.line}")])
+        shown = [
+            _code(findings.describe(node)),
+            format_bytes(at_peak[index]),
+            percent(at_peak[index], whole),
+            format_bytes(node.saved_bytes),
+            flops,
+        ]
+        lines.append(
+            [*shown, "" if node.source is None else _code(f"{node.source.file.rpartition('/')[2]}:{node.source.line}")]
+        )
     rest = largest[_TOP:]
     if rest:
         nbytes = sum(at_peak[index] for index in rest)
         lines.append([f"{len(rest)} more", format_bytes(nbytes), percent(nbytes, whole), "", "", ""])
-    return _table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl") if lines else ""
+    return (
+        _table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl")
+        if lines
+        else ""
+    )
 
 
 def _folded(label: str, items: Iterable[str]) -> str:

@@ -1,16 +1,21 @@
-"""A predicted snapshot for PyTorch's memory viewer: what `torch.cuda.memory._dump_snapshot` would have written after a step.
+"""A predicted snapshot for PyTorch's memory viewer: what `torch.cuda.memory._dump_snapshot` would have written after a
+step.
 
-Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), a pickle of plain dicts in protocol 4, the newest that the viewer's own
-reader (`torch/utils/viz/MemoryViz.js`) takes. Nothing here reads a pickle.
+Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), a pickle of plain dicts in protocol 4, the newest
+that the viewer's own reader (`torch/utils/viz/MemoryViz.js`) takes. Nothing here reads a pickle.
 
-- The trace begins with an empty device: first the segments and blocks that are there before the step, by kind, then the step.
-- An event's `size` is the bytes requested, as in PyTorch's own traces. So the running sum peaks at `Peak.requested_bytes`; what the blocks
-  add by rounding stands in `segments`, which are the state after the step, and sum up to `Peak.reserved_bytes`.
+- The trace begins with an empty device: first the segments and blocks that are there before the step, by kind, then the
+  step.
+- An event's `size` is the bytes requested, as in PyTorch's own traces. So the running sum peaks at
+  `Peak.requested_bytes`; what the blocks add by rounding stands in `segments`, which are the state after the step, and
+  sum up to `Peak.reserved_bytes`.
 - Events have no time: nothing was run.
-- For a CUDA target, addresses are those of the caching allocator replayed, but for the origin. For the CPU, whose allocator is not modelled, the
-  step is laid out as that allocator would: sizes and order are predicted, places and segments are not.
+- For a CUDA target, addresses are those of the caching allocator replayed, but for the origin. For the CPU, whose
+  allocator is not modelled, the step is laid out as that allocator would: sizes and order are predicted, places and
+  segments are not.
 
-Text of the report goes through `printable`: the viewer has its own decoder, and a name could otherwise forge a line of a stack.
+Text of the report goes through `printable`: the viewer has its own decoder, and a name could otherwise forge a line of
+a stack.
 """
 
 from __future__ import annotations
@@ -50,7 +55,9 @@ def snapshot(profile: Profile, timeline: Timeline, settings: Settings) -> bytes:
 def _note(profile: Profile, timeline: Timeline, step: RecordedStep) -> str:
     parts = [printable(title(profile)), "no GPU was used", f"requested bytes peak at {timeline.peak.requested_bytes}"]
     if profile.target.device != "cuda":
-        parts.append("places and segments are not predicted for this target: laid out as PyTorch's CUDA allocator would")
+        parts.append(
+            "places and segments are not predicted for this target: laid out as PyTorch's CUDA allocator would"
+        )
     elif not step.steady:
         parts.append("the allocator's state did not repeat itself; a later step may lie elsewhere")
     return "; ".join(parts)
@@ -71,7 +78,13 @@ class _Stacks:
     def _storage(self, index: int) -> list[Frame]:
         storage = self._profile.storages[index]
         head: Frame = {"filename": "PREDICTED by fxmem", "line": 0, "name": printable(storage_label(storage))}
-        below = self._op(storage.op) if storage.op is not None else self._node(storage.node) if storage.node is not None else []
+        below = (
+            self._op(storage.op)
+            if storage.op is not None
+            else self._node(storage.node)
+            if storage.node is not None
+            else []
+        )
         return [head, *below]
 
     def _op_frames(self, index: int) -> list[Frame]:
@@ -91,19 +104,37 @@ class _Stacks:
         frames = [called]
         if (source := node.source) is not None:
             called["fx_original_trace"] = printable(f"{site(source)}, in {source.function}: {source.code}")
-            frames.append({"filename": printable(source.file), "line": source.line, "name": printable(source.function or source.code)})
+            frames.append(
+                {
+                    "filename": printable(source.file),
+                    "line": source.line,
+                    "name": printable(source.function or source.code),
+                }
+            )
         return [*frames, *map(self._module, reversed(enclosing_modules(node)))]
 
     def _module_frame(self, path: str) -> Frame:
-        return {"filename": printable(self._profile.modules.get(path, "")) or "module", "line": 0, "name": printable(path)}
+        return {
+            "filename": printable(self._profile.modules.get(path, "")) or "module",
+            "line": 0,
+            "name": printable(path),
+        }
 
 
 def _before(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
     order = {kind.value: place for place, kind in enumerate(Kind)}
     requested = {block.address: block.requested_bytes for segment in step.segments_before for block in segment.blocks}
     for segment in step.segments_before:
-        yield _event("segment_map" if segment.expandable else "segment_alloc", segment.address, segment.size, stacks.segment, _UNKNOWN)
-    for address, storage in sorted(step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1])):
+        yield _event(
+            "segment_map" if segment.expandable else "segment_alloc",
+            segment.address,
+            segment.size,
+            stacks.segment,
+            _UNKNOWN,
+        )
+    for address, storage in sorted(
+        step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1])
+    ):
         yield _event("alloc", address, requested[address] or 0, stacks.storage(storage), stacks.kinds[storage])
 
 

@@ -1,7 +1,8 @@
 """The graph for Google's Model Explorer, and numbers to load over it.
 
-Format: `GraphCollection` of the visualizer's `input_graph.ts`, and, as a file of its own because the tool takes them so, `GraphNodeData` by graph
-(https://github.com/google-ai-edge/model-explorer/wiki). Modules are its layers: namespaces divided by `/`.
+Format: `GraphCollection` of the visualizer's `input_graph.ts`, and, as a file of its own because the tool takes them
+so, `GraphNodeData` by graph (https://github.com/google-ai-edge/model-explorer/wiki). Modules are its layers: namespaces
+divided by `/`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ def graph(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """The collection of one graph as JSON."""
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     nodes = [_node(profile, index, is_peak=index == peak) for index in range(len(profile.nodes))]
-    whole = {"what": title(profile), "peak": _bytes(timeline.peak.requested_bytes), "saved": _bytes(profile.saved_bytes)}
+    whole = {
+        "what": title(profile),
+        "peak": _bytes(timeline.peak.requested_bytes),
+        "saved": _bytes(profile.saved_bytes),
+    }
     layers = {_namespace(path): {"class": class_name} for path, class_name in profile.modules.items() if path}
     step = {"id": _GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": whole, **layers}}
     return json.dumps({"label": title(profile), "graphs": [step]}, separators=(",", ":"))
 
 
 def node_data(profile: Profile, timeline: Timeline, settings: Settings) -> str:
-    """Of the bytes alive at the peak those each node brought, as JSON; colours run from light to dark with the bytes."""
+    """Of the bytes alive at the peak those each node brought, as JSON; colours run from light to dark with the
+    bytes."""
     values = {str(index): {"value": nbytes} for index, nbytes in enumerate(bytes_at_peak(profile, timeline)) if nbytes}
     shades = [LIGHT.shades[0], LIGHT.shades[-1]]
     gradient = [{"stop": stop, "bgColor": shade.fill, "textColor": shade.text} for stop, shade in enumerate(shades)]
@@ -50,10 +56,14 @@ def _node(profile: Profile, index: int, *, is_peak: bool) -> dict[str, Any]:
         "namespace": _namespace(modules[-1]) if modules else "",
         "attrs": _attributes(node, is_peak=is_peak),
         "incomingEdges": [
-            {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)} for place, source in enumerate(node.inputs)
+            {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+            for place, source in enumerate(node.inputs)
         ],
         "outputsMetadata": [
-            {"id": str(place), "attrs": [{"key": "tensor_shape", "value": f"{output.dtype}[{format_shape(output.shape)}]"}]}
+            {
+                "id": str(place),
+                "attrs": [{"key": "tensor_shape", "value": f"{output.dtype}[{format_shape(output.shape)}]"}],
+            }
             for place, output in enumerate(node.outputs)
         ],
     }

@@ -1,13 +1,14 @@
 """A timeline in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
-Format: "Trace Event Format" (Google, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), its JSON object form:
-`M` names process and thread, `X` are slices, `C` counters, `i` an instant.
+Format: "Trace Event Format" (Google, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU),
+its JSON object form: `M` names process and thread, `X` are slices, `C` counters, `i` an instant.
 
-Nothing was run, so there is no time. One microsecond on the axis is one thing that happens: an operator that begins, or an allocation, or a
-free. So every operator can be seen, the ones that allocate nothing included, and no length means a duration.
+Nothing was run, so there is no time. One microsecond on the axis is one thing that happens: an operator that begins, or
+an allocation, or a free. So every operator can be seen, the ones that allocate nothing included, and no length means a
+duration.
 
-- Slices: phase, modules, node, operator, each inside the one before. An operator's slice ends where the next begins: what it no longer needs
-  goes before that.
+- Slices: phase, modules, node, operator, each inside the one before. An operator's slice ends where the next begins:
+  what it no longer needs goes before that.
 - Counters: the bytes alive in total and of each kind, written where they change.
 - An instant stands at the peak.
 """
@@ -34,7 +35,11 @@ Key = tuple[str, str | int]
 def trace(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """The step as JSON of trace events."""
     events = [*_names(profile), *_slices(profile), *_counters(profile, timeline), *_peak(profile, timeline)]
-    about = {"title": title(profile), "torch": profile.torch_version, "axis": "1 us is one operator, allocation or free; no length is a duration"}
+    about = {
+        "title": title(profile),
+        "torch": profile.torch_version,
+        "axis": "1 us is one operator, allocation or free; no length is a duration",
+    }
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}, separators=(",", ":"))
 
 
@@ -55,16 +60,26 @@ def _slices(profile: Profile) -> Iterator[dict[str, Any]]:
 
     for span in profile.phases:
         begin, end = span.begin + span.first_op, span.end + span.last_op
-        slices.append({"ph": "X", "cat": "phase", "name": span.phase.value, "ts": begin, "dur": end - begin, **_PLACE, "args": {}})
+        slices.append(
+            {"ph": "X", "cat": "phase", "name": span.phase.value, "ts": begin, "dur": end - begin, **_PLACE, "args": {}}
+        )
         for index in range(span.first_op, span.last_op):
             op = profile.ops[index]
             now = op.begin + index
             node = profile.nodes[op.node]
-            way: list[Key] = [*(("module", path) for path in enclosing_modules(node)), ("node", op.node), ("operator", index)]
-            same = next((depth for depth, (key, _) in enumerate(opened) if depth >= len(way) or way[depth] != key), len(opened))
+            way: list[Key] = [
+                *(("module", path) for path in enclosing_modules(node)),
+                ("node", op.node),
+                ("operator", index),
+            ]
+            same = next(
+                (depth for depth, (key, _) in enumerate(opened) if depth >= len(way) or way[depth] != key), len(opened)
+            )
             close(same, now)
             for key in way[same:]:
-                opened.append((key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_described(profile, key)}))
+                opened.append(
+                    (key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_described(profile, key)})
+                )
                 slices.append(opened[-1][1])
         close(0, end)
     yield from slices
@@ -93,7 +108,10 @@ def _node_arguments(node: Node) -> dict[str, str | int]:
 
 
 def _counters(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    curves = {"bytes alive": timeline.live_bytes, **{f"bytes alive: {kind.value}": live for kind, live in timeline.by_kind.items()}}
+    curves = {
+        "bytes alive": timeline.live_bytes,
+        **{f"bytes alive: {kind.value}": live for kind, live in timeline.by_kind.items()},
+    }
     begins = [op.begin for op in profile.ops]
     before = dict.fromkeys(curves, 0)
     for tick in range(profile.ticks):
@@ -109,7 +127,15 @@ def _peak(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
     if profile.ticks:
         arguments = {"node": peak.node or "none", **{kind.value: nbytes for kind, nbytes in peak.by_kind.items()}}
         name = f"peak: {peak.requested_bytes:,} bytes requested"
-        yield {"ph": "i", "cat": "peak", "s": "g", "name": name, "ts": _moment(peak.tick, [op.begin for op in profile.ops]), **_PLACE, "args": arguments}
+        yield {
+            "ph": "i",
+            "cat": "peak",
+            "s": "g",
+            "name": name,
+            "ts": _moment(peak.tick, [op.begin for op in profile.ops]),
+            **_PLACE,
+            "args": arguments,
+        }
 
 
 def _moment(tick: int, begins: list[int]) -> int:

@@ -1,9 +1,9 @@
 """Flame graphs for speedscope: what is alive at the peak, and what is saved for backward, by module, node and tensor.
 
 Format: speedscope's own (https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources, schema at
-https://www.speedscope.app/file-format-schema.json), two `sampled` profiles in bytes. A sample is a storage, or a node; its weight is its bytes,
-its stack the model, the modules around it, the node, the storage. Samples stand in the order of the graph, so the time order shows the model from
-its first layer to its last; "left heavy" puts the largest first.
+https://www.speedscope.app/file-format-schema.json), two `sampled` profiles in bytes. A sample is a storage, or a node;
+its weight is its bytes, its stack the model, the modules around it, the node, the storage. Samples stand in the order
+of the graph, so the time order shows the model from its first layer to its last; "left heavy" puts the largest first.
 
 The first profile's weights sum up to `Peak.requested_bytes`, the second's to `Profile.saved_bytes`.
 """
@@ -44,7 +44,10 @@ def flamegraphs(profile: Profile, timeline: Timeline, settings: Settings) -> str
         "name": name,
         "activeProfileIndex": 0,
         "profiles": [
-            _sampled("bytes alive at the peak", ((stack, nbytes) for (_, stack), nbytes in sorted(alive.items(), key=lambda entry: entry[0][0]))),
+            _sampled(
+                "bytes alive at the peak",
+                ((stack, nbytes) for (_, stack), nbytes in sorted(alive.items(), key=lambda entry: entry[0][0])),
+            ),
             _sampled("bytes saved for backward", saved),
         ],
         "shared": {"frames": frames.listed},
@@ -81,7 +84,9 @@ class _Frames:
         if node is None:
             return (model,)
         called = self._profile.nodes[node]
-        modules = (self._frame(("module", path), module_label(self._profile, path)) for path in enclosing_modules(called))
+        modules = (
+            self._frame(("module", path), module_label(self._profile, path)) for path in enclosing_modules(called)
+        )
         return (model, *modules, self._node(node))
 
     def named(self, label: str) -> int:
@@ -90,7 +95,9 @@ class _Frames:
 
     def _node(self, index: int) -> int:
         node = self._profile.nodes[index]
-        place: dict[str, str | int] = {} if node.source is None else {"file": node.source.file, "line": node.source.line}
+        place: dict[str, str | int] = (
+            {} if node.source is None else {"file": node.source.file, "line": node.source.line}
+        )
         return self._frame(("node", index), node.name, place)
 
     def _frame(self, key: tuple[str, str | int], name: str, place: dict[str, str | int] | None = None) -> int:

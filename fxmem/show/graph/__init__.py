@@ -1,8 +1,9 @@
-"""The annotated graph of a step as SVG, as Graphviz DOT source, or, where there is something to convert it, as PNG or PDF.
+"""The annotated graph of a step as SVG, as Graphviz DOT source, or, where there is something to convert it, as PNG or
+PDF.
 
 Boxes are calls, or modules whose calls are summed up; frames are the modules around them. Equal siblings are folded
-into one, parameters are counted where they are first read, and what is read from far away is named instead of joined by a line. Names are
-untrusted text and are escaped. Everything is computed from records, without torch.
+into one, parameters are counted where they are first read, and what is read from far away is named instead of joined by
+a line. Names are untrusted text and are escaped. Everything is computed from records, without torch.
 """
 
 from __future__ import annotations
@@ -12,4 +13,16 @@ from fxmem.show.graph.graphviz_layout import Program, engines
 from fxmem.show.graph.picture import Heat
 from fxmem.show.graph.render import HEATS, RENDERERS, Renderer, dot_source, image, require_image, svg
 
-__all__ = ["HEATS", "RENDERERS", "Format", "Heat", "Program", "Renderer", "dot_source", "engines", "image", "require_image", "svg"]
+__all__ = [
+    "HEATS",
+    "RENDERERS",
+    "Format",
+    "Heat",
+    "Program",
+    "Renderer",
+    "dot_source",
+    "engines",
+    "image",
+    "require_image",
+    "svg",
+]

@@ -1,4 +1,5 @@
-"""What is checkpointed in a step: a plan's regions, or those of the program itself, as stretches of nodes to draw a frame around."""
+"""What is checkpointed in a step: a plan's regions, or those of the program itself, as stretches of nodes to draw a
+frame around."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ class Checkpoint:
     region: Region | None
     """As planned; None where the program itself checkpoints."""
     extra_flops: int | None
-    """FLOPs of running it once more: of a plan's as planned, of the program's own all of its forward, which is the most it can be. None: unknown."""
+    """FLOPs of running it once more: of a plan's as planned, of the program's own all of its forward, which is the most
+    it can be. None: unknown."""
     level: int = 0
     """How many others are around it."""
 
     @property
     def freed_bytes(self) -> int | None:
-        """What is no longer kept for backward; None for the program's own: what it would keep without is not in the profile."""
+        """What is no longer kept for backward; None for the program's own: what it would keep without is not in the
+        profile."""
         return None if self.region is None else self.region.freed_bytes
 
     @property
@@ -49,13 +52,18 @@ class Checkpoint:
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
-    """What is checkpointed, in the order it runs, each before those within it: the plan's regions, and the program's own that cross none of these.
+    """What is checkpointed, in the order it runs, each before those within it: the plan's regions, and the program's
+    own that cross none of these.
 
     Raises:
         UsageError: the plan is not for this profile, or its regions overlap.
     """
     planned = [] if plan is None else _planned(profile, plan)
-    own = [_own(profile, region.first_node, region.last_node) for region in profile.recomputed if region.first_node < region.last_node]
+    own = [
+        _own(profile, region.first_node, region.last_node)
+        for region in profile.recomputed
+        if region.first_node < region.last_node
+    ]
     return tuple(_nested([*planned, *(each for each in own if not any(_cross(each, other) for other in planned))]))
 
 
@@ -73,7 +81,9 @@ def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
     if planned:
         # What an inner one frees, it frees while the outer one runs again.
         outermost = min(checkpoint.level for checkpoint, _ in planned)
-        freed = sum((checkpoint.freed_bytes or 0) * times for checkpoint, times in planned if checkpoint.level == outermost)
+        freed = sum(
+            (checkpoint.freed_bytes or 0) * times for checkpoint, times in planned if checkpoint.level == outermost
+        )
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
         results = sum(checkpoint.keeps * times for checkpoint, times in planned)
@@ -98,11 +108,20 @@ def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
 
 def _planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
     theirs, ours = (plan.inputs, plan.step, plan.target.name), (profile.inputs, profile.step, profile.target.name)
-    found = [Checkpoint(region.first_node, region.last_node, region, region.extra_flops) for region in plan.all_regions()]
+    found = [
+        Checkpoint(region.first_node, region.last_node, region, region.extra_flops) for region in plan.all_regions()
+    ]
     if theirs != ours or any(each.last_node > len(profile.nodes) or each.first_node < 0 for each in found):
-        raise UsageError("expected a plan for the step that is drawn, but it is for other inputs, another step or another target: plan it anew")
+        raise UsageError(
+            "expected a plan for the step that is drawn, but it is for other inputs, another step or another "
+            "target: "
+            "plan it anew"
+        )
     if any(each.first_node >= each.last_node for each in found) or len(list(_nested(found))) < len(found):
-        raise UsageError("expected a plan whose regions hold nodes and lie apart or within each other; this one contradicts itself: plan it anew")
+        raise UsageError(
+            "expected a plan whose regions hold nodes and lie apart or within each other; this one contradicts "
+            "itself: plan it anew"
+        )
     return found
 
 
@@ -117,7 +136,8 @@ def _cross(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def _nested(found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
-    """In order, with their levels; of two that cross, the one that begins first. Of equal ones the planned is the outer."""
+    """In order, with their levels; of two that cross, the one that begins first. Of equal ones the planned is the
+    outer."""
     around: list[Checkpoint] = []
     for each in sorted(found, key=lambda each: (each.first_node, -each.last_node, each.region is None)):
         while around and around[-1].last_node <= each.first_node:

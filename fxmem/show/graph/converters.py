@@ -1,7 +1,8 @@
-"""A drawing as PNG or PDF, by whatever can turn one into the other. Nothing that fxmem depends on can; each is a program of its own, or a package.
+"""A drawing as PNG or PDF, by whatever can turn one into the other. Nothing that fxmem depends on can; each is a
+program of its own, or a package.
 
-`rsvg-convert` (librsvg) and CairoSVG convert the SVG itself. Graphviz, where neither is there, draws the labelled DOT source
-anew: the same graph in the same colours, with a title instead of the head and the legend.
+`rsvg-convert` (librsvg) and CairoSVG convert the SVG itself. Graphviz, where neither is there, draws the labelled DOT
+source anew: the same graph in the same colours, with a title instead of the head and the legend.
 """
 
 from __future__ import annotations
@@ -53,15 +54,21 @@ _MAGIC: dict[Format, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}
 
 
 def converters(*, redrawn: bool = True) -> tuple[Program, ...]:
-    """All that can make a PNG or PDF, in the order in which they are tried; `redrawn`: those too that draw the graph anew."""
-    return tuple(Program(each, _is_here(each), _HOW[each]) for each in get_args(_Converter) if redrawn or each in _OF_SVG)
+    """All that can make a PNG or PDF, in the order in which they are tried; `redrawn`: those too that draw the graph
+    anew."""
+    return tuple(
+        Program(each, _is_here(each), _HOW[each]) for each in get_args(_Converter) if redrawn or each in _OF_SVG
+    )
 
 
 def require(form: Format, *, redrawn: bool) -> None:
     """Raises EnvironmentLacksError, with what to install, if no converter is there."""
     found = converters(redrawn=redrawn)
     if not any(each.available for each in found):
-        raise EnvironmentLacksError(f"expected one of these to write .{form}, and none is here: {'; '.join(each.how for each in found)}. A .svg needs nothing")
+        raise EnvironmentLacksError(
+            f"expected one of these to write .{form}, and none is here: {'; '.join(each.how for each in found)}. A "
+            f".svg needs nothing"
+        )
 
 
 def convert(form: Format, svg: Callable[[], str], dot: Callable[[], str] | None) -> bytes:
@@ -102,7 +109,10 @@ def _from_svg(name: str, form: Format, document: str) -> bytes:
 
 def _from_dot(name: str, form: Format, source: str) -> bytes:
     dpi = f"{_POINTS * (_ZOOM if form == 'png' else 1.0):.0f}"
-    program, package = [shutil.which("dot") or "dot", f"-T{form}", f"-Gdpi={dpi}"], [sys.executable, "-P", "-c", _PYGRAPHVIZ, form, dpi]
+    program, package = (
+        [shutil.which("dot") or "dot", f"-T{form}", f"-Gdpi={dpi}"],
+        [sys.executable, "-P", "-c", _PYGRAPHVIZ, form, dpi],
+    )
     command = program if name == "dot" else package
     return answer(name, command, source.encode(), limit=TIME_LIMIT)
 

@@ -14,7 +14,8 @@ _TOO_COARSE = 12
 
 
 def choose_depth(root: Visit, base: int, max_boxes: int) -> tuple[int, int]:
-    """The most levels at which there are no more than `max_boxes` boxes; or one, and how many siblings share a box there."""
+    """The most levels at which there are no more than `max_boxes` boxes; or one, and how many siblings share a box
+    there."""
     deepest = max(max((level(visit.module) - base for visit in _visits(root)), default=0) + 1, 1)
     counts = {depth: count(root, base + depth) for depth in range(1, deepest + 1)}
     depth = next((depth for depth in range(deepest, 0, -1) if counts[depth] <= max_boxes), 0)
@@ -40,7 +41,10 @@ def count(item: Item, depth: int) -> int:
 def is_one_box(item: Item, depth: int) -> bool:
     """Whether it is drawn as a box of its own: a call, or a module too deep, or in which one call is all there is."""
     if isinstance(item, Visit):
-        return item.checkpoint is None and ((level(item.module) >= depth and item.module != "") or (len(item.items) == 1 and isinstance(item.items[0], Leaf)))
+        return item.checkpoint is None and (
+            (level(item.module) >= depth and item.module != "")
+            or (len(item.items) == 1 and isinstance(item.items[0], Leaf))
+        )
     return isinstance(item, Leaf)
 
 

@@ -16,14 +16,20 @@ _POINTS = 72.0
 _COURIER_EM = 0.6
 """Width of every character of Courier, whatever the engine knows of fonts."""
 _FRAME_STYLE = f'fillcolor="{LIGHT.frame}" labeljust=l'
-_MODULE_STYLE = f'class=module style="rounded,filled" color="#999999" penwidth=1 fontcolor="{LIGHT.text}" {_FRAME_STYLE}'
-_CHECKPOINT_STYLE = f'class=checkpoint style="rounded,filled,dashed" color="{LIGHT.checkpoint}" penwidth=2.5 fontcolor="{LIGHT.checkpoint}" {_FRAME_STYLE}'
+_MODULE_STYLE = (
+    f'class=module style="rounded,filled" color="#999999" penwidth=1 fontcolor="{LIGHT.text}" {_FRAME_STYLE}'
+)
+_CHECKPOINT_STYLE = (
+    f'class=checkpoint style="rounded,filled,dashed" color="{LIGHT.checkpoint}" penwidth=2.5 '
+    f'fontcolor="{LIGHT.checkpoint}" {_FRAME_STYLE}'
+)
 """A cluster takes what is not said from the one around it, so everything is said."""
 _NEAR = "weight=4"
 _MOST_STACKED = 8
 """Boxes of a frame that are held above, or below, those of another."""
 _SPREAD = "nodesep=0.2 ranksep=0.24 splines=polyline newrank=true"
-"""`newrank`: what is to be below what holds between clusters too; without it Graphviz ranks each cluster alone and takes it for a wish."""
+"""`newrank`: what is to be below what holds between clusters too; without it Graphviz ranks each cluster alone and
+takes it for a wish."""
 
 
 def quoted(text: str) -> str:
@@ -47,7 +53,10 @@ def bare(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords
         characters = max(round(heading_width(headings[index]) / (_COURIER_EM * TITLE_SIZE)), 1)
         return f'label="{"x" * characters}"'
 
-    head = f'graph [{_SPREAD} fontname=Courier fontsize={TITLE_SIZE:g} margin=10]\nnode [shape=box fixedsize=true label=""]'
+    head = (
+        f"graph [{_SPREAD} fontname=Courier fontsize={TITLE_SIZE:g} margin=10]\nnode [shape=box fixedsize=true "
+        f'label=""]'
+    )
     return _written(drawing, head, box, frame, {"data": "", "order": "weight=0", "hidden": "weight=0"})
 
 
@@ -56,26 +65,42 @@ def labelled(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameW
 
     def box(index: int) -> str:
         each, drawn = words[index], drawing.boxes[index]
-        text = "\n".join(filter(None, ("  ".join(filter(None, (each.title, each.figure))), *each.lines, each.mark))) + "\n"
+        text = (
+            "\n".join(filter(None, ("  ".join(filter(None, (each.title, each.figure))), *each.lines, each.mark))) + "\n"
+        )
         styles = ["filled", "rounded"] + (["dashed"] if drawn.kind == "alias" else [])
         shade = LIGHT.shades[0 if each.heat is None else each.heat]
         border = f' color="{LIGHT.peak}" penwidth=4' if drawn.peak else ""
-        more = f' peripheries={2 if drawn.alike > 1 else 1} style="{",".join(styles)}" fillcolor="{shade.fill}" fontcolor="{shade.text}"{border}'
-        return f"n{index} [label={quoted(text)} id={quoted(each.id)} class={quoted(drawn.kind)} tooltip={_tooltip(each.tooltip)}{more}]"
+        more = (
+            f' peripheries={2 if drawn.alike > 1 else 1} style="{",".join(styles)}" fillcolor="{shade.fill}" '
+            f'fontcolor="{shade.text}"{border}'
+        )
+        return (
+            f"n{index} [label={quoted(text)} id={quoted(each.id)} class={quoted(drawn.kind)} "
+            f"tooltip={_tooltip(each.tooltip)}{more}]"
+        )
 
     def frame(index: int) -> str:
         heading = headings[index]
-        said = f"label={quoted(f'{heading.title}  {heading.note}' + chr(10))} id={quoted(heading.id)} tooltip={_tooltip(heading.tooltip)}"
+        said = (
+            f"label={quoted(f'{heading.title}  {heading.note}' + chr(10))} id={quoted(heading.id)} "
+            f"tooltip={_tooltip(heading.tooltip)}"
+        )
         return f"{said} {_CHECKPOINT_STYLE if heading.checkpoint else _MODULE_STYLE}"
 
     head = "\n".join(
         [
-            f"graph [label={quoted(title)} labelloc=t {_SPREAD} compound=true fontname=Helvetica fontsize={TITLE_SIZE:g}]",
+            (
+                f"graph [label={quoted(title)} labelloc=t {_SPREAD} compound=true fontname=Helvetica "
+                f"fontsize={TITLE_SIZE:g}]"
+            ),
             f'node [shape=box fontname=Helvetica fontsize={NOTE_SIZE:g} margin="0.1,0.06"]',
             f'edge [color="{LIGHT.line}" arrowsize=0.6]',
         ]
     )
-    return _written(drawing, head, box, frame, {"data": "", "order": "weight=0 style=dashed", "hidden": "weight=0 style=invis"})
+    return _written(
+        drawing, head, box, frame, {"data": "", "order": "weight=0 style=dashed", "hidden": "weight=0 style=invis"}
+    )
 
 
 def _tooltip(lines: Sequence[str]) -> str:
@@ -113,13 +138,17 @@ def _written(
 
     stacked = (Edge(above, below, "hidden") for above, below in _stacked(drawing))
     lines = [*map(edge, drawing.edges), *map(edge, stacked)]
-    return "\n".join(["digraph fxmem {", *(f"  {line}" for line in head.splitlines()), *inside(None, "  "), *lines, "}", ""])
+    return "\n".join(
+        ["digraph fxmem {", *(f"  {line}" for line in head.splitlines()), *inside(None, "  "), *lines, "}", ""]
+    )
 
 
 def _stacked(drawing: Picture) -> Iterator[tuple[int, int]]:
-    """Pairs of boxes of which the second has to be placed below the first, so that of two frames side by side neither reads of the other.
+    """Pairs of boxes of which the second has to be placed below the first, so that of two frames side by side neither
+    reads of the other.
 
-    Without it a frame in which something reads of nothing before would begin beside the frame before, and a hundred of them make a staircase.
+    Without it a frame in which something reads of nothing before would begin beside the frame before, and a hundred of
+    them make a staircase.
     """
     ranges = spans(drawing)
     heads: dict[int, list[int]] = {}

@@ -21,7 +21,19 @@ from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile
 from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
 
-__all__ = ["Item", "Leaf", "Place", "Run", "Visit", "all_nodes", "graph_tree", "items_of", "level", "module_of", "places"]
+__all__ = [
+    "Item",
+    "Leaf",
+    "Place",
+    "Run",
+    "Visit",
+    "all_nodes",
+    "graph_tree",
+    "items_of",
+    "level",
+    "module_of",
+    "places",
+]
 
 _WORTH_FOLDING = 4
 """Boxes that a run of single calls has to save; a run of modules is folded for any."""
@@ -33,7 +45,8 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class Leaf:
-    """Nodes that are never told apart: one call, together with the parameters that it is the first to read, or a row of views."""
+    """Nodes that are never told apart: one call, together with the parameters that it is the first to read, or a row of
+    views."""
 
     nodes: tuple[int, ...]
     """In the order they ran."""
@@ -81,7 +94,9 @@ class Place:
     """For each run around it, from a number of the run's own, which of its repeats the node is in."""
 
 
-def graph_tree(profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool, regions: Sequence[Checkpoint] | None = None) -> Visit:
+def graph_tree(
+    profile: Profile, nodes: Sequence[int], *, peak: int | None, fold: bool, regions: Sequence[Checkpoint] | None = None
+) -> Visit:
     """The tree of these nodes of a profile (indices, in the order they ran).
 
     Args:
@@ -159,14 +174,20 @@ def _place(node: int, stands_for: dict[int, int], turns: dict[int, dict[int, int
     return Place(at, found)
 
 
-# --- leaves -----------------------------------------------------------------------------------------------------------------
+# --- leaves -----------------------------------------------------------------------------------------------------------
 
 
-def _leaves(profile: Profile, nodes: Sequence[int], regions: Sequence[Checkpoint], *, peak: int | None, merge_views: bool) -> list[Leaf]:
+def _leaves(
+    profile: Profile, nodes: Sequence[int], regions: Sequence[Checkpoint], *, peak: int | None, merge_views: bool
+) -> list[Leaf]:
     """One leaf per call, in order; a parameter that something reads joins the first that does."""
     borders = sorted({border for region in regions for border in (region.first_node, region.last_node)})
     readers = _readers(profile, nodes)
-    joins = {node: readers[node][0] for node in nodes if profile.nodes[node].op == "get_attr" and readers[node] and node != peak}
+    joins = {
+        node: readers[node][0]
+        for node in nodes
+        if profile.nodes[node].op == "get_attr" and readers[node] and node != peak
+    }
     held: dict[int, list[int]] = {}
     for parameter, reader in joins.items():
         held.setdefault(reader, []).append(parameter)
@@ -176,7 +197,12 @@ def _leaves(profile: Profile, nodes: Sequence[int], regions: Sequence[Checkpoint
             continue
         node = profile.nodes[index]
         own = (*held.get(index, ()), index)
-        leaf = Leaf(nodes=own, calls=(index,), module=node.module, alias=index != peak and _is_alias(node, parameters=len(own) > 1))
+        leaf = Leaf(
+            nodes=own,
+            calls=(index,),
+            module=node.module,
+            alias=index != peak and _is_alias(node, parameters=len(own) > 1),
+        )
         if merge_views and leaves and _continues(profile, leaves[-1], leaf, readers, borders):
             before = leaves.pop()
             leaf = Leaf(nodes=(*before.nodes, index), calls=(*before.calls, index), module=node.module, alias=True)
@@ -194,18 +220,28 @@ def _readers(profile: Profile, nodes: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _is_alias(node: Node, *, parameters: bool) -> bool:
-    brings = node.output_bytes or node.saved_bytes or node.params_bytes or node.scratch_bytes.forward or node.forward_flops
+    brings = (
+        node.output_bytes or node.saved_bytes or node.params_bytes or node.scratch_bytes.forward or node.forward_flops
+    )
     return node.view_of is not None and node.op in ("call_method", "call_function") and not brings and not parameters
 
 
-def _continues(profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]) -> bool:
+def _continues(
+    profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]
+) -> bool:
     last, first = before.calls[-1], leaf.calls[0]
     if bisect_right(borders, last) != bisect_right(borders, first):
         return False
-    return before.alias and leaf.alias and before.module == leaf.module and profile.nodes[first].inputs == (last,) and readers[last] == [first]
+    return (
+        before.alias
+        and leaf.alias
+        and before.module == leaf.module
+        and profile.nodes[first].inputs == (last,)
+        and readers[last] == [first]
+    )
 
 
-# --- paths ------------------------------------------------------------------------------------------------------------------
+# --- paths ------------------------------------------------------------------------------------------------------------
 
 _Segment = str | int
 """A step down: the name of a module in the one around it, or the index of a region."""
@@ -215,7 +251,8 @@ def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoin
     """The way from the root to each leaf."""
     modules = [_enclosing(profile.nodes[leaf.calls[0]]) for leaf in leaves]
     begins = [leaf.calls[0] for leaf in leaves]
-    # What each leaf's path has in common with that of the one before; with nothing, before the first and after the last.
+    # What each leaf's path has in common with that of the one before; with nothing, before the first and after the
+    # last.
     common = [0, *(_in_common(before, after) for before, after in pairwise(modules)), 0]
     everywhere = min(common[1:-1], default=len(modules[0]) if modules else 0)
     around: list[list[tuple[int, int]]] = [[] for _ in leaves]
@@ -242,10 +279,13 @@ def _with_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list
 
 def _in_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
     """How many segments two paths have in common."""
-    return next((index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), min(len(one), len(other)))
+    return next(
+        (index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours),
+        min(len(one), len(other)),
+    )
 
 
-# --- visits -----------------------------------------------------------------------------------------------------------------
+# --- visits -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -281,7 +321,7 @@ def _close(visit: _Open, folding: _Folding | None) -> Visit:
     return Visit(visit.module, tuple(items if folding is None else folding.fold(items)), visit.checkpoint)
 
 
-# --- folding ----------------------------------------------------------------------------------------------------------------
+# --- folding ----------------------------------------------------------------------------------------------------------
 
 
 class _Folding:
@@ -301,7 +341,10 @@ class _Folding:
             length, times = self._best_run(items, prints, at)
             if times > 1:
                 starts = range(at, at + length * times, length)
-                repeats = tuple(tuple(node for item in items[start : start + length] for node in all_nodes(item)) for start in starts)
+                repeats = tuple(
+                    tuple(node for item in items[start : start + length] for node in all_nodes(item))
+                    for start in starts
+                )
                 folded.append(Run(tuple(items[at : at + length]), repeats, items[at + length * times - 1]))
             else:
                 folded.append(items[at])
@@ -309,13 +352,16 @@ class _Folding:
         return folded
 
     def _best_run(self, items: list[Item], prints: list[int], at: int) -> tuple[int, int]:
-        """Items in a repeat and number of repeats of the run that saves most, the shortest repeat first; (1, 1) for none."""
+        """Items in a repeat and number of repeats of the run that saves most, the shortest repeat first; (1, 1) for
+        none."""
         best, most = (1, 1), 0
         for length in range(1, min(_LONGEST_REPEAT, (len(items) - at) // 2) + 1):
             if prints[at] != prints[at + length]:
                 continue
             times = 1
-            while prints[at + times * length : at + (times + 1) * length] == prints[at : at + length] and self._same_wiring(items, at, length, times):
+            while prints[at + times * length : at + (times + 1) * length] == prints[
+                at : at + length
+            ] and self._same_wiring(items, at, length, times):
                 times += 1
             saved = length * (times - 1)
             is_module = all(isinstance(item, Visit) for item in items[at : at + length])
@@ -336,7 +382,10 @@ class _Folding:
     def _fingerprint(self, item: Item) -> int:
         # Kept alive beside its fingerprint, so that its identity is not given to another item.
         if id(item) not in self._of_item:
-            self._of_item[id(item)] = (item, self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints)))
+            self._of_item[id(item)] = (
+                item,
+                self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints)),
+            )
         return self._of_item[id(item)][1]
 
     def _likeness(self, item: Item) -> Hashable:
@@ -353,7 +402,14 @@ class _Folding:
         name = _numberless(node.module if node.op == "call_module" else call_name(node))
         tensors = tuple((output.shape, output.dtype) for output in node.outputs)
         scratch = (node.scratch_bytes.forward, node.scratch_bytes.backward)
-        counts = (node.params_bytes, node.output_bytes, node.saved_bytes, scratch, node.forward_flops, node.backward_flops)
+        counts = (
+            node.params_bytes,
+            node.output_bytes,
+            node.saved_bytes,
+            scratch,
+            node.forward_flops,
+            node.backward_flops,
+        )
         return (node.op, name, node.module_type, tensors, node.view_of is None, counts, index == self._peak)
 
 

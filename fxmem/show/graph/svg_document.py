@@ -59,12 +59,14 @@ def write(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWord
     foot = top + layout.height + 22.0
     height = foot + 14.0
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="fxmem-graph" role="img" width="{_n(width)}" height="{_n(height)}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fxmem-graph" role="img" width="{_n(width)}" '
+        f'height="{_n(height)}"'
         f' viewBox="0 0 {_n(width)} {_n(height)}" data-engine="{_safe(layout.engine)}" data-heat="{drawing.heat}">',
         f"<title>{_safe(title(drawing))}</title>",
         f"<desc>{_safe(f'Peak: {peak_words(drawing)}. {note}')}</desc>",
         f"<style>{_style()}</style>",
-        '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto">'
         '<path d="M0 0.8L8 4L0 7.2z"/></marker></defs>',
         f'<rect class="page" width="{_n(width)}" height="{_n(height)}"/>',
         *head,
@@ -73,7 +75,10 @@ def write(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWord
         *(_edge(drawing, words, index, line) for index, line in enumerate(layout.lines) if line is not None),
         # Above the lines, which run across them.
         *(_heading(each, place) for each, place in zip(headings, layout.frames, strict=True)),
-        *(_box(drawing, index, each, place) for index, (each, place) in enumerate(zip(words, layout.boxes, strict=True))),
+        *(
+            _box(drawing, index, each, place)
+            for index, (each, place) in enumerate(zip(words, layout.boxes, strict=True))
+        ),
         "</g>",
         _text(_EDGE, foot, fit(note, NOTE_SIZE, width - 2 * _EDGE), "muted"),
         "</svg>",
@@ -82,7 +87,7 @@ def write(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWord
     return "\n".join(parts)
 
 
-# --- head -------------------------------------------------------------------------------------------------------------------
+# --- head -------------------------------------------------------------------------------------------------------------
 
 
 def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
@@ -111,21 +116,29 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
             _text(_EDGE + _FACTS, y, share.name),
             _text(_EDGE + _FACTS + 180.0, y, format_bytes(share.nbytes), "end"),
             _text(_EDGE + _FACTS + 240.0, y, share.percent, "end"),
-            f'<rect class="bar" x="{_n(_EDGE + _FACTS + 254)}" y="{_n(y - 9)}" width="{_n(max(length, 1.0))}" height="10"/>',
+            (
+                f'<rect class="bar" x="{_n(_EDGE + _FACTS + 254)}" y="{_n(y - 9)}" width="{_n(max(length, 1.0))}" '
+                f'height="10"/>'
+            ),
         ]
     legend, y = _legend(drawing, y + 12.0, width)
     return [*parts, *legend], y + 18.0
 
 
 def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]:
-    parts = [_text(_EDGE, y + 11, "Colour", "label"), _text(_EDGE + _FACTS, y + 11, f"{drawing.heat}: {HEATS[drawing.heat]}")]
+    parts = [
+        _text(_EDGE, y + 11, "Colour", "label"),
+        _text(_EDGE + _FACTS, y + 11, f"{drawing.heat}: {HEATS[drawing.heat]}"),
+    ]
     largest = heat_scale(drawing)
     y += 18.0
     for step in range(STEPS + 1):
         x = _EDGE + _FACTS + _SWATCH * step
         most = largest / 2 ** (STEPS - step)
         amount = format_flops(round(most)) if drawing.heat == "flops" else format_bytes(round(most))
-        parts.append(f'<g class="h{step}"><rect class="shape" x="{_n(x)}" y="{_n(y)}" width="{_n(_SWATCH)}" height="14"/></g>')
+        parts.append(
+            f'<g class="h{step}"><rect class="shape" x="{_n(x)}" y="{_n(y)}" width="{_n(_SWATCH)}" height="14"/></g>'
+        )
         parts.append(_text(x + _SWATCH / 2, y + 26, "0" if not step or not largest else f"≤ {amount}", "small middle"))
     y += 32.0
     for line in wrap(_key(drawing), NOTE_SIZE, width - _FACTS, lines=6):
@@ -134,7 +147,10 @@ def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]
     for index, line in enumerate(wrap(_checkpoint_key(drawing), NOTE_SIZE, width - _FACTS - _SWATCH, lines=4)):
         y += LINE if index else LINE + 6.0
         if line and not index:
-            parts.append(f'<g class="frame checkpoint"><rect x="{_n(_EDGE + _FACTS + 2)}" y="{_n(y - 11)}" width="{_n(_SWATCH - 14)}" height="14" rx="4"/></g>')
+            parts.append(
+                f'<g class="frame checkpoint"><rect x="{_n(_EDGE + _FACTS + 2)}" y="{_n(y - 11)}" '
+                f'width="{_n(_SWATCH - 14)}" height="14" rx="4"/></g>'
+            )
         parts.append(_text(_EDGE + _FACTS + _SWATCH, y, line, "muted"))
     return parts, y
 
@@ -150,7 +166,9 @@ def _key(drawing: Picture) -> str:
     if any(box.alike > 1 for box in drawing.boxes) or any(frame.alike > 1 for frame in drawing.frames):
         said.append("xN: N equal ones, one after another or side by side; drawn once, with the figures of each.")
     if any(box.references for box in drawing.boxes):
-        said.append("Reads: what it reads from outside the picture, or from too far away or with too many others for a line.")
+        said.append(
+            "Reads: what it reads from outside the picture, or from too far away or with too many others for a line."
+        )
     if any(box.peak for box in drawing.boxes):
         said.append("Thick border: runs at the peak.")
     said.append("Parameters are counted where they are first read. 1 multiply-add = 2 FLOPs.")
@@ -161,17 +179,27 @@ def _checkpoint_key(drawing: Picture) -> str:
     found = [frame.checkpoint for frame in drawing.frames if frame.checkpoint is not None]
     if not found:
         return ""
-    said = ["Dashed frame: checkpointed. Of what its calls save for backward only what goes in and out is kept; backward runs it again."]
+    said = [
+        (
+            "Dashed frame: checkpointed. Of what its calls save for backward only what goes in and out is kept; "
+            "backward "
+            "runs it again."
+        )
+    ]
     if any(each.region is not None for each in found):
         said.append("Figures of calls, and the peak that is marked, are those of the step without the plan.")
     return " ".join(said)
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def _frame(words: FrameWords, place: Rectangle) -> str:
-    return f'<g id="{_safe(words.id)}" class="frame{" checkpoint" if words.checkpoint else ""}">{_tooltip(words.tooltip)}<rect {_place(place)} rx="6"/></g>'
+    return (
+        f'<g id="{_safe(words.id)}" '
+        f'class="frame{" checkpoint" if words.checkpoint else ""}">{_tooltip(words.tooltip)}<rect '
+        f'{_place(place)} rx="6"/></g>'
+    )
 
 
 def _heading(words: FrameWords, place: Rectangle) -> str:
@@ -183,10 +211,20 @@ def _heading(words: FrameWords, place: Rectangle) -> str:
         note = fit(words.note, NOTE_SIZE, room - length - 8.0)
         second = f'<tspan class="muted" dx="8">{_safe(note)}</tspan>'
         length += 8.0 + text_width(note, NOTE_SIZE)
-    # What keeps lines off the words is a shape of its own: some converters do not know of text with an outline behind it.
-    behind = f'<rect class="behind" {_place(Rectangle(place.x + 5, place.y + 5, min(length + 6.0, place.width - 10), HEADING - 10.5))}/>'
-    text = f'<text x="{_n(place.x + 8)}" y="{_n(place.y + HEADING - 8)}"><tspan class="strong">{_safe(first)}</tspan>{second}</text>'
-    return f'<g class="{"heading checkpoint" if words.checkpoint else "heading"}">{_tooltip(words.tooltip)}{behind}{text}</g>'
+    # What keeps lines off the words is a shape of its own: some converters do not know of text with an outline behind
+    # it.
+    behind = (
+        f'<rect class="behind" '
+        f"{_place(Rectangle(place.x + 5, place.y + 5, min(length + 6.0, place.width - 10), HEADING - 10.5))}/>"
+    )
+    text = (
+        f'<text x="{_n(place.x + 8)}" y="{_n(place.y + HEADING - 8)}"><tspan '
+        f'class="strong">{_safe(first)}</tspan>{second}</text>'
+    )
+    return (
+        f"<g "
+        f'class="{"heading checkpoint" if words.checkpoint else "heading"}">{_tooltip(words.tooltip)}{behind}{text}</g>'
+    )
 
 
 def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
@@ -194,7 +232,9 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
     classes = [f"box {box.kind} h{'u' if words.heat is None else words.heat}", *(["peak"] if box.peak else [])]
     room = place.width - 2 * PAD
     figure = fit(words.figure, TITLE_SIZE, room, bold=True)
-    heading = fit(words.title, TITLE_SIZE, room - (text_width(figure, TITLE_SIZE, bold=True) + 8.0 if figure else 0.0), bold=True)
+    heading = fit(
+        words.title, TITLE_SIZE, room - (text_width(figure, TITLE_SIZE, bold=True) + 8.0 if figure else 0.0), bold=True
+    )
     y = place.y + PAD + TITLE - 4.0
     parts = [f'<g id="{_safe(words.id)}" class="{" ".join(classes)}">', _tooltip(words.tooltip)]
     if box.alike > 1:
@@ -213,7 +253,10 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
 def _edge(drawing: Picture, words: Sequence[Words], index: int, line: Line) -> str:
     edge = drawing.edges[index]
     names = f"{words[edge.tail].title} to {words[edge.head].title}"
-    return f'<g class="edge {edge.kind}"><title>{_safe(names)}</title><path d="{_path(line)}" marker-end="url(#fxmem-arrow)"/></g>'
+    return (
+        f'<g class="edge {edge.kind}"><title>{_safe(names)}</title><path d="{_path(line)}" '
+        f'marker-end="url(#fxmem-arrow)"/></g>'
+    )
 
 
 def _path(line: Line) -> str:
@@ -249,15 +292,18 @@ def _safe(text: str) -> str:
     return escape(text, quote=True)
 
 
-# --- style ------------------------------------------------------------------------------------------------------------------
+# --- style ------------------------------------------------------------------------------------------------------------
 
 
 def _style() -> str:
     fixed = [
         "text{font:10.5px Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif}",
-        f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong,.label{font-weight:bold}", ".box .strong,.heading .strong{font-size:12px}",
-        ".box .note.strong{font-size:10.5px}", ".end{text-anchor:end}", ".middle{text-anchor:middle}", ".small{font-size:9px}",
-        ".edge path{fill:none;stroke-width:1.1}", ".order path{stroke-dasharray:4 3}", ".shape{stroke-width:1}", ".frame rect{stroke-width:1}",
+        f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong,.label{font-weight:bold}",
+        ".box .strong,.heading .strong{font-size:12px}",
+        ".box .note.strong{font-size:10.5px}", ".end{text-anchor:end}", ".middle{text-anchor:middle}",
+        ".small{font-size:9px}",
+        ".edge path{fill:none;stroke-width:1.1}", ".order path{stroke-dasharray:4 3}", ".shape{stroke-width:1}",
+        ".frame rect{stroke-width:1}",
         ".frame.checkpoint rect{stroke-width:2.5;stroke-dasharray:9 5}",
         ".alias .shape{stroke-dasharray:4 3}", ".peak .shape{stroke-width:4}",
     ]  # fmt: skip
@@ -274,13 +320,19 @@ def _bound(rules: Sequence[str]) -> Iterator[str]:
 
 
 def _colors(palette: Palette) -> list[str]:
-    shades = [f".h{step} .shape{{fill:{shade.fill}}}.fxmem-graph .h{step} text{{fill:{shade.text}}}" for step, shade in enumerate(palette.shades)]
+    shades = [
+        f".h{step} .shape{{fill:{shade.fill}}}.fxmem-graph .h{step} text{{fill:{shade.text}}}"
+        for step, shade in enumerate(palette.shades)
+    ]
     return [
         f".page{{fill:{palette.page}}}",
-        f"text,tspan{{fill:{palette.text}}}", f".muted,.label{{fill:{palette.muted}}}", f".shape{{stroke:{palette.line}}}",
+        f"text,tspan{{fill:{palette.text}}}", f".muted,.label{{fill:{palette.muted}}}",
+        f".shape{{stroke:{palette.line}}}",
         f".frame rect{{fill:{palette.frame};stroke:{palette.line};stroke-opacity:.6}}",
-        f".frame.checkpoint rect{{stroke:{palette.checkpoint};stroke-opacity:1}}", f".heading.checkpoint .strong{{fill:{palette.checkpoint}}}",
+        f".frame.checkpoint rect{{stroke:{palette.checkpoint};stroke-opacity:1}}",
+        f".heading.checkpoint .strong{{fill:{palette.checkpoint}}}",
         f".behind{{fill:{palette.frame}}}", f".bar{{fill:{palette.bar}}}",
-        f".edge path{{stroke:{palette.line}}}", f".tip path{{fill:{palette.line}}}", f".hu .shape{{fill:{palette.page}}}",
+        f".edge path{{stroke:{palette.line}}}", f".tip path{{fill:{palette.line}}}",
+        f".hu .shape{{fill:{palette.page}}}",
         *shades, f".peak .shape{{stroke:{palette.peak}}}",
     ]  # fmt: skip

@@ -28,20 +28,26 @@ _HEADS = (
 _AROUND = 10
 """Lines shown before and after one that has figures."""
 _STYLE = """
-.source td.code { font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre; padding-left: 1.4rem; }
+.source td.code { font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; \
+white-space: pre; padding-left: 1.4rem; }
 .source td.code details { font: 12px/1.4 system-ui, sans-serif; white-space: normal; color: var(--muted); }
 .source td.code summary { cursor: pointer; }
 .source td.code ul { margin: .1rem 0 .3rem; padding-left: 1.2rem; }
 .source td { border-bottom: 0; padding-top: 0; padding-bottom: 0; }
 .source tr.hot td { border-top: 1px solid var(--line); }
-.source td.bar { background: linear-gradient(to left, color-mix(in srgb, var(--accent) 30%, transparent) var(--share), transparent var(--share)); }
+.source td.bar { background: linear-gradient(to left, \
+color-mix(in srgb, var(--accent) 30%, transparent) var(--share), transparent var(--share)); }
 .source tfoot td, .source tfoot th { border-top: 2px solid var(--line); font-weight: 600; }
 """
 
 
 def html(report: LineReport) -> str:
-    """The page as an HTML document; `report` is `fxmem.memory.by_line.by_line`'s. Everything that comes from the model is escaped."""
-    title = f"{report.model}: memory by source line of one {'training' if report.step.mode == 'train' else 'inference'} step"
+    """The page as an HTML document; `report` is `fxmem.memory.by_line.by_line`'s. Everything that comes from the model
+    is escaped."""
+    title = (
+        f"{report.model}: memory by source line of one "
+        f"{'training' if report.step.mode == 'train' else 'inference'} step"
+    )
     header = [
         *findings.header_facts(report),
         ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step"),
@@ -53,16 +59,24 @@ def html(report: LineReport) -> str:
     before = _tensors(report.resident, (), "alive before the step")
     links = "".join(f'<li><a href="#{anchor}">{safe(name)}</a></li>' for anchor, name, _ in names)
     sections = "".join(
-        f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{safe(name)}</h2>{_file(report, file, anchor)}</section>' for anchor, name, file in names
+        (
+            f'<section aria-labelledby="{anchor}"><h2 '
+            f'id="{anchor}">{safe(name)}</h2>{_file(report, file, anchor)}</section>'
+        )
+        for anchor, name, file in names
     )
     style = files("fxmem.show.html").joinpath("page.css").read_text(encoding="utf-8")
-    made = f"Predicted by fxmem {report.fxmem_version} for torch {report.torch_version}, without running on a card; page written by fxmem {__version__}."
+    made = (
+        f"Predicted by fxmem {report.fxmem_version} for torch {report.torch_version}, without running on a card; "
+        f"page written by fxmem {__version__}."
+    )
     meanings = "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+img-src data:; base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{safe(title)}</title>
@@ -90,7 +104,10 @@ def _file(report: LineReport, file: str, anchor: str) -> str:
 
 
 def _table(label: str, head: str, rows: str) -> str:
-    return f'<div class="scroll nodes"><table class="data source" aria-label="{safe(label)}">{head}<tbody>{rows}</tbody></table></div>'
+    return (
+        f'<div class="scroll nodes"><table class="data source" '
+        f'aria-label="{safe(label)}">{head}<tbody>{rows}</tbody></table></div>'
+    )
 
 
 def _head(first: str, second: str) -> str:
@@ -108,12 +125,23 @@ def _rows(lines: Mapping[int, Line], source: Mapping[int, str], anchor: str, mos
         if line is None:
             yield f'<tr>{place}{"<td></td>" * len(_HEADS)}<td class="code muted">{code}</td></tr>'
         else:
-            yield f'<tr class="hot">{place}{_figures(line, most)}<td class="code">{code}{_tensors(line.came, line.went, "tensors")}</td></tr>'
+            yield (
+                f'<tr class="hot">{place}{_figures(line, most)}<td '
+                f'class="code">{code}{_tensors(line.came, line.went, "tensors")}</td></tr>'
+            )
 
 
 def _figures(row: LineFigures, most: int) -> str:
-    share = f'<td class="r bar" style="--share:{100 * row.kept_bytes / most:.1f}%">{short_bytes(row.kept_bytes)}</td>' if most else _cell(row.kept_bytes)
-    cells = [_cell(row.allocated_bytes), share, *map(_cell, (row.freed_bytes, row.saved_bytes, row.peak_bytes, row.after_bytes, row.backward_allocated_bytes))]
+    share = (
+        f'<td class="r bar" style="--share:{100 * row.kept_bytes / most:.1f}%">{short_bytes(row.kept_bytes)}</td>'
+        if most
+        else _cell(row.kept_bytes)
+    )
+    cells = [
+        _cell(row.allocated_bytes),
+        share,
+        *map(_cell, (row.freed_bytes, row.saved_bytes, row.peak_bytes, row.after_bytes, row.backward_allocated_bytes)),
+    ]
     return f'<td class="r">{row.calls}</td>{"".join(cells)}'
 
 
@@ -126,12 +154,18 @@ def _tensors(came: tuple[TensorGroup, ...], went: tuple[TensorGroup, ...], what:
     if not listed:
         return ""
     count = sum(group.count for group in (*came, *went))
-    return f"<details><summary>{count:,} {what}</summary><ul>{''.join(f'<li>{safe(each)}</li>' for each in listed)}</ul></details>"
+    return (
+        f"<details><summary>{count:,} "
+        f"{what}</summary><ul>{''.join(f'<li>{safe(each)}</li>' for each in listed)}</ul></details>"
+    )
 
 
 def _rest(report: LineReport) -> str:
     rows = "".join(
-        f'<tr class="hot"><td></td>{_figures(each, 0)}<td class="code">{safe(each.what)}{_tensors(each.came, each.went, "tensors")}</td></tr>'
+        (
+            f'<tr class="hot"><td></td>{_figures(each, 0)}<td '
+            f'class="code">{safe(each.what)}{_tensors(each.came, each.went, "tensors")}</td></tr>'
+        )
         for each in report.rest
     )
     return _table("What belongs to no line shown", _head("", "What"), rows)

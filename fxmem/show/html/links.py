@@ -18,7 +18,8 @@ __all__ = ["box_of_node", "link_data", "script_json"]
 
 
 def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequence[str | None]) -> dict[str, Any]:
-    """What the page's script needs, as plain JSON; of the timeline two moments a column, so that its size does not grow with the step.
+    """What the page's script needs, as plain JSON; of the timeline two moments a column, so that its size does not grow
+    with the step.
 
     Args:
         profile: what was predicted.
@@ -44,7 +45,9 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         "live": [timeline.live_bytes[sample.tick] for sample in taken],
         # In KiB: they are read to three digits.
         "kinds": [
-            [kind.value.replace("_", " "), [round(timeline.by_kind[kind][sample.tick] / 1024) for sample in taken]] for kind in Kind if kind in timeline.by_kind
+            [kind.value.replace("_", " "), [round(timeline.by_kind[kind][sample.tick] / 1024) for sample in taken]]
+            for kind in Kind
+            if kind in timeline.by_kind
         ],
         "node": [-1 if op is None else op.node for op in ops],
         "op": [-1 if op is None else names.setdefault(op.name, len(names)) for op in ops],
@@ -57,13 +60,15 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
     }
 
 
-def box_of_node(profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int, plan: Plan | None = None) -> list[str | None]:
-    """For each node, the id of the box that stands for it in an SVG by `fxmem.show.graph.svg`; None where there is none.
+def box_of_node(
+    profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int, plan: Plan | None = None
+) -> list[str | None]:
+    """For each node, the id of the box that stands for it in an SVG by `fxmem.show.graph.svg`; None where there is
+    none.
 
     Args:
-        profile: what was predicted.
-        timeline: its timeline.
-        drawing: the SVG, drawn with the defaults but for `max_boxes` and `plan`. Where its engine was content with a coarser picture only, a node
+        profile: what was predicted. timeline: its timeline. drawing: the SVG, drawn with the defaults but for
+        `max_boxes` and `plan`. Where its engine was content with a coarser picture only, a node
             may be in no box.
         max_boxes: as it was drawn with.
         plan: as it was drawn with.

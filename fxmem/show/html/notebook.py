@@ -35,7 +35,8 @@ _STYLE = """
 .fxmem table{border-collapse:collapse;background:none;color:inherit;margin:.4em 0}
 .fxmem th,.fxmem td{text-align:left;vertical-align:top;padding:0 1.2em 0 0;border:0;background:none;color:inherit}
 .fxmem .r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.fxmem .row{display:grid;grid-template-columns:minmax(12em,1fr) repeat(5,6.2em);border-bottom:1px solid rgba(128,128,128,.25);padding:.1em 0}
+.fxmem .row{display:grid;grid-template-columns:minmax(12em,1fr) repeat(5,6.2em);\
+border-bottom:1px solid rgba(128,128,128,.25);padding:.1em 0}
 .fxmem details details,.fxmem details .leaf{margin-left:1.2em}
 .fxmem summary.row{cursor:pointer}
 .fxmem summary.row .n::before{content:"+ "}
@@ -57,7 +58,12 @@ def html(profile: Profile, timeline: Timeline) -> str:
         timeline: its `fxmem.memory.liveness.timeline`.
     """
     _, fitting = findings.fits(profile, timeline.peak)
-    facts = [*findings.header_facts(profile), *findings.peak_facts(profile, timeline.peak), *findings.total_facts(profile), ("Memory", fitting)]
+    facts = [
+        *findings.header_facts(profile),
+        *findings.peak_facts(profile, timeline.peak),
+        *findings.total_facts(profile),
+        ("Memory", fitting),
+    ]
     parts = [
         f"<style>{_STYLE}</style>",
         _table(facts),
@@ -85,12 +91,22 @@ def _bar(timeline: Timeline) -> str:
     for share in shares:
         wide = 100 * share.nbytes / whole
         title = f"<title>{escape(f'{share.name}: {format_bytes(share.nbytes)}, {share.percent}')}</title>"
-        part = f'<rect x="{start:.3f}%" y="1" width="{wide:.3f}%" height="26" fill="{KINDS[share.kind]}" stroke="currentColor"/>'
-        name = f'<text x="{start + wide / 2:.3f}%" y="18" text-anchor="middle">{escape(share.name)}</text>' if wide >= 12 else ""
+        part = (
+            f'<rect x="{start:.3f}%" y="1" width="{wide:.3f}%" height="26" fill="{KINDS[share.kind]}" '
+            f'stroke="currentColor"/>'
+        )
+        name = (
+            f'<text x="{start + wide / 2:.3f}%" y="18" text-anchor="middle">{escape(share.name)}</text>'
+            if wide >= 12
+            else ""
+        )
         drawn.append(f"<g>{title}{part}{name}</g>")
         start += wide
     spoken = "; ".join(f"{share.name} {share.percent}" for share in shares)
-    return f'<svg class="split" role="img" aria-label="{escape("The peak by kind: " + spoken)}" width="100%" height="28">{"".join(drawn)}</svg>'
+    return (
+        f'<svg class="split" role="img" aria-label="{escape("The peak by kind: " + spoken)}" width="100%" '
+        f'height="28">{"".join(drawn)}</svg>'
+    )
 
 
 def _shares(timeline: Timeline) -> str:
@@ -107,7 +123,11 @@ def _tree(profile: Profile, timeline: Timeline) -> str:
     rest = step_rows(profile, timeline)
     rows = _affordable(root, worth=max(timeline.peak.requested_bytes // 100, 1))
     rows += [(0, row) for row in rest]
-    head = '<div class="row"><b>Module</b>' + "".join(f'<b class="r">{title}</b>' for title in ("Params", "Output", "Saved", "At peak", "Share")) + "</div>"
+    head = (
+        '<div class="row"><b>Module</b>'
+        + "".join(f'<b class="r">{title}</b>' for title in ("Params", "Output", "Saved", "At peak", "Share"))
+        + "</div>"
+    )
     whole = timeline.peak.requested_bytes
     total = f'<div class="row">{_figures(total_row([root, *rest]), whole)}</div>'
     return f"{head}{''.join(_nested(rows, whole))}{total}"
@@ -135,18 +155,25 @@ def _nested(rows: Sequence[tuple[int, Row]], whole: int) -> Iterator[str]:
 def _figures(row: Row, whole: int) -> str:
     figures = row.figures
     kind = f" <small>{escape(printable(row.type_name))}</small>" if row.type_name else ""
-    cells = [*(short_bytes(n) for n in (figures.params, figures.output, figures.saved, figures.at_peak)), percent(figures.at_peak, whole)]
-    return f'<span class="n">{escape(printable(row.title))}{kind}</span>' + "".join(f'<span class="r">{escape(cell)}</span>' for cell in cells)
+    cells = [
+        *(short_bytes(n) for n in (figures.params, figures.output, figures.saved, figures.at_peak)),
+        percent(figures.at_peak, whole),
+    ]
+    return f'<span class="n">{escape(printable(row.title))}{kind}</span>' + "".join(
+        f'<span class="r">{escape(cell)}</span>' for cell in cells
+    )
 
 
 def _graph(profile: Profile, timeline: Timeline) -> str:
-    """The annotated graph, where it is small; laid out by the built-in renderer, which needs nothing installed and always ends."""
+    """The annotated graph, where it is small; laid out by the built-in renderer, which needs nothing installed and
+    always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return ""
     svg = graph.svg(profile, timeline, renderer="plain", max_boxes=_MOST_BOXES)
     if len(svg) > _MOST_CHARACTERS:
         return ""
-    # A notebook shows several drawings in one document, where their ids, and what refers to them, would meet. Direction needs no arrow: time runs downwards.
+    # A notebook shows several drawings in one document, where their ids, and what refers to them, would meet. Direction
+    # needs no arrow: time runs downwards.
     return _section("Graph", f'<div class="graph">{re.sub(_IDS, "", svg)}</div>')
 
 
@@ -154,7 +181,10 @@ def _largest(profile: Profile, timeline: Timeline) -> str:
     rows = ""
     for tensor in findings.largest_alive(profile, timeline):
         cells = (tensor.kind, tensor.tensor, tensor.owner + tensor.more, tensor.source)
-        rows += f'<tr><td class="r">{format_bytes(tensor.nbytes)}</td>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        rows += (
+            f"<tr><td "
+            f'class="r">{format_bytes(tensor.nbytes)}</td>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        )
     return f"<table>{rows}</table>"
 
 

@@ -1,8 +1,9 @@
 """A step's memory as one HTML page: everything in one file, nothing loaded from elsewhere.
 
-It opens from a folder, by mail or from an archive. A policy in its head forbids the browser any request, and any script but the page's own,
-so that a model's names, which are untrusted and escaped, could not run even if one slipped through. Without scripts everything is still
-there to read; with them the timeline, the graph and the table of nodes point at one another.
+It opens from a folder, by mail or from an archive. A policy in its head forbids the browser any request, and any script
+but the page's own, so that a model's names, which are untrusted and escaped, could not run even if one slipped through.
+Without scripts everything is still there to read; with them the timeline, the graph and the table of nodes point at one
+another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fxmem.show.plots.svg import step_title
 __all__ = ["html"]
 
 _WIDTHS = (("wide", 1150.0), ("narrow", 366.0))
-"""Every plot is there twice, and the style shows the one that fits the screen: scaled down, its words could not be read."""
+"""Every plot is there twice, and the style shows the one that fits the screen: scaled down, its words could not be
+read."""
 
 
 def html(
@@ -46,20 +48,18 @@ def html(
     """The page as an HTML document.
 
     Args:
-        profile: what was predicted.
-        timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well.
-        budget_bytes: what the peak has to stay within, drawn into the timeline. None: the plan's, if there is a plan with one.
-        plan: a plan for this step, to be shown beside it.
-        after: the timeline of the step under a plan.
-        after_profile: the profile `after` is of, for its phases.
-        graph: whether to draw the annotated graph.
-        renderer: what finds the places of its boxes; see `fxmem.show.graph.svg`, whose errors are raised.
-        max_boxes: about how many boxes it may have.
-        settings: of the allocator, whose bytes over the step they lead to.
+        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's
+        byte counts as well. budget_bytes: what the peak has to stay within, drawn into the timeline. None: the plan's,
+        if there is a plan with one. plan: a plan for this step, to be shown beside it. after: the timeline of the step
+        under a plan. after_profile: the profile `after` is of, for its phases. graph: whether to draw the annotated
+        graph. renderer: what finds the places of its boxes; see `fxmem.show.graph.svg`, whose errors are raised.
+        max_boxes: about how many boxes it may have. settings: of the allocator, whose bytes over the step they lead to.
     """
     budget = budget_bytes if budget_bytes is not None or plan is None else plan.budget_bytes
     svg = drawing.svg(profile, timeline, renderer=renderer, max_boxes=max_boxes, plan=plan) if graph else ""
-    boxes = box_of_node(profile, timeline, svg, max_boxes=max_boxes, plan=plan) if graph else [None] * len(profile.nodes)
+    boxes = (
+        box_of_node(profile, timeline, svg, max_boxes=max_boxes, plan=plan) if graph else [None] * len(profile.nodes)
+    )
     plot = partial(
         timeline_svg,
         profile,
@@ -72,14 +72,34 @@ def html(
         height=280.0 if after is None else 220.0,
         titled=False,
     )
-    plots = "".join(f'<div class="{size}">{plot(width=width, name=f"timeline-{size}")}</div>' for size, width in _WIDTHS)
+    plots = "".join(
+        f'<div class="{size}">{plot(width=width, name=f"timeline-{size}")}</div>' for size, width in _WIDTHS
+    )
     modules = "".join(
-        f'<div class="{size}">{icicle_svg(profile, timeline, width=width, name=f"modules-{size}", titled=False)}</div>' for size, width in _WIDTHS
+        f'<div class="{size}">{icicle_svg(profile, timeline, width=width, name=f"modules-{size}", titled=False)}</div>'
+        for size, width in _WIDTHS
     )
     sections = [
         ("summary", "Summary", facts_table(findings.header_facts(profile)) + summary(profile, timeline)),
-        ("timeline", "Timeline", _PLOT_HELP + f'<figure id="plot" class="plot" aria-label="Moments of the step">{plots}</figure>{_READOUT}'),
-        *([("graph", "Graph", f'<div id="graph-box" class="scroll graph" tabindex="0" role="region" aria-labelledby="graph">{svg}</div>')] if graph else []),
+        (
+            "timeline",
+            "Timeline",
+            _PLOT_HELP + f'<figure id="plot" class="plot" aria-label="Moments of the step">{plots}</figure>{_READOUT}',
+        ),
+        *(
+            [
+                (
+                    "graph",
+                    "Graph",
+                    (
+                        f'<div id="graph-box" class="scroll graph" tabindex="0" role="region" '
+                        f'aria-labelledby="graph">{svg}</div>'
+                    ),
+                )
+            ]
+            if graph
+            else []
+        ),
         *([("plan", "Plan", plan_part(timeline, after, plan))] if plan is not None or after is not None else []),
         ("modules", "Memory by module at the peak", f"{_MODULES_HELP}<figure>{modules}</figure>"),
         ("nodes", "Nodes", _search(len(profile.nodes)) + _NODE_BOX + node_table(profile, timeline) + "</div>"),
@@ -88,7 +108,10 @@ def html(
         ("unknown", "Unknowns", listed(findings.unknowns(profile)) if profile.unknowns else "<p>None.</p>"),
     ]
     links = "".join(f'<li><a href="#{name}">{safe(title)}</a></li>' for name, title, _ in sections)
-    body = "".join(f'<section aria-labelledby="{name}"><h2 id="{name}">{safe(title)}</h2>{content}</section>' for name, title, content in sections)
+    body = "".join(
+        f'<section aria-labelledby="{name}"><h2 id="{name}">{safe(title)}</h2>{content}</section>'
+        for name, title, content in sections
+    )
     data = script_json(link_data(profile, timeline, columns=_columns(), boxes=boxes))
     script, style = _file("page.js"), _file("page.css")
     return f"""<!DOCTYPE html>
@@ -105,7 +128,8 @@ def html(
 </head>
 <body>
 <a class="skip" href="#summary">Skip to the summary</a>
-<header><h1>{safe(profile.model)}: memory of one {"training" if profile.step.mode == "train" else "inference"} step</h1></header>
+<header><h1>{safe(profile.model)}: memory of one \
+{"training" if profile.step.mode == "train" else "inference"} step</h1></header>
 <nav aria-label="Parts of the page"><ul>{links}</ul></nav>
 <main>{body}</main>
 <footer><p>{_made(profile)}</p></footer>
@@ -117,7 +141,8 @@ def html(
 
 
 _PLOT_HELP = (
-    '<p class="muted">Move over the plot, or focus it and use the arrow keys (Page Up and Down for larger steps, p for the peak): '
+    '<p class="muted">Move over the plot, or focus it and use the arrow keys (Page Up and Down for larger steps, p '
+    "for the peak): "
     "the node that runs is marked in the graph and in the table of nodes, and the other way round.</p>"
 )
 _READOUT = '<p id="readout" class="readout"></p>'
@@ -129,13 +154,17 @@ _NODE_BOX = '<div id="rows-box" class="scroll nodes" tabindex="0" role="region" 
 
 
 def _made(profile: Profile) -> str:
-    made = f"Predicted by fxmem {profile.fxmem_version} for torch {profile.torch_version}, without running on a card; page written by fxmem {__version__}."
+    made = (
+        f"Predicted by fxmem {profile.fxmem_version} for torch {profile.torch_version}, without running on a "
+        f"card; page written by fxmem {__version__}."
+    )
     return safe(f"{made} Bytes are requested bytes unless it says otherwise.")
 
 
 def _search(count: int) -> str:
     return (
-        '<p class="tools" hidden><label>Search <input id="search" type="search" autocomplete="off" placeholder="name, class, shape or file"></label>'
+        '<p class="tools" hidden><label>Search <input id="search" type="search" autocomplete="off" '
+        'placeholder="name, class, shape or file"></label>'
         f'<span id="search-status" role="status">{count:,} of {count:,} nodes</span></p>'
     )
 
@@ -152,4 +181,7 @@ def _file(name: str) -> str:
 def _policy(script: str) -> str:
     """No request to anywhere, and no script but this one."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri "
+        f"'none'; form-action 'none'"
+    )

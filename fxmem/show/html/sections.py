@@ -24,7 +24,8 @@ def summary(profile: Profile, timeline: Timeline) -> str:
     facts = [fact for fact in findings.peak_facts(profile, peak) if fact[0] in ("Where", "")]
     return (
         f'<dl class="numbers">{"".join(_numbers(profile, peak))}</dl>'
-        f'<p><strong class="verdict{verdict}">{safe(answer[:1].upper() + answer[1:])}</strong>{safe(mark + counted)}.</p>{_meter(profile, peak, fitting)}'
+        f'<p><strong class="verdict{verdict}">{safe(answer[:1].upper() + answer[1:])}</strong>'
+        f"{safe(mark + counted)}.</p>{_meter(profile, peak, fitting)}"
         f"{facts_table([*facts, *findings.total_facts(profile)])}"
         f"<h3>What the peak is made of</h3>{_split(peak)}"
     )
@@ -33,7 +34,11 @@ def summary(profile: Profile, timeline: Timeline) -> str:
 def _numbers(profile: Profile, peak: Peak) -> Iterator[str]:
     on_cpu = profile.target.device == "cpu"
     absent = "only a card has an allocator of this kind" if on_cpu else "not modelled"
-    process = "what the process holds beside the step is not predicted" if on_cpu else "reserved and the CUDA context, whose size is not predicted"
+    process = (
+        "what the process holds beside the step is not predicted"
+        if on_cpu
+        else "reserved and the CUDA context, whose size is not predicted"
+    )
     for label, nbytes, meaning, call, missing in (
         ("Requested", peak.requested_bytes, "what the program asks for and holds at once", "", ""),
         ("Allocated", peak.allocated_bytes, "in the allocator's blocks", "torch.cuda.max_memory_allocated", absent),
@@ -43,7 +48,10 @@ def _numbers(profile: Profile, peak: Peak) -> Iterator[str]:
         figure = "unknown" if nbytes is None else format_bytes(nbytes)
         exact = "" if nbytes is None else f"<dd>{nbytes:,} bytes</dd>"
         code = "" if nbytes is None or not call else f"<code>{call}</code>"
-        yield f'<div><dt>{label}</dt><dd class="big">{figure}</dd>{exact}<dd class="muted">{safe(missing if nbytes is None else meaning)}{code}</dd></div>'
+        yield (
+            f'<div><dt>{label}</dt><dd class="big">{figure}</dd>{exact}<dd '
+            f'class="muted">{safe(missing if nbytes is None else meaning)}{code}</dd></div>'
+        )
 
 
 def _meter(profile: Profile, peak: Peak, fitting: bool | None) -> str:
@@ -53,15 +61,24 @@ def _meter(profile: Profile, peak: Peak, fitting: bool | None) -> str:
     if not memory:
         return ""
     classes = "meter no" if fitting is False else "meter"
-    return f'<div class="{classes}" aria-hidden="true"><span style="width:{min(100 * taken / memory, 100):.2f}%"></span></div>'
+    return (
+        f'<div class="{classes}" aria-hidden="true"><span '
+        f'style="width:{min(100 * taken / memory, 100):.2f}%"></span></div>'
+    )
 
 
 def _split(peak: Peak) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{swatch(share.kind)}{safe(share.name)}</th>{_figure(share.nbytes)}<td class="r">{safe(share.percent)}</td></tr>'
+        (
+            f'<tr><th scope="row">{swatch(share.kind)}{safe(share.name)}</th>{_figure(share.nbytes)}<td '
+            f'class="r">{safe(share.percent)}</td></tr>'
+        )
         for share in findings.split(peak)
     )
-    head = '<thead><tr><th scope="col">Kind</th><th scope="col" class="r">Bytes</th><th scope="col" class="r">Share</th></tr></thead>'
+    head = (
+        '<thead><tr><th scope="col">Kind</th><th scope="col" class="r">Bytes</th><th scope="col" '
+        'class="r">Share</th></tr></thead>'
+    )
     return f'<div class="scroll" style="max-width:32rem"><table class="data">{head}<tbody>{rows}</tbody></table></div>'
 
 
@@ -76,7 +93,7 @@ def listed(texts: Iterable[str]) -> str:
     return f"<ol>{''.join(f'<li>{safe(text)}</li>' for text in texts)}</ol>"
 
 
-# --- a plan -----------------------------------------------------------------------------------------------------------------
+# --- a plan -----------------------------------------------------------------------------------------------------------
 
 
 def plan_part(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> str:
@@ -100,7 +117,11 @@ def _before_after(before: Peak, after: Peak) -> str:
         ),
     ]
     rows = "".join(
-        f'<tr><th scope="row">{safe(name)}</th>{_figure(old)}{_figure(new)}<td class="r">{safe(_change(old, new))}</td></tr>' for name, old, new in lines
+        (
+            f'<tr><th scope="row">{safe(name)}</th>{_figure(old)}{_figure(new)}<td '
+            f'class="r">{safe(_change(old, new))}</td></tr>'
+        )
+        for name, old, new in lines
     )
     heads = "".join(f'<th scope="col" class="r">{word}</th>' for word in ("Before", "After", "Change"))
     return (
@@ -129,7 +150,11 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Strategy", f"{plan.chosen}{asked}, carried out on {where}"
     yield "Budget", "none" if plan.budget_bytes is None else exact_bytes(plan.budget_bytes)
     results = sum(len(region.remakes) for region in regions)
-    done = f"{results} results made again, in {len(regions)} parts of the model" if results else f"{len(regions)} checkpointed"
+    done = (
+        f"{results} results made again, in {len(regions)} parts of the model"
+        if results
+        else f"{len(regions)} checkpointed"
+    )
     yield "Regions", done if regions else "none: the step stays as it is"
     fraction = plan.extra_fraction
     share = "" if fraction is None else f", {100 * fraction:.1f} % of the forward's"
@@ -141,8 +166,10 @@ def _regions(plan: Plan) -> str:
     remade = any(region.remakes for region in plan.regions)
     selective = remade or any(region.keeps for region in plan.regions)
     rows = "".join(
-        f'<tr><th scope="row">{safe(region.title)}</th><td class="r">{region.last_node - region.first_node:,}</td>{_figure(region.freed_bytes)}'
-        f'<td class="r">{format_flops(region.extra_flops)}</td>{_keeps(region) if selective else ""}<td class="s">{safe(place(region.source))}</td></tr>'
+        f'<tr><th scope="row">{safe(region.title)}</th><td '
+        f'class="r">{region.last_node - region.first_node:,}</td>{_figure(region.freed_bytes)}'
+        f'<td class="r">{format_flops(region.extra_flops)}</td>{_keeps(region) if selective else ""}<td '
+        f'class="s">{safe(place(region.source))}</td></tr>'
         for region in plan.all_regions()
     )
     if not rows:
@@ -157,8 +184,14 @@ def _regions(plan: Plan) -> str:
         ("Source", ""),
     ]
     heads = "".join(f'<th scope="col"{kind}>{word}</th>' for word, kind in words)
-    table = f'<table class="data" aria-label="Checkpointed regions"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<h3 id="regions">Checkpointed regions</h3><div class="scroll nodes" tabindex="0" role="region" aria-labelledby="regions">{table}</div>'
+    table = (
+        f'<table class="data" aria-label="Checkpointed '
+        f'regions"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+    return (
+        f'<h3 id="regions">Checkpointed regions</h3><div class="scroll nodes" tabindex="0" role="region" '
+        f'aria-labelledby="regions">{table}</div>'
+    )
 
 
 def _keeps(region: Region) -> str:
@@ -178,10 +211,19 @@ def _curve(plan: Plan) -> str:
             continue
         count = sum(1 for _ in point.regions)
         label = f"{point.strategy}, {count} region{'s' if count != 1 else ''}"
-        dots.append(CurveDot(extra(point.extra_flops), counted_bytes(point.peak), label, chosen=point.regions == plan.regions))
+        dots.append(
+            CurveDot(extra(point.extra_flops), counted_bytes(point.peak), label, chosen=point.regions == plan.regions)
+        )
     measure = "requested bytes" if plan.before.allocated_bytes is None else "allocated bytes"
     views = "".join(
-        f'<div class="{size}">{curve_svg(dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=f"fxmem-curve-{size}")}</div>'
+        (
+            f'<div class="{size}">'
+            f"""{
+                curve_svg(
+                    dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=f"fxmem-curve-{size}"
+                )
+            }</div>"""
+        )
         for size, width in (("wide", 1100.0), ("narrow", 366.0))
     )
     return f"<h3>Other plans</h3><figure>{views}</figure>"

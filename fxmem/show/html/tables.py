@@ -52,14 +52,26 @@ def bytes_cell(nbytes: int) -> str:
     return cell(short_bytes(nbytes), "r", value=nbytes, is_number=True)
 
 
-def sortable(label: str, columns: Sequence[tuple[str, str, str]], rows: Iterator[str], *, name: str, sorted_by: int = 0, order: str = "ascending") -> str:
+def sortable(
+    label: str,
+    columns: Sequence[tuple[str, str, str]],
+    rows: Iterator[str],
+    *,
+    name: str,
+    sorted_by: int = 0,
+    order: str = "ascending",
+) -> str:
     """A table whose columns (heading, `number` or `text`, meaning) a script can sort; `name` is the id of its body."""
     heads = "".join(
-        f'<th scope="col" data-sort="{kind}" title="{safe(meaning)}"{f" aria-sort={chr(34)}{order}{chr(34)}" if index == sorted_by else ""}'
+        f'<th scope="col" data-sort="{kind}" '
+        f'title="{safe(meaning)}"{f" aria-sort={chr(34)}{order}{chr(34)}" if index == sorted_by else ""}'
         f"{' class=' + chr(34) + 'r' + chr(34) if kind == 'number' else ''}>{safe(heading)}</th>"
         for index, (heading, kind, meaning) in enumerate(columns)
     )
-    return f'<table class="data sortable" aria-label="{safe(label)}"><thead><tr>{heads}</tr></thead><tbody id="{name}">{"".join(rows)}</tbody></table>'
+    return (
+        f'<table class="data sortable" aria-label="{safe(label)}"><thead><tr>{heads}</tr></thead><tbody '
+        f'id="{name}">{"".join(rows)}</tbody></table>'
+    )
 
 
 def swatch(kind: Kind) -> str:
@@ -74,14 +86,16 @@ def place(source: SourceLine | None) -> str:
     return re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1] + f":{source.line}"
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 def node_table(profile: Profile, timeline: Timeline) -> str:
     """Every node of the graph in the order of the run, `n` and its index as id."""
     at_peak = bytes_at_peak(profile, timeline)
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
-    rows = (_node(profile, index, node, at_peak[index], is_peak=index == peak) for index, node in enumerate(profile.nodes))
+    rows = (
+        _node(profile, index, node, at_peak[index], is_peak=index == peak) for index, node in enumerate(profile.nodes)
+    )
     return sortable("Nodes of the graph", _NODE_COLUMNS, rows, name="rows")
 
 
@@ -92,12 +106,27 @@ def _node(profile: Profile, index: int, node: Node, at_peak: int, *, is_peak: bo
     notes = "".join(f"<small>{safe(note)}</small>" for note in (inside, mark) if note)
     what = node.module_type if node.op == "call_module" else call_name(node)
     first = node.outputs[0] if node.outputs else None
-    output = "" if first is None else f"{format_shape(first.shape)} {first.dtype}" + (f" and {len(node.outputs) - 1} more" if len(node.outputs) > 1 else "")
-    owner = "" if node.view_of is None else f"<small>{safe(f'in the memory of {profile.nodes[node.view_of].name}')}</small>"
-    figures = (node.params_bytes, node.output_bytes, node.saved_bytes, node.scratch_bytes.max, node.live_bytes.max, at_peak)
+    output = (
+        ""
+        if first is None
+        else f"{format_shape(first.shape)} {first.dtype}"
+        + (f" and {len(node.outputs) - 1} more" if len(node.outputs) > 1 else "")
+    )
+    owner = (
+        "" if node.view_of is None else f"<small>{safe(f'in the memory of {profile.nodes[node.view_of].name}')}</small>"
+    )
+    figures = (
+        node.params_bytes,
+        node.output_bytes,
+        node.saved_bytes,
+        node.scratch_bytes.max,
+        node.live_bytes.max,
+        at_peak,
+    )
     code = "" if node.source is None or not node.source.code else f"<small>{safe(node.source.code)}</small>"
     return (
-        f'<tr id="n{index}" data-name="{safe(findings.describe(node))}" data-module="{safe(node.module)}"{" class=peak" if is_peak else ""}>'
+        f'<tr id="n{index}" data-name="{safe(findings.describe(node))}" '
+        f'data-module="{safe(node.module)}"{" class=peak" if is_peak else ""}>'
         f"{cell(str(index), 'r', value=index, is_number=True)}"
         f'<th scope="row">{safe(title)}{notes}</th>'
         f'{cell(what or node.op)}<td class="o">{safe(output)}{owner}</td>'
@@ -113,7 +142,7 @@ def _flops(count: int | None, *, ran: bool) -> str:
     return cell(format_flops(count) if ran or count is not None else "", "r", value=count, is_number=True)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------------
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def alive_table(profile: Profile, timeline: Timeline) -> str:
@@ -138,8 +167,10 @@ def alive_table(profile: Profile, timeline: Timeline) -> str:
             count = tensor.others + 1
             kind = Kind(tensor.kind.replace(" ", "_"))
             yield (
-                f"<tr>{bytes_cell(tensor.nbytes * count)}{cell(percent(tensor.nbytes * count, whole), 'r', value=tensor.nbytes * count, is_number=True)}"
-                f"{bytes_cell(tensor.nbytes)}{cell(f'{count:,}', 'r', value=count, is_number=True)}<td>{swatch(kind)}{safe(tensor.kind)}</td>"
+                f"<tr>{bytes_cell(tensor.nbytes * count)}"
+                f"{cell(percent(tensor.nbytes * count, whole), 'r', value=tensor.nbytes * count, is_number=True)}"
+                f"{bytes_cell(tensor.nbytes)}{cell(f'{count:,}', 'r', value=count, is_number=True)}"
+                f"<td>{swatch(kind)}{safe(tensor.kind)}</td>"
                 f'{cell(tensor.tensor, "o")}<th scope="row">{safe(tensor.owner)}</th>{cell(tensor.source, "s")}</tr>'
             )
 

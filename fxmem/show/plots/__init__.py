@@ -1,8 +1,10 @@
-"""Plots of a step's memory, each one self-contained SVG: bytes over time, bytes by module at the peak, and plans compared.
+"""Plots of a step's memory, each one self-contained SVG: bytes over time, bytes by module at the peak, and plans
+compared.
 
-Plain SVG, written here: no plotting library has to be installed, text stays text, and a plot is a few tens of kilobytes. They are light
-or dark as the reader's screen is and light on paper; colours are told apart by any kind of colour vision, and beside each stands its name and number.
-Names are untrusted text and are escaped. Everything is computed from records, without torch.
+Plain SVG, written here: no plotting library has to be installed, text stays text, and a plot is a few tens of
+kilobytes. They are light or dark as the reader's screen is and light on paper; colours are told apart by any kind of
+colour vision, and beside each stands its name and number. Names are untrusted text and are escaped. Everything is
+computed from records, without torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Colours of plots and pages. A kind of storage has one colour wherever fxmem draws it.
 
-Okabe and Ito's palette ("Color Universal Design", 2008), whose colours differ in lightness as well as in hue, with a grey for inputs
-and a violet for workspaces. Beside every colour stands the name and the number it is for.
+Okabe and Ito's palette ("Color Universal Design", 2008), whose colours differ in lightness as well as in hue, with a
+grey for inputs and a violet for workspaces. Beside every colour stands the name and the number it is for.
 """
 
 from __future__ import annotations
@@ -44,5 +44,23 @@ class Theme:
     """What a plan makes of it."""
 
 
-LIGHT = Theme(page="#ffffff", text="#111111", muted="#555555", line="#666666", grid="#d9d9d9", accent="#c04e00", limit="#a50f15", after="#111111")
-DARK = Theme(page="#16181d", text="#e8e8e8", muted="#a8a8a8", line="#9a9a9a", grid="#3a3e46", accent="#ff8c3a", limit="#ff7b72", after="#f2f2f2")
+LIGHT = Theme(
+    page="#ffffff",
+    text="#111111",
+    muted="#555555",
+    line="#666666",
+    grid="#d9d9d9",
+    accent="#c04e00",
+    limit="#a50f15",
+    after="#111111",
+)
+DARK = Theme(
+    page="#16181d",
+    text="#e8e8e8",
+    muted="#a8a8a8",
+    line="#9a9a9a",
+    grid="#3a3e46",
+    accent="#ff8c3a",
+    limit="#ff7b72",
+    after="#f2f2f2",
+)

@@ -50,11 +50,14 @@ class _Cell:
         return {kind: nbytes for kind in Kind if (nbytes := sum(part.by_kind.get(kind, 0) for part in self.parts))}
 
 
-def icicle_svg(profile: Profile, timeline: Timeline, *, width: float = 960.0, name: str = "fxmem-icicle", titled: bool = True) -> str:
+def icicle_svg(
+    profile: Profile, timeline: Timeline, *, width: float = 960.0, name: str = "fxmem-icicle", titled: bool = True
+) -> str:
     """What is alive at the peak by the module that brought it, as one self-contained SVG document.
 
-    A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, optimizer state for the optimizer.
-    What is too narrow to be seen is drawn together with its neighbours, and nothing is left out but levels below the twelfth.
+    A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, optimizer
+    state for the optimizer. What is too narrow to be seen is drawn together with its neighbours, and nothing is left
+    out but levels below the twelfth.
 
     Args:
         profile: what was predicted.
@@ -69,7 +72,9 @@ def icicle_svg(profile: Profile, timeline: Timeline, *, width: float = 960.0, na
     y += 8.0 if titled else 0.0
     root = parts_at_peak(profile, timeline)
     cells = list(_cells((root,), _EDGE, width - 2 * _EDGE, 0)) if root.nbytes else []
-    parts += [_drawn(cell, root.nbytes, y) for cell in cells] or [text(_EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")]
+    parts += [_drawn(cell, root.nbytes, y) for cell in cells] or [
+        text(_EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
+    ]
     y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
@@ -104,7 +109,9 @@ def _drawn(cell: _Cell, whole: int, top: float) -> str:
     place = f"{module} " if module and module != cell.label else ""
     split = [f"{kind.value.replace('_', ' ')} {format_bytes(nbytes)}" for kind, nbytes in cell.by_kind.items()]
     several = [f"{len(cell.parts)} parts drawn together"] if len(cell.parts) > 1 else []
-    tooltip = "\n".join([f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split])
+    tooltip = "\n".join(
+        [f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split]
+    )
     drawn = [rect(cell.left, y, wide, _HEIGHT - 2.0, "box")]
     x = cell.left
     for kind, nbytes in cell.by_kind.items():

@@ -42,8 +42,8 @@ def curve_svg(
 ) -> str:
     """Peak against extra compute, a dot per plan, as one self-contained SVG document.
 
-    The line joins the plans that no other beats in both. Every dot has a number where there is room for it, and the list below
-    says what it is. A plan whose cost is not known stands in the list alone.
+    The line joins the plans that no other beats in both. Every dot has a number where there is room for it, and the
+    list below says what it is. A plan whose cost is not known stands in the list alone.
 
     Args:
         points: the plans as `CurveDot`s or as tuples of its fields, the unplanned step among them if it is to be shown.
@@ -54,7 +54,9 @@ def curve_svg(
         name: the root's id.
     """
     width = max(width, 280.0)
-    dots = sorted((CurveDot(*point) for point in points), key=lambda dot: (dot.extra is None, dot.extra or 0.0, -dot.peak_bytes))
+    dots = sorted(
+        (CurveDot(*point) for point in points), key=lambda dot: (dot.extra is None, dot.extra or 0.0, -dot.peak_bytes)
+    )
     axes = _Axes(
         right=width - _RIGHT,
         top=_EDGE + _ROW + 8.0,
@@ -66,10 +68,20 @@ def curve_svg(
     if budget_bytes is not None:
         y = axes.y(budget_bytes)
         line = f'<path class="limit" d="M{n(_LEFT)} {n(y)}H{n(axes.right)}"/>'
-        parts.append(f"<g><title>{safe(f'budget: {exact_bytes(budget_bytes)}')}</title>{line}{text(axes.right + 9.0, y + 4.0, 'budget')}</g>")
+        parts.append(
+            f"<g><title>{safe(f'budget: {exact_bytes(budget_bytes)}')}</title>{line}"
+            f"{text(axes.right + 9.0, y + 4.0, 'budget')}</g>"
+        )
     listed, foot = _list(dots, axes.bottom + 3 * _ROW + 6.0, width - 2 * _EDGE)
     spoken = "; ".join(_words(dot) for dot in dots[:_MOST_LISTED])
-    return document(name, width, foot + _EDGE, "Plans: peak against extra compute", spoken or "no plans", [*parts, *_plotted(dots, axes), *listed])
+    return document(
+        name,
+        width,
+        foot + _EDGE,
+        "Plans: peak against extra compute",
+        spoken or "no plans",
+        [*parts, *_plotted(dots, axes), *listed],
+    )
 
 
 @dataclass(frozen=True)
@@ -100,9 +112,16 @@ def _plotted(dots: Sequence[CurveDot], axes: _Axes) -> list[str]:
     numbered = _numbered([dot for dot, _, _ in known], [x for _, x, _ in known])
     parts = [_front([(x, y) for _, x, y in known])]
     for index, (dot, x, y) in enumerate(known):
-        circle = f'<circle class="{"dot" if dot.chosen else "hollow"}" cx="{n(x)}" cy="{n(y)}" r="{6 if dot.chosen else 4}"/>'
+        circle = (
+            f'<circle class="{"dot" if dot.chosen else "hollow"}" cx="{n(x)}" cy="{n(y)}" '
+            f'r="{6 if dot.chosen else 4}"/>'
+        )
         # Below the dot there is room: the line comes from above and leaves to the right.
-        number = text(x, y + 17.0, str(index + 1), "middle halo strong" if dot.chosen else "middle halo") if index in numbered else ""
+        number = (
+            text(x, y + 17.0, str(index + 1), "middle halo strong" if dot.chosen else "middle halo")
+            if index in numbered
+            else ""
+        )
         parts.append(f"<g><title>{safe(f'{index + 1}. {_words(dot)}')}</title>{circle}{number}</g>")
     return parts
 
@@ -112,7 +131,15 @@ def _list(dots: Sequence[CurveDot], y: float, room: float) -> tuple[list[str], f
     parts = [text(_EDGE, y, "Peak, and FLOPs run again", "muted")]
     for index, dot in enumerate(dots[:_MOST_LISTED]):
         y += _ROW
-        parts.append(text(_EDGE, y, f"{index + 1}. {_words(dot)}", "strong" if dot.chosen else "", room=room / (1.1 if dot.chosen else 1.0)))
+        parts.append(
+            text(
+                _EDGE,
+                y,
+                f"{index + 1}. {_words(dot)}",
+                "strong" if dot.chosen else "",
+                room=room / (1.1 if dot.chosen else 1.0),
+            )
+        )
     if len(dots) > _MOST_LISTED:
         y += _ROW
         parts.append(text(_EDGE, y, f"and {len(dots) - _MOST_LISTED} more", "muted"))
@@ -129,13 +156,19 @@ def _grid(axes: _Axes) -> list[str]:
     parts = []
     for nbytes, words in steps(round(axes.scale)):
         y = axes.y(nbytes)
-        parts += [f'<path class="grid" d="M{n(_LEFT)} {n(y)}H{n(axes.right)}"/>', text(_LEFT - 6.0, y + 4.0, words, "end muted")]
+        parts += [
+            f'<path class="grid" d="M{n(_LEFT)} {n(y)}H{n(axes.right)}"/>',
+            text(_LEFT - 6.0, y + 4.0, words, "end muted"),
+        ]
     parts.append(f'<path class="axis" d="M{n(_LEFT)} {n(axes.bottom)}H{n(axes.right)}"/>')
     power = 10.0 ** math.floor(math.log10(axes.most / _MOST_COSTS))
     step = next(factor * power for factor in (1, 2, 5, 10) if axes.most / (factor * power) <= _MOST_COSTS)
     for index in range(math.floor(axes.most / step) + 1):
         parts.append(text(axes.x(step * index), axes.bottom + _ROW, f"{100 * step * index:.6g} %", "middle muted"))
-    return [*parts, text((_LEFT + axes.right) / 2, axes.bottom + 2 * _ROW, "FLOPs run again, of the forward's", "middle muted")]
+    return [
+        *parts,
+        text((_LEFT + axes.right) / 2, axes.bottom + 2 * _ROW, "FLOPs run again, of the forward's", "middle muted"),
+    ]
 
 
 def _front(places: Sequence[tuple[float, float]]) -> str:

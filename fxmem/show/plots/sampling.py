@@ -18,10 +18,11 @@ class Sample:
 
 
 def samples(live: Sequence[int], columns: int) -> list[Sample]:
-    """Every tick where two of them fit into a column; else the lowest and the highest of each column, in the order they come.
+    """Every tick where two of them fit into a column; else the lowest and the highest of each column, in the order they
+    come.
 
-    So no extreme of the whole is lost, the first of the highest included, and there are never more than two samples a column.
-    Linear in the ticks.
+    So no extreme of the whole is lost, the first of the highest included, and there are never more than two samples a
+    column. Linear in the ticks.
     """
     ticks = len(live)
     if ticks <= 2 * columns:

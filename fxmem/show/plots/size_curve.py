@@ -39,7 +39,15 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
 
     dim = curve.dim if curve.dim in ("batch", "seq") else "size"
     answer = f"largest {dim}: {curve.largest}" if curve.largest is not None else f"no {dim} fits"
-    parts = [text(_EDGE, _EDGE + 12.0, f"{curve.model}: {answer} on {curve.target.name}", "title", room=(width - 2 * _EDGE) / 1.5)]
+    parts = [
+        text(
+            _EDGE,
+            _EDGE + 12.0,
+            f"{curve.model}: {answer} on {curve.target.name}",
+            "title",
+            room=(width - 2 * _EDGE) / 1.5,
+        )
+    ]
     parts.append(text(_EDGE, _EDGE + 12.0 + _ROW, _line(curve, measure), "muted", room=width - 2 * _EDGE))
     for nbytes, words in steps(highest):
         parts.append(f'<path class="{"grid" if nbytes else "axis"}" d="M{n(_LEFT)} {n(y(nbytes))}H{n(right)}"/>')
@@ -53,20 +61,41 @@ def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, 
     reserved = [(x(point.size), y(point.reserved_bytes)) for point in ran if point.reserved_bytes is not None]
     counted = [(x(point.size), y(point.counted_bytes or 0)) for point in ran]
     parts += [_joined(reserved, "total reserved"), _joined(counted, "after")]
-    ends = [(places[-1][1], words) for places, words in ((reserved, "reserved"), (counted, measure)) if places] + [(y(curve.memory_bytes), limit)]
+    ends = [(places[-1][1], words) for places, words in ((reserved, "reserved"), (counted, measure)) if places] + [
+        (y(curve.memory_bytes), limit)
+    ]
     heights = spread([up for up, _ in ends], [_ROW] * len(ends), top - _ROW, bottom)
-    parts += [text(right + 6.0, up + 4.0, words, "" if words == limit else "muted") for up, (_, words) in zip(heights, ends, strict=True)]
+    parts += [
+        text(right + 6.0, up + 4.0, words, "" if words == limit else "muted")
+        for up, (_, words) in zip(heights, ends, strict=True)
+    ]
     # The answer is drawn last, so that no neighbour covers it.
     for point in sorted(ran, key=lambda point: point.size == curve.largest):
         across, up, chosen = x(point.size), y(point.counted_bytes or 0), point.size == curve.largest
         parts.append(f"<g><title>{safe(_words(point, dim))}</title>")
         if chosen:
-            parts += [f'<path class="peak" d="M{n(across)} {n(up)}V{n(bottom)}"/>', text(across - 5.0, bottom - 6.0, str(point.size), "end halo strong")]
-        parts.append(f'<circle class="{"dot" if point.fits else "hollow"}" cx="{n(across)}" cy="{n(up)}" r="{6 if chosen else 4}"/></g>')
+            parts += [
+                f'<path class="peak" d="M{n(across)} {n(up)}V{n(bottom)}"/>',
+                text(across - 5.0, bottom - 6.0, str(point.size), "end halo strong"),
+            ]
+        parts.append(
+            f'<circle class="{"dot" if point.fits else "hollow"}" cx="{n(across)}" cy="{n(up)}" '
+            f'r="{6 if chosen else 4}"/></g>'
+        )
     foot = bottom + 3 * _ROW
-    parts.append(text(_EDGE, foot + 4.0, "Filled: fits. Hollow: does not. Each dot is an analysis.", "muted", room=width - 2 * _EDGE))
+    parts.append(
+        text(
+            _EDGE,
+            foot + 4.0,
+            "Filled: fits. Hollow: does not. Each dot is an analysis.",
+            "muted",
+            room=width - 2 * _EDGE,
+        )
+    )
     spoken = "; ".join(_words(point, dim) for point in ran)
-    return document(name, width, foot + _EDGE + 4.0, f"Peak against {dim}: {answer}", spoken or "no size could run", parts)
+    return document(
+        name, width, foot + _EDGE + 4.0, f"Peak against {dim}: {answer}", spoken or "no size could run", parts
+    )
 
 
 def _highest(point: SizePoint) -> int:
@@ -77,12 +106,17 @@ def _line(curve: SizeCurve, measure: str) -> str:
     if curve.per_sample_bytes is None or curve.constant_bytes is None:
         return f"{measure} bytes"
     sign = "-" if curve.constant_bytes < 0 else "+"
-    return f"{measure}: {format_bytes(curve.per_sample_bytes)} each {sign} {format_bytes(abs(curve.constant_bytes))} constant, near the largest"
+    return (
+        f"{measure}: {format_bytes(curve.per_sample_bytes)} each {sign} {format_bytes(abs(curve.constant_bytes))} "
+        f"constant, near the largest"
+    )
 
 
 def _words(point: SizePoint, dim: str) -> str:
     reserved = "" if point.reserved_bytes is None else f", {format_bytes(point.reserved_bytes)} reserved"
-    return f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {'fits' if point.fits else 'does not fit'}"
+    return (
+        f"{dim} {point.size}: {format_bytes(point.counted_bytes)}{reserved}, {'fits' if point.fits else 'does not fit'}"
+    )
 
 
 def _ticks(widest: int) -> Sequence[int]:
@@ -93,4 +127,6 @@ def _ticks(widest: int) -> Sequence[int]:
 
 
 def _joined(places: Sequence[tuple[float, float]], classes: str) -> str:
-    return f'<path class="{classes}" d="M{"L".join(f"{n(across)} {n(up)}" for across, up in places)}"/>' if places else ""
+    return (
+        f'<path class="{classes}" d="M{"L".join(f"{n(across)} {n(up)}" for across, up in places)}"/>' if places else ""
+    )

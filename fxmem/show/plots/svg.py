@@ -1,7 +1,8 @@
 """What all plots share: elements, a scale of bytes, labels kept apart, and the style.
 
-No script and nothing loaded from elsewhere. Colours are classes, so that one plot serves light, dark and paper; every rule is bound to
-the class of the outermost element, so that a plot can be pasted into a page. Everything that comes from the model goes through `safe`.
+No script and nothing loaded from elsewhere. Colours are classes, so that one plot serves light, dark and paper; every
+rule is bound to the class of the outermost element, so that a plot can be pasted into a page. Everything that comes
+from the model goes through `safe`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,20 @@ from fxmem.records.units import printable
 from fxmem.show.plots.colors import DARK, KINDS, LIGHT, Theme
 from fxmem.show.text_width import fit, wrap
 
-__all__ = ["SIZE", "STYLE", "document", "heading", "kind_class", "n", "rect", "safe", "spread", "step_title", "steps", "text"]
+__all__ = [
+    "SIZE",
+    "STYLE",
+    "document",
+    "heading",
+    "kind_class",
+    "n",
+    "rect",
+    "safe",
+    "spread",
+    "step_title",
+    "steps",
+    "text",
+]
 
 SIZE = 11.0
 """Height of the letters, in pixels."""
@@ -43,7 +57,9 @@ def text(x: float, y: float, words: str, classes: str = "", *, room: float | Non
 
 def rect(x: float, y: float, width: float, height: float, classes: str) -> str:
     """A rectangle."""
-    return f'<rect class="{classes}" x="{n(x)}" y="{n(y)}" width="{n(max(width, 0.0))}" height="{n(max(height, 0.0))}"/>'
+    return (
+        f'<rect class="{classes}" x="{n(x)}" y="{n(y)}" width="{n(max(width, 0.0))}" height="{n(max(height, 0.0))}"/>'
+    )
 
 
 def heading(title: str, left: float, top: float, width: float) -> tuple[list[str], float]:
@@ -60,7 +76,8 @@ def document(name: str, width: float, height: float, title: str, description: st
     """A whole SVG document, `name` being its id and the start of those of its title and description."""
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" class="fxmem-plot" role="img" aria-labelledby="{name}-title {name}-desc"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" class="fxmem-plot" role="img" '
+            f'aria-labelledby="{name}-title {name}-desc"'
             f' width="{n(width)}" height="{n(height)}" viewBox="0 0 {n(width)} {n(height)}">',
             f'<title id="{name}-title">{safe(title)}</title>',
             f'<desc id="{name}-desc">{safe(description)}</desc>',
@@ -87,11 +104,18 @@ def steps(highest: int, most: int = 6) -> list[tuple[int, str]]:
     step = next(step for factor in (1, 2, 5, 10, 20) if (step := factor * power) * most >= highest / unit)
     # Of bytes there are no fractions.
     step = step if unit > 1 else max(math.ceil(step), 1)
-    return [(0, "0"), *((round(step * index * unit), f"{step * index:g} {name}") for index in range(1, math.floor(highest / unit / step) + 1))]
+    return [
+        (0, "0"),
+        *(
+            (round(step * index * unit), f"{step * index:g} {name}")
+            for index in range(1, math.floor(highest / unit / step) + 1)
+        ),
+    ]
 
 
 def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Centres of labels of these sizes, as near as may be to these places, in their order, none over another and all within `[low, high]`.
+    """Centres of labels of these sizes, as near as may be to these places, in their order, none over another and all
+    within `[low, high]`.
 
     Where there is not room for all, they overlap evenly at the upper end.
     """
@@ -110,28 +134,37 @@ def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: fl
 
 def step_title(profile: Profile) -> str:
     """What a plot is of, in one line."""
-    return printable(f"{profile.model}: {'training' if profile.step.mode == 'train' else 'inference'} step on {profile.target.name}")
+    return printable(
+        f"{profile.model}: {'training' if profile.step.mode == 'train' else 'inference'} step on {profile.target.name}"
+    )
 
 
 def _theme(theme: Theme) -> list[str]:
     return [
-        f".page{{fill:{theme.page}}}", f"text{{fill:{theme.text}}}", f".muted{{fill:{theme.muted}}}", f".grid{{stroke:{theme.grid}}}",
+        f".page{{fill:{theme.page}}}", f"text{{fill:{theme.text}}}", f".muted{{fill:{theme.muted}}}",
+        f".grid{{stroke:{theme.grid}}}",
         f".axis{{stroke:{theme.line}}}", f".halo{{stroke:{theme.page}}}", f".total{{stroke:{theme.text}}}",
-        f".shade{{fill:{theme.text}}}", f".peak{{stroke:{theme.accent}}}", f".dot{{fill:{theme.accent};stroke:{theme.page}}}",
-        f".limit{{stroke:{theme.limit}}}", f".held{{stroke:{theme.text}}}", f".after{{stroke:{theme.after}}}", f".swatch{{stroke:{theme.line}}}",
-        f".box{{fill:{theme.page};stroke:{theme.line}}}", f".hollow{{fill:{theme.page};stroke:{theme.line}}}", f".bar{{fill:{theme.grid}}}",
+        f".shade{{fill:{theme.text}}}", f".peak{{stroke:{theme.accent}}}",
+        f".dot{{fill:{theme.accent};stroke:{theme.page}}}",
+        f".limit{{stroke:{theme.limit}}}", f".held{{stroke:{theme.text}}}", f".after{{stroke:{theme.after}}}",
+        f".swatch{{stroke:{theme.line}}}",
+        f".box{{fill:{theme.page};stroke:{theme.line}}}", f".hollow{{fill:{theme.page};stroke:{theme.line}}}",
+        f".bar{{fill:{theme.grid}}}",
     ]  # fmt: skip
 
 
 _FIXED = [
     f"text{{font:{SIZE:g}px Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif}}",
-    f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong{font-weight:bold}", ".end{text-anchor:end}", ".middle{text-anchor:middle}",
+    f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong{font-weight:bold}", ".end{text-anchor:end}",
+    ".middle{text-anchor:middle}",
     ".halo{paint-order:stroke;stroke-width:3;stroke-linejoin:round}",
     ".grid,.axis,.peak,.limit,.held,.total,.after{fill:none;stroke-width:1;shape-rendering:crispEdges}",
     ".total{stroke-width:.8;stroke-opacity:.75;shape-rendering:auto}", ".after{stroke-width:1.5;shape-rendering:auto}",
-    ".peak{stroke-width:1.5;stroke-dasharray:2 2}", ".limit{stroke-width:1.5;stroke-dasharray:8 3}", ".join{fill:none;stroke-width:1}",
+    ".peak{stroke-width:1.5;stroke-dasharray:2 2}", ".limit{stroke-width:1.5;stroke-dasharray:8 3}",
+    ".join{fill:none;stroke-width:1}",
     ".allocated{stroke-dasharray:5 3}", ".reserved{stroke-dasharray:1 3;stroke-width:2}",
-    ".forward{fill-opacity:0}", ".backward{fill-opacity:.05}", ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}", ".swatch{stroke-width:.6}",
+    ".forward{fill-opacity:0}", ".backward{fill-opacity:.05}", ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}",
+    ".swatch{stroke-width:.6}",
     *(f".{kind_class(kind)}{{fill:{color}}}" for kind, color in KINDS.items()),
 ]  # fmt: skip
 

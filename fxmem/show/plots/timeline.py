@@ -1,7 +1,7 @@
 """Bytes alive over a step, stacked by kind.
 
-Parameters lie at the bottom and what comes and goes on top, so that a band's edge is level where nothing happens to it. The x axis is the
-step's ticks: a prediction knows the order of events, not the seconds between them.
+Parameters lie at the bottom and what comes and goes on top, so that a band's edge is level where nothing happens to it.
+The x axis is the step's ticks: a prediction knows the order of events, not the seconds between them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _LEFT, _RIGHT, _EDGE = 62.0, 64.0, 12.0
 _ROW = 16.0
 _HEADROOM = 1.05
 _IN_SCALE = 1.6
-"""A limit of up to this many times the largest number drawn is drawn to scale; a higher one would flatten the plot, and is named above it."""
+"""A limit of up to this many times the largest number drawn is drawn to scale; a higher one would flatten the plot, and
+is named above it."""
 _TRIED = 48
 """Places at which a band's name is tried."""
 _ROOMY = 40.0
@@ -81,21 +82,17 @@ def timeline_svg(
 ) -> str:
     """Bytes alive by kind over the step, as one self-contained SVG document.
 
-    The peak, what the allocator hands out and holds, the budget and the target's memory are lines. Above two samples a pixel column only its lowest
-    and its highest tick are drawn, so the document stays small and the peak true.
+    The peak, what the allocator hands out and holds, the budget and the target's memory are lines. Above two samples a
+    pixel column only its lowest and its highest tick are drawn, so the document stays small and the peak true.
 
     Args:
-        profile: what was predicted.
-        timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well.
-        budget_bytes: what the peak has to stay within, if anything.
-        after: the timeline of the same step under a plan, drawn below on the same scale of bytes.
-        after_profile: the profile it is of, for its phases.
-        held: the allocator's bytes over the step, of `fxmem.memory.allocator.levels_of`. None: level lines at their peaks, where the timeline has those.
-        held_after: the same under the plan.
-        width: of the document, in pixels, at least 280.
-        height: of one plot.
-        name: the root's id, and the start of every other.
-        titled: whether to write the title into the picture.
+        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's
+        byte counts as well. budget_bytes: what the peak has to stay within, if anything. after: the timeline of the
+        same step under a plan, drawn below on the same scale of bytes. after_profile: the profile it is of, for its
+        phases. held: the allocator's bytes over the step, of `fxmem.memory.allocator.levels_of`. None: level lines at
+        their peaks, where the timeline has those. held_after: the same under the plan. width: of the document, in
+        pixels, at least 280. height: of one plot. name: the root's id, and the start of every other. titled: whether to
+        write the title into the picture.
     """
     width = max(width, 280.0)
     scale, limits = _scale(profile, timeline, budget_bytes, after)
@@ -105,7 +102,9 @@ def timeline_svg(
     if titled:
         parts, y = heading(title, _EDGE, y, width - 2 * _EDGE)
         y += 6.0
-    steps_shown: list[tuple[str, Profile | None, Timeline]] = [("Before" if after is not None else "", profile, timeline)]
+    steps_shown: list[tuple[str, Profile | None, Timeline]] = [
+        ("Before" if after is not None else "", profile, timeline)
+    ]
     steps_shown += [] if after is None else [("After, with the plan", after_profile, after)]
     for index, (label, own, line_of) in enumerate(steps_shown):
         if label:
@@ -114,7 +113,18 @@ def timeline_svg(
         taken = tuple(samples(line_of.live_bytes, max(int(width - _LEFT - _RIGHT), 1)))
         rows = _ROW * 2 + (_ROW if own is not None else 0.0)
         levels = held_after if index else held
-        panel = _Panel(own, line_of, f"{name}-{'after' if index else 'step'}", taken, y + rows, _LEFT, width - _LEFT - _RIGHT, height, scale, levels)
+        panel = _Panel(
+            own,
+            line_of,
+            f"{name}-{'after' if index else 'step'}",
+            taken,
+            y + rows,
+            _LEFT,
+            width - _LEFT - _RIGHT,
+            height,
+            scale,
+            levels,
+        )
         parts += _panel(panel, limits)
         y = panel.bottom + 2 * _ROW + 4.0
     legend, y = _legend(timeline, after, limits, scale, y, width)
@@ -124,20 +134,29 @@ def timeline_svg(
     return document(name, width, y + _EDGE, f"{title}: bytes alive, by kind", description, [*parts, *legend])
 
 
-def _scale(profile: Profile, timeline: Timeline, budget: int | None, after: Timeline | None) -> tuple[float, list[Limit]]:
+def _scale(
+    profile: Profile, timeline: Timeline, budget: int | None, after: Timeline | None
+) -> tuple[float, list[Limit]]:
     """Bytes at the upper edge, and the limits to draw."""
     peaks = [timeline.peak, *([] if after is None else [after.peak])]
     drawn = max(max(peak.requested_bytes, peak.allocated_bytes or 0, peak.reserved_bytes or 0) for peak in peaks)
-    limits = [(word, nbytes) for word, nbytes in (("budget", budget), ("card", profile.target.memory_bytes)) if nbytes is not None]
+    limits = [
+        (word, nbytes)
+        for word, nbytes in (("budget", budget), ("card", profile.target.memory_bytes))
+        if nbytes is not None
+    ]
     return max([drawn, *(nbytes for _, nbytes in limits if nbytes <= _IN_SCALE * drawn), 1]) * _HEADROOM, limits
 
 
-# --- one step ---------------------------------------------------------------------------------------------------------------
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
 def _panel(panel: _Panel, limits: Sequence[Limit]) -> list[str]:
     ticks = len(panel.timeline.live_bytes)
-    data = f'data-left="{n(panel.left)}" data-width="{n(panel.width)}" data-top="{n(panel.top)}" data-height="{n(panel.height)}" data-ticks="{ticks}"'
+    data = (
+        f'data-left="{n(panel.left)}" data-width="{n(panel.width)}" data-top="{n(panel.top)}" '
+        f'data-height="{n(panel.height)}" data-ticks="{ticks}"'
+    )
     return [
         f'<g id="{panel.name}" class="panel" {data}>',
         *_phases(panel),
@@ -161,7 +180,12 @@ def _phases(panel: _Panel) -> list[str]:
         parts.append(f"<g>{title}{rect(x, panel.top, panel.x(span.end) - x, panel.height, f'shade {span.phase}')}</g>")
         parts.append(f'<path class="grid" d="M{n(x)} {n(panel.top - 4)}V{n(panel.bottom)}"/>')
     sizes = [text_width(span.phase, SIZE) + 8.0 for span in spans]
-    centres = spread([(panel.x(span.begin) + panel.x(span.end)) / 2 for span in spans], sizes, panel.left, panel.left + panel.width + _RIGHT - 4.0)
+    centres = spread(
+        [(panel.x(span.begin) + panel.x(span.end)) / 2 for span in spans],
+        sizes,
+        panel.left,
+        panel.left + panel.width + _RIGHT - 4.0,
+    )
     y = panel.top - _ROW - 6.0
     return parts + [text(x, y, span.phase, "middle muted") for span, x in zip(spans, centres, strict=True)]
 
@@ -180,12 +204,18 @@ def _bands(panel: _Panel) -> list[str]:
     kinds = [kind for kind in Kind if kind in panel.timeline.by_kind and any(panel.timeline.by_kind[kind])]
     series = [panel.timeline.by_kind[kind] for kind in kinds]
     edges = list(
-        accumulate(([one[sample.tick] for sample in panel.taken] for one in series), lambda below, own: [a + b for a, b in zip(below, own, strict=True)])
+        accumulate(
+            ([one[sample.tick] for sample in panel.taken] for one in series),
+            lambda below, own: [a + b for a, b in zip(below, own, strict=True)],
+        )
     )
     parts = []
     for kind, edge in reversed(list(zip(kinds, edges, strict=True))):
         words = f"{_words(kind)}: {exact_bytes(panel.timeline.peak.by_kind.get(kind, 0))} at the peak"
-        parts.append(f'<path class="{kind_class(kind)}" d="{_edge(panel, edge)}V{n(panel.bottom)}H{n(panel.left)}z"><title>{safe(words)}</title></path>')
+        parts.append(
+            f'<path class="{kind_class(kind)}" '
+            f'd="{_edge(panel, edge)}V{n(panel.bottom)}H{n(panel.left)}z"><title>{safe(words)}</title></path>'
+        )
     if edges:
         parts.append(f'<path class="total" d="{_edge(panel, edges[-1])}"/>')
     undersides = [[0] * len(panel.taken), *edges[:-1]] if edges else []
@@ -223,7 +253,14 @@ def _band_name(panel: _Panel, kind: Kind, underside: Sequence[int], edge: Sequen
 def _peak(panel: _Panel) -> list[str]:
     peak = panel.timeline.peak
     if not panel.taken:
-        return [text(panel.left + panel.width / 2, panel.top + panel.height / 2, "no memory events: nothing to draw", "middle")]
+        return [
+            text(
+                panel.left + panel.width / 2,
+                panel.top + panel.height / 2,
+                "no memory events: nothing to draw",
+                "middle",
+            )
+        ]
     x, y = panel.x(peak.tick + 0.5), panel.y(peak.requested_bytes)
     where = peak.node or ""
     if panel.profile is not None and peak.op is not None:
@@ -241,7 +278,8 @@ def _peak(panel: _Panel) -> list[str]:
 
 
 def _lines(panel: _Panel, limits: Sequence[Limit]) -> list[str]:
-    """The allocator's lines, the level ones, and right of the plot what each is; what is above the scale is named at its edge."""
+    """The allocator's lines, the level ones, and right of the plot what each is; what is above the scale is named at
+    its edge."""
     drawn = [*_held(panel), *((word, nbytes, nbytes, "limit", "", None) for word, nbytes in limits)]
     if not drawn:
         return []
@@ -251,8 +289,12 @@ def _lines(panel: _Panel, limits: Sequence[Limit]) -> list[str]:
     parts = []
     for (word, nbytes, _, classes, what, path), height, place in zip(drawn, heights, places, strict=True):
         above = nbytes > panel.scale
-        words = f"{word}: {exact_bytes(nbytes)}" + (f", {what}" if what else "") + (", above the scale" if above else "")
-        line = "" if above else f'<path class="{classes}" d="{path or f"M{n(panel.left)} {n(height)}h{n(panel.width)}"}"/>'
+        words = (
+            f"{word}: {exact_bytes(nbytes)}" + (f", {what}" if what else "") + (", above the scale" if above else "")
+        )
+        line = (
+            "" if above else f'<path class="{classes}" d="{path or f"M{n(panel.left)} {n(height)}h{n(panel.width)}"}"/>'
+        )
         join = f'<path class="join axis" d="M{n(right)} {n(height)}L{n(right + 7)} {n(place)}"/>'
         label = text(right + 9.0, place + 4.0, f"↑ {word}" if above else word, "halo")
         parts.append(f"<g><title>{safe(words)}</title>{line}{join}{label}</g>")
@@ -260,9 +302,13 @@ def _lines(panel: _Panel, limits: Sequence[Limit]) -> list[str]:
 
 
 def _held(panel: _Panel) -> list[tuple[str, int, int, str, str, str | None]]:
-    """Of each of the allocator's lines its word, its highest bytes, its last, its classes, what the bytes are, and its path where it is not level."""
+    """Of each of the allocator's lines its word, its highest bytes, its last, its classes, what the bytes are, and its
+    path where it is not level."""
     peak, held = panel.timeline.peak, panel.held
-    lines = (("allocated", peak.allocated_bytes, held and held.allocated_bytes), ("reserved", peak.reserved_bytes, held and held.reserved_bytes))
+    lines = (
+        ("allocated", peak.allocated_bytes, held and held.allocated_bytes),
+        ("reserved", peak.reserved_bytes, held and held.reserved_bytes),
+    )
     drawn: list[tuple[str, int, int, str, str, str | None]] = []
     for word, nbytes, series in lines:
         if nbytes is None:
@@ -285,14 +331,22 @@ def _axis(panel: _Panel) -> list[str]:
         f'<path class="axis" d="M{n(panel.left)} {n(panel.top)}V{n(y)}H{n(right)}"/>',
         text(panel.left, y + _ROW, ends[0], "muted"),
         text(right, y + _ROW, ends[1], "muted end"),
-        text((panel.left + right) / 2, y + _ROW, middle if text_width(middle, SIZE) <= room else "ticks, not seconds", "muted middle", room=room),
+        text(
+            (panel.left + right) / 2,
+            y + _ROW,
+            middle if text_width(middle, SIZE) <= room else "ticks, not seconds",
+            "muted middle",
+            room=room,
+        ),
     ]
 
 
-# --- legend -----------------------------------------------------------------------------------------------------------------
+# --- legend -----------------------------------------------------------------------------------------------------------
 
 
-def _legend(timeline: Timeline, after: Timeline | None, limits: Sequence[Limit], scale: float, y: float, width: float) -> tuple[list[str], float]:
+def _legend(
+    timeline: Timeline, after: Timeline | None, limits: Sequence[Limit], scale: float, y: float, width: float
+) -> tuple[list[str], float]:
     """Every colour and line with its name and number, in as many columns as there is room for; and where it ends."""
     entries = _entries(timeline, after, limits, scale)
     column = max(text_width(words, SIZE) for _, _, words in entries) + 40.0 if entries else width
@@ -310,7 +364,9 @@ def _legend(timeline: Timeline, after: Timeline | None, limits: Sequence[Limit],
     return parts, y + _ROW * (rows + 1)
 
 
-def _entries(timeline: Timeline, after: Timeline | None, limits: Sequence[Limit], scale: float) -> list[tuple[str, bool, str]]:
+def _entries(
+    timeline: Timeline, after: Timeline | None, limits: Sequence[Limit], scale: float
+) -> list[tuple[str, bool, str]]:
     """Class, whether it colours an area, and words."""
     peak = timeline.peak
 
@@ -320,7 +376,11 @@ def _entries(timeline: Timeline, after: Timeline | None, limits: Sequence[Limit]
     def later(kind: Kind) -> int | None:
         return None if after is None else after.peak.by_kind.get(kind, 0)
 
-    shown = [kind for kind in reversed(Kind) if any(timeline.by_kind.get(kind, ())) or (after is not None and any(after.by_kind.get(kind, ())))]
+    shown = [
+        kind
+        for kind in reversed(Kind)
+        if any(timeline.by_kind.get(kind, ())) or (after is not None and any(after.by_kind.get(kind, ())))
+    ]
     entries: list[tuple[str, bool, str]] = []
     for kind in shown:
         now = peak.by_kind.get(kind, 0)
@@ -332,7 +392,10 @@ def _entries(timeline: Timeline, after: Timeline | None, limits: Sequence[Limit]
     ):
         if nbytes is not None:
             entries.append((f"held {word}", False, f"{word}, its highest {both(nbytes, other)}"))
-    return entries + [("limit", False, f"{word} {format_bytes(nbytes)}{', above the scale' if nbytes > scale else ''}") for word, nbytes in limits]
+    return entries + [
+        ("limit", False, f"{word} {format_bytes(nbytes)}{', above the scale' if nbytes > scale else ''}")
+        for word, nbytes in limits
+    ]
 
 
 def _words(kind: Kind) -> str:

@@ -1,6 +1,7 @@
 """Records as text for a terminal, one module per kind of record.
 
-A table is plain ASCII apart from the model's own names, so that it survives any pipe; colour repeats what words already say.
+A table is plain ASCII apart from the model's own names, so that it survives any pipe; colour repeats what words already
+say.
 """
 
 from __future__ import annotations

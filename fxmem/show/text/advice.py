@@ -31,14 +31,34 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
     rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(counted_bytes(peak))} in {peak.phase.value}")]
     if advice.budget_bytes is not None:
         over = counted_bytes(peak) - advice.budget_bytes
-        rows.append(("Budget", f"{exact_bytes(advice.budget_bytes)}: {f'{format_bytes(over)} too much' if over > 0 else 'kept as it is'}"))
+        rows.append(
+            (
+                "Budget",
+                (
+                    f"{exact_bytes(advice.budget_bytes)}: "
+                    f"{f'{format_bytes(over)} too much' if over > 0 else 'kept as it is'}"
+                ),
+            )
+        )
     yield facts([*header_facts(advice), *rows])
     yield _ranked(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
-    yield facts([("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")])
+    yield facts(
+        [("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")]
+    )
     if advice.together is not None:
         yield under("Together", _together(advice, advice.together))
     elif advice.budget_bytes is not None and counted_bytes(peak) > advice.budget_bytes:
-        yield facts([("Together", Text("no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)", style="bold red"))])
+        yield facts(
+            [
+                (
+                    "Together",
+                    Text(
+                        "no set of these changes keeps the budget; try a smaller batch (fxmem max-batch)",
+                        style="bold red",
+                    ),
+                )
+            ]
+        )
     if advice.suggestions:
         yield under("Code", _code(advice))
     if advice.refused:
@@ -62,7 +82,9 @@ def _ranked(advice: Advice, width: int) -> Table:
         cells = [format_bytes(counted_bytes(each.peak)), format_bytes(each.saved_bytes)]
         cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
         cells += [_extra(advice, each), _EFFECTS[each.effect]]
-        name = textwrap.fill(f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False)
+        name = textwrap.fill(
+            f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False
+        )
         ranked.add_row(Text(name), *map(Text, cells))
     return ranked
 
@@ -77,13 +99,22 @@ def _extra(advice: Advice, each: Suggestion) -> str:
 def _together(advice: Advice, each: Suggestion) -> RenderableType:
     used = counted_bytes(each.peak)
     spare = format_bytes((advice.budget_bytes or 0) - used)
-    return Text(f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; FLOPs {_extra(advice, each)}; numbers: {each.effect}", style="green")
+    return Text(
+        (
+            f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; FLOPs {_extra(advice, each)}; numbers: "
+            f"{each.effect}"
+        ),
+        style="green",
+    )
 
 
 def _code(advice: Advice) -> RenderableType:
     listed = grid(-3, None)
     for number, each in enumerate(advice.suggestions, 1):
         listed.add_row(
-            Text(f"{number}."), Text("\n".join(map(printable, each.code.splitlines()))).append(f"\n{printable(each.note)}" if each.note else "", style="dim")
+            Text(f"{number}."),
+            Text("\n".join(map(printable, each.code.splitlines()))).append(
+                f"\n{printable(each.note)}" if each.note else "", style="dim"
+            ),
         )
     return listed

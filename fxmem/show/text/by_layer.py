@@ -12,7 +12,15 @@ from fxmem.memory.by_layer import Layer, LayerReport, layer_likeness
 from fxmem.memory.facts import flops_sum, header_facts
 from fxmem.memory.folding import folded
 from fxmem.memory.module_tree import Flops
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable, short_bytes, spreadsheet_text
+from fxmem.records.units import (
+    exact_bytes,
+    format_bytes,
+    format_flops,
+    format_shape,
+    printable,
+    short_bytes,
+    spreadsheet_text,
+)
 from fxmem.show.text.columns import Column, choose, named, ruled
 from fxmem.show.text.tables import facts, fit, render
 
@@ -39,11 +47,11 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
     """The layers as text whose lines are at most `width` columns wide.
 
     Args:
-        report: from `fxmem.memory.by_layer.by_layer`.
-        width: columns of the terminal, at least 60. Wider terminals get more columns: output bytes, backward FLOPs, bytes of the
+        report: from `fxmem.memory.by_layer.by_layer`. width: columns of the terminal, at least 60. Wider terminals get
+        more columns: output bytes, backward FLOPs, bytes of the
             weights, calls.
-        depth: levels of modules below the model to show. None: all modules, and the calls that compute or keep anything.
-        color: whether to write ANSI colours.
+        depth: levels of modules below the model to show. None: all modules, and the calls that compute or keep
+        anything. color: whether to write ANSI colours.
     """
     width = max(width, 60)
     columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)
@@ -51,7 +59,9 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
     for layer, title in _shown(report, depth):
         name = named(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
-    return render([facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color)
+    return render(
+        [facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color
+    )
 
 
 def markdown(report: LayerReport, *, depth: int | None = None) -> str:
@@ -67,7 +77,8 @@ def markdown(report: LayerReport, *, depth: int | None = None) -> str:
 
 
 def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
-    """One row for each layer with every field as it stands in the record, equal siblings one by one; shapes as `32x3x224x224`."""
+    """One row for each layer with every field as it stands in the record, equal siblings one by one; shapes as
+    `32x3x224x224`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(Layer.model_fields)
@@ -81,8 +92,15 @@ def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
 
 def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
     """Layers to show, and their titles."""
-    rows = [layer for layer in report.layers if (layer.kind == "module" or _matters(layer)) if depth is None or layer.depth <= depth]
-    for layer, label, alike in folded(rows, depth=lambda row: row.depth, label=lambda row: row.name, likeness=layer_likeness):
+    rows = [
+        layer
+        for layer in report.layers
+        if (layer.kind == "module" or _matters(layer))
+        if depth is None or layer.depth <= depth
+    ]
+    for layer, label, alike in folded(
+        rows, depth=lambda row: row.depth, label=lambda row: row.name, likeness=layer_likeness
+    ):
         yield layer, f"{label} x{alike}" if alike > 1 else f"{label}, {layer.calls} calls" if layer.calls > 1 else label
 
 
@@ -93,24 +111,43 @@ def _matters(layer: Layer) -> bool:
 def _sums(report: LayerReport) -> Iterator[tuple[str, str]]:
     total = report.total
     trained = "" if report.trained_params is None else f", of which {report.trained_params:,} get a gradient"
-    yield "Params", f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}; buffers {format_bytes(total.buffers_bytes)}"
+    yield (
+        "Params",
+        f"{total.params:,}{trained}; {exact_bytes(total.params_bytes)}; buffers {format_bytes(total.buffers_bytes)}",
+    )
     yield "MACs", _count(total.macs, total.macs_unknown, "operator", "whose number is unknown")
     yield "FLOPs", f"{_count(total.forward_flops, total.forward_flops_unknown, 'node', 'without a formula')} in forward"
     if report.step.mode == "train":
-        yield "Backward", f"{_count(total.backward_flops, total.backward_flops_unknown, 'node', 'without a formula')} FLOPs"
+        yield (
+            "Backward",
+            f"{_count(total.backward_flops, total.backward_flops_unknown, 'node', 'without a formula')} FLOPs",
+        )
     yield "Output", f"{exact_bytes(total.output_bytes)} of results; input {format_bytes(report.input_bytes)}"
     if report.step.mode == "train":
-        yield "Saved", f"{exact_bytes(total.saved_bytes)} kept for backward by the model; what the loss keeps is not among it"
+        yield (
+            "Saved",
+            f"{exact_bytes(total.saved_bytes)} kept for backward by the model; what the loss keeps is not among it",
+        )
 
 
 def _count(known: int, unknown: int, what: str, why: str) -> str:
-    return f"{'at least ' if unknown else ''}{known:,}" + (f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else "")
+    return f"{'at least ' if unknown else ''}{known:,}" + (
+        f" (not counted: {unknown} {what}{'s' if unknown > 1 else ''} {why})" if unknown else ""
+    )
 
 
 def _legend(columns: Sequence[Column[Layer]]) -> str:
-    notes = ["MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."]
-    notes.append("Output: new memory of results, what activations take without backward. Saved: what is kept for backward.")
-    return " ".join(notes if any(column.heading == "Output" for column in columns) else [notes[0], "Saved: what is kept for backward."])
+    notes = [
+        "MACs: multiply-adds of products, convolutions and attention. FLOPs: 1 multiply-add = 2, and everything else."
+    ]
+    notes.append(
+        "Output: new memory of results, what activations take without backward. Saved: what is kept for backward."
+    )
+    return " ".join(
+        notes
+        if any(column.heading == "Output" for column in columns)
+        else [notes[0], "Saved: what is kept for backward."]
+    )
 
 
 def _markdown(text: str) -> str:

@@ -39,7 +39,11 @@ _COLUMNS: tuple[Column[LineFigures], ...] = (
 )
 _MORE_COLUMNS: tuple[Column[LineFigures], ...] = (
     Column("Alive", 9, lambda row: "" if row.after_bytes is None else format_bytes(row.after_bytes)),
-    Column("Backward", 9, lambda row: "" if row.backward_allocated_bytes is None else short_bytes(row.backward_allocated_bytes)),
+    Column(
+        "Backward",
+        9,
+        lambda row: "" if row.backward_allocated_bytes is None else short_bytes(row.backward_allocated_bytes),
+    ),
     Column("Freed", 9, lambda row: short_bytes(row.freed_bytes)),
     Column("Calls", 5, lambda row: str(row.calls)),
 )
@@ -52,16 +56,18 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """The annotated source as text whose lines are at most `width` columns wide.
 
     Args:
-        report: from `fxmem.memory.by_line.by_line`.
-        width: columns of the terminal, at least 60. Wider terminals get more columns, in the order alive, backward, freed, calls.
-        tensors: how many kinds of tensors to list below a line, most bytes first; 0 lists none.
-        color: whether to write ANSI colours.
+        report: from `fxmem.memory.by_line.by_line`. width: columns of the terminal, at least 60. Wider terminals get
+        more columns, in the order alive, backward, freed, calls. tensors: how many kinds of tensors to list below a
+        line, most bytes first; 0 lists none. color: whether to write ANSI colours.
 
-    A file's text is shown if it can be read here and is the one that was analysed, by the lines that have figures; else those lines alone.
+    A file's text is shown if it can be read here and is the one that was analysed, by the lines that have figures; else
+    those lines alone.
     """
     width = max(width, 60)
     columns, _ = choose(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
-    parts: list[RenderableType] = [facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])]
+    parts: list[RenderableType] = [
+        facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
+    ]
     if tensors and report.resident:
         parts.append(Text("\n".join(_tensors(report.resident, (), tensors, width))))
     parts += [_file(report, file, columns, tensors, width) for file in report.files]
@@ -69,7 +75,9 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
         parts.append(_rest(report, columns, tensors, width))
     parts.append(facts(_sums(report)))
     shown = {column.heading for column in columns}
-    parts.append(facts([("", "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + ".")]))
+    parts.append(
+        facts([("", "; ".join(f"{heading}: {meaning}" for heading, meaning in MEANINGS if heading in shown) + ".")])
+    )
     return render(parts, width, color)
 
 
@@ -98,11 +106,14 @@ def short_file(file: str, others: Sequence[str] = ()) -> str:
 def source_text(report: LineReport, file: str) -> Mapping[int, str]:
     """The file's lines by number, if it can be read and each line with figures stands in it as it did; else only those.
 
-    A report may come from elsewhere: what is named in it is read only where its own lines show that it is Python code already known.
+    A report may come from elsewhere: what is named in it is read only where its own lines show that it is Python code
+    already known.
     """
     known = {line.line: line.code for line in report.lines if line.file == file}
     text = _read(file)
-    matches = any(known.values()) and all(0 < number <= len(text) and text[number - 1].strip() == code for number, code in known.items())
+    matches = any(known.values()) and all(
+        0 < number <= len(text) and text[number - 1].strip() == code for number, code in known.items()
+    )
     return {number: line.rstrip() for number, line in enumerate(text, 1)} if matches else known
 
 
@@ -127,10 +138,12 @@ def _read(file: str) -> list[str]:
         return []
 
 
-# --- layout -------------------------------------------------------------------------------------------------------------------
+# --- layout -----------------------------------------------------------------------------------------------------------
 
 
-def _row(number: str, figures: LineFigures | None, columns: Sequence[Column[LineFigures]], code: str, width: int) -> str:
+def _row(
+    number: str, figures: LineFigures | None, columns: Sequence[Column[LineFigures]], code: str, width: int
+) -> str:
     cells = " ".join(f"{'' if figures is None else column.cell(figures):>{column.width}}" for column in columns)
     return fit(f"{number:>{_NUMBER}} {cells}  {printable(code)}".rstrip(), width)
 
@@ -146,16 +159,29 @@ def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]],
     lines = {line.line: line for line in report.lines if line.file == file}
     source = source_text(report, file)
     shown = near(lines, source, _AROUND)
-    text = Text(no_wrap=True).append(fit(printable(short_file(file)), width) + "\n", style="bold").append_text(_head(columns, "Code", width))
+    text = (
+        Text(no_wrap=True)
+        .append(fit(printable(short_file(file)), width) + "\n", style="bold")
+        .append_text(_head(columns, "Code", width))
+    )
     for index, stretch in enumerate(_stretches(shown)):
         text.append(f"{'...':>{_NUMBER}}\n" if index else "", style="dim")
-        margin = min((len(source[number]) - len(source[number].lstrip()) for number in stretch if source[number].strip()), default=0)
+        margin = min(
+            (len(source[number]) - len(source[number].lstrip()) for number in stretch if source[number].strip()),
+            default=0,
+        )
         for number in stretch:
             line = lines.get(number)
-            text.append(_row(str(number), line, columns, source[number][margin:], width) + "\n", style="" if line else "dim")
+            text.append(
+                _row(str(number), line, columns, source[number][margin:], width) + "\n", style="" if line else "dim"
+            )
             if line is not None and tensors:
-                text.append("".join(f"{each}\n" for each in _tensors(line.came, line.went, tensors, width)), style="dim")
-    text.append_text(_total(_sum([line for line in report.lines if line.file == file]), columns, "sum of these lines", width))
+                text.append(
+                    "".join(f"{each}\n" for each in _tensors(line.came, line.went, tensors, width)), style="dim"
+                )
+    text.append_text(
+        _total(_sum([line for line in report.lines if line.file == file]), columns, "sum of these lines", width)
+    )
     return text
 
 
@@ -207,7 +233,16 @@ def _sum(rows: Sequence[LineFigures]) -> LineFigures:
 
 
 def _sums(report: LineReport) -> Iterator[tuple[str, str]]:
-    yield "Forward", f"{exact_bytes(report.forward_allocated_bytes)} allocated, by lines and rest together (the optimizer's not counted)"
-    yield "After it", f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed"
+    yield (
+        "Forward",
+        (
+            f"{exact_bytes(report.forward_allocated_bytes)} allocated, by lines and rest together (the optimizer's not "
+            f"counted)"
+        ),
+    )
+    yield (
+        "After it",
+        f"{exact_bytes(report.forward_left_bytes)} alive: before, and what lines and rest kept less what they freed",
+    )
     if report.step.mode == "train":
         yield "Saved", f"{exact_bytes(report.saved_bytes)} of that is kept for backward"

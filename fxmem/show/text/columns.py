@@ -27,8 +27,11 @@ class Column(Generic[Row]):
     justify: Literal["left", "right"] = "right"
 
 
-def choose(always: Sequence[Column[Row]], more: Sequence[Column[Row]], *, width: int, narrowest: int, gap: int) -> tuple[list[Column[Row]], int]:
-    """The columns to show, and the width left for the first: all of `always`, and of `more` the first few that leave it `narrowest`."""
+def choose(
+    always: Sequence[Column[Row]], more: Sequence[Column[Row]], *, width: int, narrowest: int, gap: int
+) -> tuple[list[Column[Row]], int]:
+    """The columns to show, and the width left for the first: all of `always`, and of `more` the first few that leave it
+    `narrowest`."""
     columns, names = list(always), width - sum(gap + column.width for column in always)
     for column in more:
         if names - gap - column.width < narrowest:

@@ -26,15 +26,15 @@ _WIDE_TOTALS = 64
 """Columns from which the shares have room."""
 
 
-def table(comparison: Comparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False) -> str:
+def table(
+    comparison: Comparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False
+) -> str:
     """The comparison as text whose lines are at most `width` columns wide.
 
     Args:
-        comparison: from `fxmem.compare`.
-        width: columns of the terminal, at least 60.
-        depth: levels of modules below the model to show, every change in them. None: all modules that changed by a hundredth of the larger peak.
-        top: how many nodes to list, the largest change first.
-        color: whether to write ANSI colours.
+        comparison: from `fxmem.compare`. width: columns of the terminal, at least 60. depth: levels of modules below
+        the model to show, every change in them. None: all modules that changed by a hundredth of the larger peak. top:
+        how many nodes to list, the largest change first. color: whether to write ANSI colours.
     """
     width = max(width, 60)
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
@@ -58,7 +58,10 @@ def _heads(comparison: Comparison) -> Iterator[tuple[str, str]]:
     one, other = comparison.before, comparison.after
     for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
         yield label, _both(ours, theirs)
-    ours, theirs = (printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else "")) for side in (one, other))
+    ours, theirs = (
+        printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else ""))
+        for side in (one, other)
+    )
     yield "Peak", _both(ours, theirs)
 
 
@@ -67,7 +70,9 @@ def _both(ours: str, theirs: str) -> str:
     one, other = ours.split("; "), theirs.split("; ")
     if len(one) != len(other):
         return f"{ours}\n-> {theirs}"
-    return "; ".join(a if a == b else f"{a} -> {b.removeprefix(_common(a, b))}" for a, b in zip(one, other, strict=True))
+    return "; ".join(
+        a if a == b else f"{a} -> {b.removeprefix(_common(a, b))}" for a, b in zip(one, other, strict=True)
+    )
 
 
 def _common(a: str, b: str) -> str:
@@ -76,7 +81,7 @@ def _common(a: str, b: str) -> str:
     return label + colon if colon and b.startswith(label + colon) else ""
 
 
-# --- the whole step -----------------------------------------------------------------------------------------------------------
+# --- the whole step ---------------------------------------------------------------------------------------------------
 
 
 def _totals(comparison: Comparison, width: int) -> Table:
@@ -107,14 +112,21 @@ def _totals(comparison: Comparison, width: int) -> Table:
     return totals
 
 
-def _total(totals: Table, name: str, change: Change, written: Callable[[int], str], *, missing: str = "unknown") -> None:
+def _total(
+    totals: Table, name: str, change: Change, written: Callable[[int], str], *, missing: str = "unknown"
+) -> None:
     if change.before is None and change.after is None:
         return
     before, after = (missing if value is None else written(value) for value in (change.before, change.after))
     delta = change.delta
     share = "" if not delta or not change.before else _share(delta, change.before)
     style = "" if not delta else "red" if delta > 0 else "green"
-    cells: list[RenderableType] = [before, after, Text("" if delta is None else _signed(delta, written), style=style), Text(share, style=style)]
+    cells: list[RenderableType] = [
+        before,
+        after,
+        Text("" if delta is None else _signed(delta, written), style=style),
+        Text(share, style=style),
+    ]
     totals.add_row(name, *cells[: len(totals.columns) - 1])
 
 
@@ -130,7 +142,7 @@ def _signed(delta: int, written: Callable[[int], str]) -> str:
     return f"+{written(delta)}" if delta > 0 else f"-{written(-delta)}" if delta else "same"
 
 
-# --- modules ------------------------------------------------------------------------------------------------------------------
+# --- modules ----------------------------------------------------------------------------------------------------------
 
 _COLUMNS: tuple[Column[ModuleChange], ...] = (
     Column("At peak", 10, lambda row: _cell(row.at_peak)),
@@ -159,7 +171,11 @@ def _shown(comparison: Comparison, depth: int | None) -> Iterator[tuple[ModuleCh
         name = label or comparison.after.model
         mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
         before = (row.before_path or "").rpartition(".")[2]
-        was = f" (was {before})" if row.before_path is not None and row.after_path is not None and before != _label(row) and alike == 1 else ""
+        was = (
+            f" (was {before})"
+            if row.before_path is not None and row.after_path is not None and before != _label(row) and alike == 1
+            else ""
+        )
         yield row, f"{mark}{name}{was}" + (f" x{alike}" if alike > 1 else "")
 
 
@@ -184,7 +200,9 @@ def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
         if row.before_type and row.after_type and row.before_type != row.after_type:
             types = f"{row.before_type} -> {row.after_type}"
         style = "bold" if row.depth == 0 else "dim" if row.after_path is None else ""
-        changed.add_row(named(title, types or "", row.depth, names), *(Text(column.cell(row)) for column in columns), style=style)
+        changed.add_row(
+            named(title, types or "", row.depth, names), *(Text(column.cell(row)) for column in columns), style=style
+        )
     return changed
 
 
@@ -193,7 +211,9 @@ def _cell(change: Change, written: Callable[[int], str] = format_bytes) -> str:
 
 
 def _legend(comparison: Comparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
-    notes = ["What each module brings more (+) or less (-), everything below it included; the first row is the whole step."]
+    notes = [
+        "What each module brings more (+) or less (-), everything below it included; the first row is the whole step."
+    ]
     if any(row.before_path is None for row, _ in rows):
         notes.append("+ before a name: added.")
     if any(row.after_path is None for row, _ in rows):
@@ -205,11 +225,12 @@ def _legend(comparison: Comparison, depth: int | None, rows: Sequence[tuple[Modu
     return " ".join(notes)
 
 
-# --- nodes --------------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
-    """Nodes that changed, the largest change first; those at the same place of numbered siblings, with the same figures, together."""
+    """Nodes that changed, the largest change first; those at the same place of numbered siblings, with the same
+    figures, together."""
     groups: dict[Hashable, list[NodeChange]] = {}
     for node in nodes:
         if node.largest:
@@ -220,7 +241,10 @@ def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
 
 def _most(node: NodeChange) -> tuple[str, Change]:
     """The figure that changed most."""
-    return max(((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")), key=lambda each: abs(each[1].delta or 0))
+    return max(
+        ((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")),
+        key=lambda each: abs(each[1].delta or 0),
+    )
 
 
 def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
@@ -234,7 +258,13 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
         name, change = _most(row)
         before = "" if row.before_node is None else format_bytes(change.before)
         after = "" if row.after_node is None else format_bytes(change.after)
-        changed.add_row(Text(_title(row, len(alike), names)), name.replace("_", " "), before, after, _signed(change.delta or 0, format_bytes))
+        changed.add_row(
+            Text(_title(row, len(alike), names)),
+            name.replace("_", " "),
+            before,
+            after,
+            _signed(change.delta or 0, format_bytes),
+        )
     return changed
 
 
@@ -243,7 +273,14 @@ def _title(row: NodeChange, alike: int, width: int) -> str:
     mark = "+ " if row.before_node is None else "- " if row.after_node is None else ""
     more = f" x{alike}" if alike > 1 else ""
     head, inside, path = printable(row.where).rpartition(" in ")
-    title = mark + fit_left(f"{head}{inside}{fit_left(path, max(width - len(mark + head + inside + more), 8))}", width - len(mark + more)) + more
+    title = (
+        mark
+        + fit_left(
+            f"{head}{inside}{fit_left(path, max(width - len(mark + head + inside + more), 8))}",
+            width - len(mark + more),
+        )
+        + more
+    )
     shapes = _shapes(row)
     return f"{title} {shapes}" if shapes and len(title + shapes) < width else title
 

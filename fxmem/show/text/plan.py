@@ -30,13 +30,49 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
     if plan.curve:
         parts.append(under("Curve", _curve(plan, width)))
-        parts.append(facts([("", "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and FLOPs.")]))
+        parts.append(
+            facts(
+                [
+                    (
+                        "",
+                        (
+                            "Extra: forward FLOPs run again. ->: the plan below, with the smallest product of peak and "
+                            "FLOPs."
+                        ),
+                    )
+                ]
+            )
+        )
     if plan.regions:
         parts.append(under("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
-            parts.append(facts([("", "Made: so many results, saved for backward, are made again when it asks for them. Nothing of the program runs twice.")]))
+            parts.append(
+                facts(
+                    [
+                        (
+                            "",
+                            (
+                                "Made: so many results, saved for backward, are made again when it asks for them. "
+                                "Nothing of the program runs twice."
+                            ),
+                        )
+                    ]
+                )
+            )
         if any(region.keeps for region in plan.regions):
-            parts.append(facts([("", "Keeps: results of so many products (matrix products, convolutions, attention), which then do not run again.")]))
+            parts.append(
+                facts(
+                    [
+                        (
+                            "",
+                            (
+                                "Keeps: results of so many products (matrix products, convolutions, attention), which "
+                                "then do not run again."
+                            ),
+                        )
+                    ]
+                )
+            )
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
         parts.append(listed("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
@@ -55,16 +91,30 @@ def _effect(plan: Plan) -> Table:
     grown = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("", "Before", "After", "Change"):
         grown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    quantities = [("Peak requested", "requested_bytes"), ("Peak allocated", "allocated_bytes"), ("Peak reserved", "reserved_bytes")]
+    quantities = [
+        ("Peak requested", "requested_bytes"),
+        ("Peak allocated", "allocated_bytes"),
+        ("Peak reserved", "reserved_bytes"),
+    ]
     for label, name in quantities:
         before, after = getattr(plan.before, name), getattr(plan.after, name)
         if before is not None and after is not None:
             grown.add_row(label, format_bytes(before), format_bytes(after), _change(before, after))
     if plan.forward_flops is not None and plan.extra_flops is not None:
         whole = plan.forward_flops
-        grown.add_row("Forward FLOPs", format_flops(whole), format_flops(whole + plan.extra_flops), _change(whole, whole + plan.extra_flops))
+        grown.add_row(
+            "Forward FLOPs",
+            format_flops(whole),
+            format_flops(whole + plan.extra_flops),
+            _change(whole, whole + plan.extra_flops),
+        )
     if plan.before_seconds and plan.after_seconds:
-        grown.add_row("Step, at best", _seconds(plan.before_seconds), _seconds(plan.after_seconds), _change(plan.before_seconds, plan.after_seconds))
+        grown.add_row(
+            "Step, at best",
+            _seconds(plan.before_seconds),
+            _seconds(plan.after_seconds),
+            _change(plan.before_seconds, plan.after_seconds),
+        )
     rows: list[tuple[str, str | Text]] = []
     if plan.extra_flops is None and plan.regions:
         rows.append(("Extra", "FLOPs unknown: an operator that runs again has no formula"))
@@ -82,7 +132,11 @@ def _effect(plan: Plan) -> Table:
 
 def _verdict(plan: Plan) -> Text:
     budget, used = plan.budget_bytes or 0, counted_bytes(plan.after)
-    sentence = f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare" if used <= budget else f"{exact_bytes(budget)}: exceeded"
+    sentence = (
+        f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare"
+        if used <= budget
+        else f"{exact_bytes(budget)}: exceeded"
+    )
     return Text(sentence, style="green" if used <= budget else "bold red")
 
 
@@ -118,7 +172,9 @@ def _curve(plan: Plan, width: int) -> Table:
     more = [("Reserved", 9), ("Step", 8)] if wide else []
     for heading, size in (("", 2), ("Peak", 9), ("of", 7), *more, ("Extra", 8), ("Regions", 7)):
         points.add_column(heading, width=size, justify="right", no_wrap=True)
-    points.add_column("Plan", width=min(width - 2 - 12 - sum((2, 9, 7, 8, 7)) - 2 * 6 - (21 if wide else 0), 24), no_wrap=True)
+    points.add_column(
+        "Plan", width=min(width - 2 - 12 - sum((2, 9, 7, 8, 7)) - 2 * 6 - (21 if wide else 0), 24), no_wrap=True
+    )
     whole = counted_bytes(plan.before)
     for point in plan.curve:
         used, reserved = counted_bytes(point.peak), point.peak.reserved_bytes
@@ -145,7 +201,7 @@ def _extra(point: CurvePoint, forward: int | None) -> str:
     return f"+{100 * point.extra_flops / forward:.1f} %" if forward else format_flops(point.extra_flops)
 
 
-# --- regions ----------------------------------------------------------------------------------------------------------------
+# --- regions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,19 +235,32 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
         name = f"{'  ' * line.level}{printable(line.name)}"
         times = f"  x{line.count}" if line.count > 1 else ""
         place = "" if line.source is None else printable(f"{line.source.file}:{line.source.line}")
-        cells = [fit(name, places - len(times)) + times, format_bytes(line.freed), format_flops(line.flops), *([str(line.keeps or "")] if selective else [])]
+        cells = [
+            fit(name, places - len(times)) + times,
+            format_bytes(line.freed),
+            format_flops(line.flops),
+            *([str(line.keeps or "")] if selective else []),
+        ]
         rows.add_row(*map(Text, cells), *([Text(fit_left(place, beside), style="dim")] if beside else []))
     return rows
 
 
 def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
     for region in regions:
-        yield _Line(region.title, region.freed_bytes, region.extra_flops, region.source, level, len(region.remakes or region.keeps))
+        yield _Line(
+            region.title,
+            region.freed_bytes,
+            region.extra_flops,
+            region.source,
+            level,
+            len(region.remakes or region.keeps),
+        )
         yield from _lines(region.regions, level + 1)
 
 
 def _folded(lines: Iterable[_Line]) -> Iterator[_Line]:
-    """Runs of lines that differ in the numbers of their names alone, as one: its numbers become those of the first and the last."""
+    """Runs of lines that differ in the numbers of their names alone, as one: its numbers become those of the first and
+    the last."""
 
     def alike(line: _Line) -> tuple[object, ...]:
         return re.sub(r"\d+", "#", line.name), line.freed, line.flops, line.source, line.level, line.keeps

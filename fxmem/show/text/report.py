@@ -1,4 +1,5 @@
-"""A profile as a table: the model's tree of modules; below it the peak, what it is made of, what was assumed and what is not known."""
+"""A profile as a table: the model's tree of modules; below it the peak, what it is made of, what was assumed and what
+is not known."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
 
 
-def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+def table(
+    profile: Profile, timeline: Timeline, *, width: int = 100, depth: int | None = None, color: bool = False
+) -> str:
     """The report as text whose lines are at most `width` columns wide.
 
     Args:
@@ -35,7 +38,15 @@ def table(profile: Profile, timeline: Timeline, *, width: int = 100, depth: int 
         color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    return render([facts(findings.header_facts(profile)), *_tree(profile, timeline, width, depth), *_footer(profile, timeline, width)], width, color)
+    return render(
+        [
+            facts(findings.header_facts(profile)),
+            *_tree(profile, timeline, width, depth),
+            *_footer(profile, timeline, width),
+        ],
+        width,
+        color,
+    )
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -79,7 +90,10 @@ def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:
 def _legend(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
     headings = {column.heading for column in columns}
     largest = [heading for heading in ("Live", "Scratch") if heading in headings]
-    notes = ["A module's figures are the sums of its calls" + (f"; of {' and '.join(largest)}, the largest." if largest else ".")]
+    notes = [
+        "A module's figures are the sums of its calls"
+        + (f"; of {' and '.join(largest)}, the largest." if largest else ".")
+    ]
     notes.append("At peak: its share of what is alive at the peak.")
     if any(row.alike > 1 for row in rows):
         notes.append("xN: N equal siblings, the figures of each.")
@@ -93,7 +107,12 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
     yield _split(timeline, width)
     yield _largest(profile, timeline, width)
     fitting, sentence = fits(profile, timeline.peak)
-    yield facts([*findings.total_facts(profile), ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting]))])
+    yield facts(
+        [
+            *findings.total_facts(profile),
+            ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting])),
+        ]
+    )
     if profile.assumptions:
         yield listed("Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)])
     if profile.unknowns:
@@ -116,7 +135,10 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
     if width < 120:
         stacked = grid(-9, room)
         for tensor in tensors:
-            lines = [fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:", f"{tensor.kind}, {tensor.tensor}"]
+            lines = [
+                fit_left(tensor.owner, room - len(tensor.more) - 1) + f"{tensor.more}:",
+                f"{tensor.kind}, {tensor.tensor}",
+            ]
             if cell_len(" ".join(lines)) <= room:
                 lines = [" ".join(lines)]
             place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
@@ -127,7 +149,18 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
     aligned = grid(-9, 15, 24, owners, sources)
     for tensor in tensors:
         owner = fit_left(tensor.owner, owners - len(tensor.more)) + tensor.more
-        aligned.add_row(*map(Text, (format_bytes(tensor.nbytes), tensor.kind, fit(tensor.tensor, 24), owner, fit_left(tensor.source, sources))))
+        aligned.add_row(
+            *map(
+                Text,
+                (
+                    format_bytes(tensor.nbytes),
+                    tensor.kind,
+                    fit(tensor.tensor, 24),
+                    owner,
+                    fit_left(tensor.source, sources),
+                ),
+            )
+        )
     return under("Largest", aligned if tensors else Text("nothing is alive"))
 
 

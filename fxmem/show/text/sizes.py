@@ -24,7 +24,10 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     width = max(width, 60)
     head = [
         ("Model", printable(curve.model)),
-        ("Inputs", printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in curve.inputs))),
+        (
+            "Inputs",
+            printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in curve.inputs)),
+        ),
         ("Step", _step(curve.step)),
         ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}")),
         ("Memory", _memory(curve)),
@@ -40,18 +43,34 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     width = max(width, 60)
     fitting = fits.fitting
     with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
-    smallest = f"; the smallest is {fitting[0].target.name}, {format_bytes(fitting[0].target.memory_bytes)}" if fitting else ""
+    smallest = (
+        f"; the smallest is {fitting[0].target.name}, {format_bytes(fitting[0].target.memory_bytes)}" if fitting else ""
+    )
     head = [
         ("Model", printable(fits.model)),
-        ("Inputs", printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in fits.inputs))),
+        (
+            "Inputs",
+            printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in fits.inputs)),
+        ),
         ("Step", _step(fits.step)),
         ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
-        ("Analysed", f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces"),
+        (
+            "Analysed",
+            f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces",
+        ),
         ("Headroom", "memory less reserved; not counted: the CUDA context, other processes"),
     ]
     table = _ruled("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
     for card in fits.cards:
-        verdict = "plan" if card.plan is not None else "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
+        verdict = (
+            "plan"
+            if card.plan is not None
+            else "no"
+            if not card.fits
+            else "yes"
+            if card.headroom_bytes >= 0
+            else "tight"
+        )
         table.add_row(
             printable(card.target.name),
             format_bytes(card.target.memory_bytes),
@@ -66,7 +85,19 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
         parts.append(facts([("tight", _TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
         parts.append(under("Plans", _plans(fits)))
-        parts.append(facts([("", "FLOPs: run again, as a share of the forward's. Time: the least a step takes at the card's peak rates.")]))
+        parts.append(
+            facts(
+                [
+                    (
+                        "",
+                        (
+                            "FLOPs: run again, as a share of the forward's. Time: the least a step takes at the card's "
+                            "peak rates."
+                        ),
+                    )
+                ]
+            )
+        )
     return render(parts, width, color)
 
 
@@ -80,7 +111,9 @@ def _plans(fits: CardFits) -> Table:
             format_bytes(counted_bytes(plan.after)),
             format_bytes(_plan_headroom(card)),
             "unknown" if plan.extra_fraction is None else f"{100 * plan.extra_fraction:+.1f} %",
-            f"{100 * (plan.after_seconds / plan.before_seconds - 1):+.1f} %" if plan.before_seconds and plan.after_seconds else "unknown",
+            f"{100 * (plan.after_seconds / plan.before_seconds - 1):+.1f} %"
+            if plan.before_seconds and plan.after_seconds
+            else "unknown",
         )
     return table
 
@@ -93,7 +126,9 @@ def _step(step: Step) -> str:
 def _memory(curve: SizeCurve) -> str:
     where = printable(curve.target.name)
     owner = f"the budget on {where}" if curve.is_budget else f"all of {where}'s"
-    return f"{exact_bytes(curve.memory_bytes)}, {owner}" + ("; not counted: the CUDA context, other processes" if curve.target.device == "cuda" else "")
+    return f"{exact_bytes(curve.memory_bytes)}, {owner}" + (
+        "; not counted: the CUDA context, other processes" if curve.target.device == "cuda" else ""
+    )
 
 
 def _label(curve: SizeCurve) -> str:
@@ -105,7 +140,9 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
     found: list[tuple[str, str | Text]] = []
     dim = _label(curve)
     if curve.largest is None:
-        found.append(("Largest", Text(f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", style="bold red")))
+        found.append(
+            ("Largest", Text(f"none: {dim} {curve.points[0].size}, the smallest tried, does not fit", style="bold red"))
+        )
     else:
         found.append(("Largest", Text(f"{dim} {curve.largest}", style="bold green")))
     above = curve.next_above
@@ -116,10 +153,18 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
     elif curve.largest == curve.limit:
         found.append(("Next", f"not tried: {curve.limit} is the limit of the search"))
     if curve.per_sample_bytes is not None and curve.constant_bytes is not None:
-        sign, one_more = "-" if curve.constant_bytes < 0 else "+", {"batch": "sample", "seq": "position"}.get(curve.dim, "1 of size")
+        sign, one_more = (
+            "-" if curve.constant_bytes < 0 else "+",
+            {"batch": "sample", "seq": "position"}.get(curve.dim, "1 of size"),
+        )
         near = "" if curve.largest is None else " near the largest"
-        line = f"{format_bytes(curve.per_sample_bytes)} per {one_more} {sign} {format_bytes(abs(curve.constant_bytes))} constant"
-        found.append(("Line", f"{line}, of {_counted(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}"))
+        line = (
+            f"{format_bytes(curve.per_sample_bytes)} per {one_more} {sign} "
+            f"{format_bytes(abs(curve.constant_bytes))} constant"
+        )
+        found.append(
+            ("Line", f"{line}, of {_counted(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}")
+        )
     found.append(("Analysed", _proof(curve)))
     found += [("Note", printable(assumption.text)) for assumption in curve.assumptions]
     return found
@@ -128,7 +173,11 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
 def _proof(curve: SizeCurve) -> str:
     found = f"{len(curve.points)} sizes"
     if curve.monotone is not None:
-        found += "; among these the peak never falls as the size grows" if curve.monotone else "; among these a larger one has a lower peak than a smaller one"
+        found += (
+            "; among these the peak never falls as the size grows"
+            if curve.monotone
+            else "; among these a larger one has a lower peak than a smaller one"
+        )
     above, last = curve.next_above, curve.last_possible
     if above is None or above.allocated_bytes is None or last is None or last <= above.size:
         return found
@@ -175,7 +224,9 @@ def _plan_headroom(card: CardFit) -> int:
     if card.plan is None:
         return card.headroom_bytes
     peak = card.plan.after
-    return (card.target.memory_bytes or 0) - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes)
+    return (card.target.memory_bytes or 0) - (
+        peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
+    )
 
 
 def _counted(curve: SizeCurve) -> str:

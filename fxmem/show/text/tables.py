@@ -48,7 +48,11 @@ def grid(*widths: int | None) -> Table:
     """A table without lines; a negative width is that of a right-justified column, None takes what is left."""
     table = Table.grid(padding=(0, GAP, 0, 0))
     for width in widths:
-        table.add_column(justify="right" if width is not None and width < 0 else "left", width=None if width is None else abs(width), overflow="fold")
+        table.add_column(
+            justify="right" if width is not None and width < 0 else "left",
+            width=None if width is None else abs(width),
+            overflow="fold",
+        )
     return table
 
 
@@ -57,7 +61,8 @@ def render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
     out = StringIO()
     # An empty environment: what is written depends on the arguments alone.
     console = Console(
-        file=out, width=width, force_terminal=color, force_jupyter=False, color_system="standard" if color else None, no_color=not color,
+        file=out, width=width, force_terminal=color, force_jupyter=False, color_system="standard" if color else None,
+        no_color=not color,
         highlight=False, emoji=False, markup=False, legacy_windows=False, _environ={},
     )  # fmt: skip
     for index, part in enumerate(parts):

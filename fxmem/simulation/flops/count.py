@@ -14,17 +14,24 @@ from fxmem.simulation.flops.tables import COMPLEX, FORMULAS, NO_ARITHMETIC
 __all__ = ["Formula", "is_counted_by_torch", "op_flops", "torch_formulas"]
 
 Formula: TypeAlias = Callable[..., int | None]
-"""Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for unknown."""
+"""Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for
+unknown."""
 
 
 def op_flops(
-    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, *, extra: Mapping[OpOverloadPacket, Formula] | None = None
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
+    *,
+    extra: Mapping[OpOverloadPacket, Formula] | None = None,
 ) -> int | None:
     """Floating-point operations of the call `out = func(*args, **kwargs)`; None when it computes and has no formula.
 
-    Reads shapes, dtypes and plain numbers only, so tensors may be fake. `extra` maps op packets (`torch.ops.mylib.attention`) to formulas and
-    goes before every other rule; formulas given to `torch.utils.flop_counter.register_flop_formula` are honoured too.
-    Whatever a formula of `extra` raises is passed on.
+    Reads shapes, dtypes and plain numbers only, so tensors may be fake. `extra` maps op packets
+    (`torch.ops.mylib.attention`) to formulas and goes before every other rule; formulas given to
+    `torch.utils.flop_counter.register_flop_formula` are honoured too. Whatever a formula of `extra` raises is passed
+    on.
     """
     packet = _packet(func)
     if extra is not None and packet in extra:
@@ -54,7 +61,8 @@ def is_counted_by_torch(func: OpOverload) -> bool:
 
 @cache
 def torch_formulas() -> Mapping[Any, Callable[..., Any]]:
-    """The live table of `register_flop_formula`. Its module imports Triton where that is installed, which takes longer than all of fxmem."""
+    """The live table of `register_flop_formula`. Its module imports Triton where that is installed, which takes longer
+    than all of fxmem."""
     from torch.utils.flop_counter import flop_registry
 
     return flop_registry
@@ -67,11 +75,14 @@ def _packet(func: Any) -> Any:
 def _base_name(func: Any) -> str:
     """`aten::_foreach_add_.Scalar` and `aten::add_.Tensor` are both `add`; a name outside aten keeps its namespace."""
     name: str = func.name().partition(".")[0]
-    return name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_") if name.startswith("aten::") else name
+    return (
+        name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_") if name.startswith("aten::") else name
+    )
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
-    """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`), and the result."""
+    """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`),
+    and the result."""
     schema = op_arguments(func)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)

@@ -1,4 +1,5 @@
-"""How many floating-point operations an operator's definition takes, by the arguments of a call; what is counted is said in `fxmem.simulation.flops`."""
+"""How many floating-point operations an operator's definition takes, by the arguments of a call; what is counted is
+said in `fxmem.simulation.flops`."""
 
 from __future__ import annotations
 
@@ -57,12 +58,19 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 
 def numel_of(value: Any) -> int:
-    """Elements of a tensor, of a tuple's first tensor (the main result), or of all floating-point tensors of a list (foreach)."""
+    """Elements of a tensor, of a tuple's first tensor (the main result), or of all floating-point tensors of a list
+    (foreach)."""
     tensors = tensors_among(value)
-    return sum(t.numel() for t in tensors if t.is_floating_point()) if isinstance(value, list) else tensors[0].numel() if tensors else 0
+    return (
+        sum(t.numel() for t in tensors if t.is_floating_point())
+        if isinstance(value, list)
+        else tensors[0].numel()
+        if tensors
+        else 0
+    )
 
 
-# --- Matrix products and attention that torch's registry lacks or refuses ---------------------------------------------------------------
+# --- Matrix products and attention that torch's registry lacks or refuses ---------------------------------------------
 
 
 def product(a: Tensor, b: Tensor) -> int:
@@ -71,7 +79,8 @@ def product(a: Tensor, b: Tensor) -> int:
 
 
 def grouped_mm(a: Tensor, b: Tensor) -> int:
-    """Groups split the rows (2d x 3d), the columns (3d x 2d) or the contraction (2d x 2d), so they add up to one product; 3d x 3d is a batch."""
+    """Groups split the rows (2d x 3d), the columns (3d x 2d) or the contraction (2d x 2d), so they add up to one
+    product; 3d x 3d is a batch."""
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -86,14 +95,16 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor) -> int:
     return 2 * prod(q.shape[:3]) * k.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
-# --- Recurrent layers -------------------------------------------------------------------------------------------------------------------
+# --- Recurrent layers -------------------------------------------------------------------------------------------------
 
 _CELLS = {0: (1, 1, 2), 1: (1, 1, 4), 2: (4, 18, 24), 3: (3, 14, 17)}
-"""By cuDNN's mode (relu, tanh, LSTM, GRU): gates, then operations per hidden element beyond the gates' sums, forward and backward.
+"""By cuDNN's mode (relu, tanh, LSTM, GRU): gates, then operations per hidden element beyond the gates' sums, forward
+and backward.
 
-LSTM: three sigmoids (4 each), tanh, c = f c + i g (3), h = o tanh(c) (2). GRU: two sigmoids, r (U h), tanh, h = (1 - z) n + z h (4).
-Backward, both: the two gradients that meet in h (1). LSTM: tanh(c), do = dh tanh(c) (1), dc += dh o (1 - tanh(c) tanh(c)) (5), di, df, dg and
-the next dc (4), four gates' derivatives (3 each). GRU: dn, dz (2 each), the next dh (1), tanh' (3), dr, d(U h) (1 each), two sigmoids' (3 each).
+LSTM: three sigmoids (4 each), tanh, c = f c + i g (3), h = o tanh(c) (2). GRU: two sigmoids, r (U h), tanh, h = (1 - z)
+n + z h (4). Backward, both: the two gradients that meet in h (1). LSTM: tanh(c), do = dh tanh(c) (1), dc += dh o (1 -
+tanh(c) tanh(c)) (5), di, df, dg and the next dc (4), four gates' derivatives (3 each). GRU: dn, dz (2 each), the next
+dh (1), tanh' (3), dr, d(U h) (1 each), two sigmoids' (3 each).
 """
 
 
@@ -128,7 +139,8 @@ def _steps(c: Call) -> int:
 
 
 def _hidden(c: Call, weights: Sequence[Tensor]) -> int:
-    """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection has fewer)."""
+    """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection
+    has fewer)."""
     rows: int = _CELLS[c.mode][0] * c.hidden_size
     return sum(w.dim() == 2 and w.shape[0] == rows for w in weights) // 2 * (rows // _CELLS[c.mode][0])
 
@@ -139,17 +151,24 @@ def mkldnn_weights(c: Call) -> list[Tensor]:
     return weights if c.has_biases else weights[:2]
 
 
-# --- Normalisation: n elements, g groups that are normalised together -------------------------------------------------------------------
+# --- Normalisation: n elements, g groups that are normalised together -------------------------------------------------
 
 
 def normalize(n: int, g: int, weight: Tensor | None, bias: Tensor | None) -> int:
-    """Mean (n + g), variance (3n + g), 1 / sqrt(variance + eps) (2g), (x - mean) rstd (2n), times weight (n), plus bias (n)."""
+    """Mean (n + g), variance (3n + g), 1 / sqrt(variance + eps) (2g), (x - mean) rstd (2n), times weight (n), plus bias
+    (n)."""
     return 6 * n + 4 * g + n * len(tensors_among((weight, bias)))
 
 
 def normalize_backward(n: int, g: int, weight: Tensor | None, mask: Sequence[bool] = (True, True, True)) -> int:
-    """x^ = (x - mean) rstd (2n); dx = rstd (w dy - mean(w dy) - x^ mean(w dy x^)) (7n + 2g, and n for w); dw = sum(dy x^) (2n); db = sum(dy) (n)."""
-    return 2 * n * (mask[0] or mask[1]) + (7 * n + 2 * g + n * (weight is not None)) * mask[0] + 2 * n * mask[1] + n * mask[2]
+    """x^ = (x - mean) rstd (2n); dx = rstd (w dy - mean(w dy) - x^ mean(w dy x^)) (7n + 2g, and n for w); dw = sum(dy
+    x^) (2n); db = sum(dy) (n)."""
+    return (
+        2 * n * (mask[0] or mask[1])
+        + (7 * n + 2 * g + n * (weight is not None)) * mask[0]
+        + 2 * n * mask[1]
+        + n * mask[2]
+    )
 
 
 def rms_norm(n: int, g: int, weight: Tensor | None) -> int:
@@ -163,7 +182,8 @@ def rms_norm_backward(n: int, g: int, weight: Tensor | None, mask: Sequence[bool
 
 
 def batch_norm(c: Call) -> int:
-    """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var + eps) is all of the statistics."""
+    """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var +
+    eps) is all of the statistics."""
     x: Tensor = c.input
     n, channels = x.numel(), x.shape[1]
     if getattr(c, "training", False):
@@ -174,7 +194,8 @@ def batch_norm(c: Call) -> int:
 
 
 def batch_norm_backward(c: Call) -> int:
-    """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^ (2n), dw (2n), db (n)."""
+    """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^
+    (2n), dw (2n), db (n)."""
     x: Tensor = c.input
     n, channels, (dx, dw, db) = x.numel(), x.shape[1], map(bool, c.output_mask)
     if c.train:
@@ -182,7 +203,7 @@ def batch_norm_backward(c: Call) -> int:
     return 2 * channels * (dx or dw) + (n + channels * (c.weight is not None)) * dx + 4 * n * dw + n * db
 
 
-# --- Pooling, losses, norms, sums by index ----------------------------------------------------------------------------------------------
+# --- Pooling, losses, norms, sums by index ----------------------------------------------------------------------------
 
 
 def window(dims: int, size: Sequence[int]) -> int:
@@ -191,7 +212,8 @@ def window(dims: int, size: Sequence[int]) -> int:
 
 
 def window_elements(whole: Sequence[int], windows: Sequence[int]) -> int:
-    """Elements in all windows of adaptive pooling: the i-th of o over s elements is [floor(i s / o), ceil((i + 1) s / o))."""
+    """Elements in all windows of adaptive pooling: the i-th of o over s elements is [floor(i s / o), ceil((i + 1) s /
+    o))."""
     return prod(sum(-(-(i + 1) * s // o) - i * s // o for i in range(o)) for s, o in zip(whole, windows, strict=True))
 
 
@@ -202,14 +224,16 @@ def loss(c: Call, per_element: int) -> int:
 
 
 def nll(c: Call) -> int:
-    """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and count."""
+    """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and
+    count."""
     n: int = c.target.numel()
     weighted = c.weight is not None
     return (1 + weighted) * n + (0, n + 1, n)[c.reduction] + n * (weighted and c.reduction == 1)
 
 
 def norm(read: int, made: int, order: float | None) -> int:
-    """2: squares, sum, root. 1 and infinity: absolute values, their sum or the largest. 0: a count. Any p: absolute values, powers, sum, root."""
+    """2: squares, sum, root. 1 and infinity: absolute values, their sum or the largest. 0: a count. Any p: absolute
+    values, powers, sum, root."""
     fixed = {2.0: (2, 1), 1.0: (2, 0), inf: (2, 0), -inf: (2, 0), 0.0: (1, 0)}
     per_element, per_result = fixed.get(2.0 if order is None else float(order), (3, 1))
     return per_element * read + per_result * made
@@ -222,11 +246,14 @@ def dist(c: Call) -> int:
 
 
 def _broadcast_numel(*shapes: Sequence[int]) -> int:
-    return prod(0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1))
+    return prod(
+        0 if 0 in sizes else max(sizes) for sizes in zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    )
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> int:
-    """One addition per element written, if it accumulates. `values` may be broadcast to them; with masks its own size is all that is known."""
+    """One addition per element written, if it accumulates. `values` may be broadcast to them; with masks its own size
+    is all that is known."""
     given = tensors_among(indices)
     if not accumulate or any(i.dtype in (torch.bool, torch.uint8) for i in given):
         return values.numel() if accumulate else 0
@@ -240,7 +267,7 @@ def bag(c: Call, width: int) -> int:
     return rows * width * (1 + (c.per_sample_weights is not None))
 
 
-# --- Element by element, and optimizers -------------------------------------------------------------------------------------------------
+# --- Element by element, and optimizers -------------------------------------------------------------------------------
 
 
 def each(flops: int) -> Rule:
@@ -254,7 +281,8 @@ def read_and_made(read: int, made: int) -> Rule:
 
 
 def factors(c: Call) -> int:
-    """How many scalar factors are there and not 1: foreach ops call `value` also `scalars`, and either may be a list or tensor."""
+    """How many scalar factors are there and not 1: foreach ops call `value` also `scalars`, and either may be a list or
+    tensor."""
     given = [getattr(c, name) for name in ("alpha", "beta", "value", "scalars") if hasattr(c, name)]
     return sum(not (isinstance(factor, int | float) and factor == 1) for factor in given)
 
@@ -262,22 +290,26 @@ def factors(c: Call) -> int:
 def gelu_backward(c: Call) -> int:
     """dy (cdf + x pdf), cdf = (1 + erf(x / sqrt(2))) / 2 (4), pdf = c exp(-x x / 2) (4).
 
-    With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t) i) (9).
+    With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t)
+    i) (9).
     """
     return each(18 if c.approximate == "tanh" else 11)(c)
 
 
 def fused_adam(c: Call, decay: int) -> int:
-    """m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for AMSGrad max(v, v^) (1)."""
+    """m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for
+    AMSGrad max(v, v^) (1)."""
     return fused(c, 13 + c.amsgrad, decay)
 
 
 def fused_sgd(c: Call) -> int:
-    """p - lr g (2); with momentum b = mu b + (1 - damping) g (2, damped 3; the first step copies g), for Nesterov g + mu b (2)."""
+    """p - lr g (2); with momentum b = mu b + (1 - damping) g (2, damped 3; the first step copies g), for Nesterov g +
+    mu b (2)."""
     buffer = (0 if c.is_first_step else 2 + (c.dampening != 0)) + 2 * c.nesterov
     return fused(c, 2 + buffer * (c.momentum != 0), decay=2)
 
 
 def fused(c: Call, flops: int, decay: int) -> int:
-    """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the gradient scaler's division."""
+    """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the
+    gradient scaler's division."""
     return each(flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None))(c)

@@ -2,15 +2,18 @@
 
 Inside `target_kernels(target)` and on the thread that entered it:
 
-- `scaled_dot_product_attention` runs the kernel the card would (`fxmem.simulation.kernels.attention`), and `nn.LSTM`, `nn.GRU` and `nn.RNN`
-  run through cuDNN's operators (`fxmem.simulation.kernels.recurrent`), if their first argument is a FakeTensor on CUDA;
+- `scaled_dot_product_attention` runs the kernel the card would (`fxmem.simulation.kernels.attention`), and `nn.LSTM`,
+  `nn.GRU` and `nn.RNN` run through cuDNN's operators (`fxmem.simulation.kernels.recurrent`), if their first argument is
+  a FakeTensor on CUDA;
 - `torch.cuda` speaks of one card, the target: `is_available`, `device_count`, `get_device_capability`, ...; so
   `torch.autocast("cuda")` is on, and libraries take their CUDA code paths. What would reach the driver is answered too
   (`synchronize`, the random-number state, `torch.cuda.device`) or left to raise (streams, events, graphs);
-- operators whose FakeTensor kernel is missing or differs from the card's return what the card's does (`fxmem.simulation.kernels.fake_kernels`).
+- operators whose FakeTensor kernel is missing or differs from the card's return what the card's does
+  (`fxmem.simulation.kernels.fake_kernels`).
 
-With a CPU target nothing changes. One thing is not as on a card: `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` in eval
-mode under `no_grad` run their ordinary code, not the fused "fast path", which has no kernel for FakeTensors.
+With a CPU target nothing changes. One thing is not as on a card: `nn.TransformerEncoderLayer` and
+`nn.MultiheadAttention` in eval mode under `no_grad` run their ordinary code, not the fused "fast path", which has no
+kernel for FakeTensors.
 
 What needs nothing here, because torch decides it from the fakes alone and so the same with and without a card: batch
 normalisation (cuDNN's, or the native one for bfloat16, one- and two-dimensional input, too large batches, or cuDNN off:
@@ -37,11 +40,25 @@ from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Assumption, Target
-from fxmem.simulation.kernels.attention import DEFAULT_ORDER, TORCH_VERSION, Settings, attend, preferred_order, settings_on
+from fxmem.simulation.kernels.attention import (
+    DEFAULT_ORDER,
+    TORCH_VERSION,
+    Settings,
+    attend,
+    preferred_order,
+    settings_on,
+)
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
 from fxmem.simulation.kernels.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
 
-__all__ = ["assumptions", "default_foreach", "flatten_rnn_weights", "replacement", "scaled_dot_product_attention", "target_kernels"]
+__all__ = [
+    "assumptions",
+    "default_foreach",
+    "flatten_rnn_weights",
+    "replacement",
+    "scaled_dot_product_attention",
+    "target_kernels",
+]
 
 
 class _Active(threading.local):
@@ -59,11 +76,16 @@ class _Card:
 
     def __init__(self, target: Target) -> None:
         if target.capability is None:
-            raise UsageError(f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the target file.")
+            raise UsageError(
+                f"expected a CUDA target with a compute capability; {target.name!r} has none. Give it one in the "
+                f"target file."
+            )
         self.target = target
         self.capability = target.capability
         self.name = target.full_name or target.name
-        self._unset_orders: set[tuple[SDPBackend, ...]] = _active.stack[-1]._unset_orders if _active.stack else _orders_of_this_machine()
+        self._unset_orders: set[tuple[SDPBackend, ...]] = (
+            _active.stack[-1]._unset_orders if _active.stack else _orders_of_this_machine()
+        )
 
     def attention_settings(self) -> Settings:
         return settings_on(
@@ -96,10 +118,16 @@ class _Card:
 
 
 def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
-    """Priority orders a program finds here without having set one: torch's own, and that of the card in this machine once it has been asked."""
+    """Priority orders a program finds here without having set one: torch's own, and that of the card in this machine
+    once it has been asked."""
     if not torch.cuda.is_available():
         return {DEFAULT_ORDER}
-    return {DEFAULT_ORDER, preferred_order(torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_deprioritized())}
+    return {
+        DEFAULT_ORDER,
+        preferred_order(
+            torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_deprioritized()
+        ),
+    }
 
 
 def _cudnn_version() -> int | None:
@@ -112,7 +140,7 @@ def _deprioritized() -> bool:
     return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
 
 
-# --- what runs instead ------------------------------------------------------------------------------------------------------
+# --- what runs instead ------------------------------------------------------------------------------------------------
 
 
 def scaled_dot_product_attention(
@@ -125,11 +153,16 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but FakeTensors on CUDA."""
+    """`torch.nn.functional.scaled_dot_product_attention` as the innermost target runs it; torch's own for anything but
+    FakeTensors on CUDA."""
     if not _active.stack or not _is_fake_cuda(query) or query.is_nested or key.is_nested:
-        out: Tensor = torch_kernels.SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        out: Tensor = torch_kernels.SDPA(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
         return out
-    return attend(_active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend(
+        _active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    )
 
 
 def _rnn(name: str) -> Callable[..., Any]:
@@ -173,7 +206,7 @@ def _routed(builtin: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(call, builtin)
 
 
-# --- what torch.cuda answers ------------------------------------------------------------------------------------------------
+# --- what torch.cuda answers ------------------------------------------------------------------------------------------
 
 
 def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
@@ -214,7 +247,8 @@ _STATE: Final = "_fxmem_generator_state"
 
 
 def _fake_state(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A state of the CPU's generator takes memory there: a program that asks for one gets a tensor that is counted, and the state on it."""
+    """A state of the CPU's generator takes memory there: a program that asks for one gets a tensor that is counted, and
+    the state on it."""
 
     def get_rng_state() -> Tensor:
         state = get()
@@ -253,7 +287,10 @@ def target_kernels(target: Target) -> Iterator[None]:
         UsageError: a CUDA target without a compute capability.
     """
     if target.device != "cuda":
-        with torch_common.patched(torch, "get_rng_state", _fake_state), torch_common.patched(torch, "set_rng_state", _set_fake_state):
+        with (
+            torch_common.patched(torch, "get_rng_state", _fake_state),
+            torch_common.patched(torch, "set_rng_state", _set_fake_state),
+        ):
             yield
         return
     card = _Card(target)
@@ -266,7 +303,9 @@ def target_kernels(target: Target) -> Iterator[None]:
         for name, answer in _answers(card).items():
             stack.enter_context(torch_common.patched(torch.cuda, name, _only_here(answer)))
         # Imported as a name of its own by torch.amp.
-        stack.enter_context(torch_common.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False)))
+        stack.enter_context(
+            torch_common.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))
+        )
         stack.enter_context(torch_common.patched(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
         for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
             stack.enter_context(torch_common.patched(owner, name, _only_here(stand_in)))
@@ -282,7 +321,8 @@ _last: list[bool] = []
 
 
 def _forget_results_for_others(card: _Card) -> None:
-    """FakeTensor remembers results by the call alone, for the whole process; where they depend on the card, they must not be another's."""
+    """FakeTensor remembers results by the call alone, for the whole process; where they depend on the card, they must
+    not be another's."""
     takes_bfloat16 = card.capability >= (8, 0)
     if _last != [takes_bfloat16]:
         torch_common.FakeTensorMode.cache_clear()
@@ -292,8 +332,8 @@ def _forget_results_for_others(card: _Card) -> None:
 def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
     """Ask about a bfloat16 convolution as if it were float16.
 
-    From compute capability 8.0 on cuDNN takes both alike; with no card torch finds no support for bfloat16, and the result
-    loses its channels_last strides (`use_cudnn` in aten/src/ATen/native/Convolution.cpp).
+    From compute capability 8.0 on cuDNN takes both alike; with no card torch finds no support for bfloat16, and the
+    result loses its channels_last strides (`use_cudnn` in aten/src/ATen/native/Convolution.cpp).
     """
     me = threading.get_ident()
 
@@ -311,7 +351,8 @@ def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:
-    """For `_torch.patched`: `stand_in` on this thread, the original on all others. A property stands in for a property."""
+    """For `_torch.patched`: `stand_in` on this thread, the original on all others. A property stands in for a
+    property."""
     me = threading.get_ident()
 
     def make(original: Any) -> Any:
@@ -343,14 +384,15 @@ def _forget_answers() -> None:
             function.cache_clear()
 
 
-# --- the optimizer ----------------------------------------------------------------------------------------------------------
+# --- the optimizer ----------------------------------------------------------------------------------------------------
 
 
 def default_foreach(target: Target) -> bool:
-    """Whether `torch.optim` picks its foreach form when the program names none: on CUDA, where every parameter is a plain CUDA tensor.
+    """Whether `torch.optim` picks its foreach form when the program names none: on CUDA, where every parameter is a
+    plain CUDA tensor.
 
-    `_default_to_fused_or_foreach` in torch/optim/optimizer.py. It looks at the parameters' type, so under FakeTensors the
-    choice has to be made for it. The fused form is never the default.
+    `_default_to_fused_or_foreach` in torch/optim/optimizer.py. It looks at the parameters' type, so under FakeTensors
+    the choice has to be made for it. The fused form is never the default.
     """
     return target.device == "cuda"
 
@@ -362,7 +404,13 @@ def assumptions(target: Target) -> Iterator[Assumption]:
     settings = _Card(target).attention_settings()
     allowed = [str(backend.name).lower() for backend in settings.order if backend in settings.enabled]
     off = [str(backend.name).lower() for backend in settings.order if backend not in settings.enabled]
-    what = f"the first of {', '.join(allowed)} that can run the call" if len(allowed) > 1 else f"{''.join(allowed) or 'nothing'} and nothing else"
-    where = "torch {} with cuDNN {} on compute capability {}.{}".format(torch.__version__, settings.cudnn_version, *target.capability)
+    what = (
+        f"the first of {', '.join(allowed)} that can run the call"
+        if len(allowed) > 1
+        else f"{''.join(allowed) or 'nothing'} and nothing else"
+    )
+    where = "torch {} with cuDNN {} on compute capability {}.{}".format(
+        torch.__version__, settings.cudnn_version, *target.capability
+    )
     switched = f"; switched off: {', '.join(off)}" if off and len(allowed) > 1 else ""
     yield Assumption(topic="attention", text=f"scaled_dot_product_attention runs {what}, as in {where}{switched}")

@@ -1,7 +1,8 @@
 """What some operators return on a card, where torch's own kernels for FakeTensors say nothing or something else.
 
-Each is given to FakeTensorMode by `_torch_kernels.allocates_as` and returns FakeTensors of the sizes, strides and dtypes the CUDA
-kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of arguments are torch's.
+Each is given to FakeTensorMode by `_torch_kernels.allocates_as` and returns FakeTensors of the sizes, strides and
+dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of
+arguments are torch's.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ aten = torch.ops.aten
 
 
 def _cudnn_attention(
-    fakes: torch_common.FakeTensorMode, _: Any, query: Tensor, key: Tensor, value: Tensor, bias: Any, compute_log_sumexp: bool, *rest: Any, **kwargs: Any
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Any,
+    compute_log_sumexp: bool,
+    *rest: Any,
+    **kwargs: Any,
 ) -> Any:
-    """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it only where it is asked for."""
+    """torch's own always has a log-sum-exp; `_cudnn_attention_forward` (transformers/cuda/attention.cu) allocates it
+    only where it is asked for."""
     if compute_log_sumexp:
         return NotImplemented
     shape = (*query.shape[:3], value.shape[-1])
@@ -38,11 +48,18 @@ def _cudnn_attention(
 
 
 def _grouped_mm(
-    fakes: torch_common.FakeTensorMode, _: Any, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: torch.dtype | None = None
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Any = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Any:
     """torch's own takes bfloat16 only; the CUDA operator loops over the groups for other dtypes, with the same output.
 
-    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp) and `create_grouped_gemm_output_tensor` (GroupedMMUtils.h): rows are padded to 16 bytes.
+    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp) and `create_grouped_gemm_output_tensor` (GroupedMMUtils.h): rows are
+    padded to 16 bytes.
     """
     dtype = out_dtype or a.dtype
     if a.dtype is b.dtype is torch.bfloat16 or dtype.itemsize not in (2, 4):
@@ -56,18 +73,25 @@ def _grouped_mm(
         return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=a.device)
 
 
-def _gru_cell(fakes: torch_common.FakeTensorMode, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any) -> Any:
+def _gru_cell(
+    fakes: torch_common.FakeTensorMode, _: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Any
+) -> Any:
     """`_thnn_fused_gru_cell_cuda` (cuda/RNN.cu): the new state and five values per element for backward."""
     with fakes:
         workspace = hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
         return torch.empty_like(hx, memory_format=torch.contiguous_format), workspace
 
 
-def _gru_cell_backward(fakes: torch_common.FakeTensorMode, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+def _gru_cell_backward(
+    fakes: torch_common.FakeTensorMode, _: Any, grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> Any:
     """`_thnn_fused_gru_cell_backward_cuda` (cuda/RNN.cu)."""
     batch, hidden = workspace.shape[0], workspace.shape[1] // 5
     with fakes:
-        grad_input_gates, grad_hidden_gates = workspace.new_empty((batch, 3 * hidden)), workspace.new_empty((batch, 3 * hidden))
+        grad_input_gates, grad_hidden_gates = (
+            workspace.new_empty((batch, 3 * hidden)),
+            workspace.new_empty((batch, 3 * hidden)),
+        )
         grad_hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
         grad_biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
     return grad_input_gates, grad_hidden_gates, grad_hx, *grad_biases
@@ -79,25 +103,42 @@ def _cudnn_grid_sampler(fakes: torch_common.FakeTensorMode, _: Any, source: Tens
         return source.new_empty((source.shape[0], source.shape[1], grid.shape[1], grid.shape[2]))
 
 
-def _cudnn_grid_sampler_backward(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
+def _cudnn_grid_sampler_backward(
+    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, grid: Tensor, grad: Tensor
+) -> Any:
     """`cudnn_grid_sampler_backward` (cudnn/GridSampler.cpp): contiguous gradients of both."""
     with fakes:
         return source.new_empty(source.shape), grid.new_empty(grid.shape)
 
 
 def _use_cudnn_ctc_loss(
-    _: torch_common.FakeTensorMode, __: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
+    _: torch_common.FakeTensorMode,
+    __: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int,
 ) -> Any:
-    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it can be told without lengths: cuDNN takes flat int32 targets and blank 0 only."""
+    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it can be told without lengths: cuDNN takes flat int32
+    targets and blank 0 only."""
     kinds = [each.dtype for each in (targets, input_lengths, target_lengths) if isinstance(each, Tensor)]
     allowed = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32
     return NotImplemented if allowed and all(kind is torch.int32 for kind in kinds) else False
 
 
 def _ctc_loss(
-    fakes: torch_common.FakeTensorMode, _: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any, **kwargs: Any
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **kwargs: Any,
 ) -> Any:
-    """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and one.
+    """`ctc_loss_gpu_template` (cuda/LossCTC.cu): log_alpha has two places for each label of the longest target, and
+    one.
 
     Targets in rows, one for each item, bound that length where the lengths' values are not known.
     """
@@ -110,27 +151,49 @@ def _ctc_loss(
         return log_probs.new_empty(batch), log_probs.new_empty((batch, time, 2 * longest + 1))
 
 
-def _ctc_loss_backward(fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any) -> Any:
-    """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in `fxmem.hardware.workspaces`."""
+def _ctc_loss_backward(
+    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **kwargs: Any
+) -> Any:
+    """`ctc_loss_backward_gpu_template` (cuda/LossCTC.cu): a contiguous gradient; its log_beta is in
+    `fxmem.hardware.workspaces`."""
     del grad
     with fakes:
         return log_probs.new_empty(log_probs.shape)
 
 
-def _elementwise_loss(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, target: Tensor, reduction: int = 1, *rest: Any, **kwargs: Any) -> Any:
-    """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which frees nothing.
+def _elementwise_loss(
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    source: Tensor,
+    target: Tensor,
+    reduction: int = 1,
+    *rest: Any,
+    **kwargs: Any,
+) -> Any:
+    """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
+    frees nothing.
 
-    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Held until the loss is let go, as a rule by the step's end.
+    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Held until the loss is let go, as
+    a rule by the step's end.
     """
     if reduction == 0:
         return NotImplemented
     with fakes:
-        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]  # torch has no types for it
+        # Torch has no types for it.
+        shape = torch.broadcast_shapes(source.shape, target.shape)  # type: ignore[no-untyped-call]
         return source.new_empty(shape, dtype=torch.promote_types(source.dtype, target.dtype)).resize_(())
 
 
-def _binary_cross_entropy(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp): `loss.resize_as_(loss_reduced)`."""
+def _binary_cross_entropy(
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    source: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Any:
+    """The same for `binary_cross_entropy_out_cuda` (cuda/Loss.cu) and `binary_cross_entropy_out_cpu` (Loss.cpp):
+    `loss.resize_as_(loss_reduced)`."""
     del target, weight
     if reduction == 0:
         return NotImplemented
@@ -144,7 +207,8 @@ LOSSES: Final[dict[Any, Callable[..., Any]]] = {
     aten.soft_margin_loss.default: _elementwise_loss,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
 }
-"""The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its decompositions of them."""
+"""The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
+decompositions of them."""
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
@@ -175,11 +239,15 @@ ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
     aten.baddbmm.default: (0, 1, 2),
     aten.convolution.default: (0, 1, 2),
 }
-"""Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their arguments."""
+"""Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
+arguments."""
 
 
 def check_one_dtype(func: Any, args: tuple[Any, ...]) -> None:
     """Refuse what a real kernel refuses. Raises RuntimeError, in the place where torch would."""
     dtypes = [args[i].dtype for i in ONE_DTYPE[func] if i < len(args) and isinstance(args[i], Tensor)]
     if any(dtype is not dtypes[0] for dtype in dtypes):
-        raise RuntimeError(f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got {', '.join(str(dtype)[6:] for dtype in dtypes)}")
+        raise RuntimeError(
+            f"{func.name().removeprefix('aten::')} expected tensors of one dtype, got "
+            f"{', '.join(str(dtype)[6:] for dtype in dtypes)}"
+        )

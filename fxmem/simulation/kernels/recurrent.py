@@ -1,30 +1,34 @@
-"""`nn.LSTM`, `nn.GRU` and `nn.RNN` on a card that is not there: forward and backward through cuDNN's operators, on FakeTensors.
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN` on a card that is not there: forward and backward through cuDNN's operators, on
+FakeTensors.
 
-torch refuses these on a machine with no GPU, because it asks cuDNN for buffer sizes in the midst of the call. What happens on a
-card (aten/src/ATen/native/cudnn/RNN.cpp, `_cudnn_impl`, `_cudnn_rnn`, `_cudnn_rnn_backward`):
+torch refuses these on a machine with no GPU, because it asks cuDNN for buffer sizes in the midst of the call. What
+happens on a card (aten/src/ATen/native/cudnn/RNN.cpp, `_cudnn_impl`, `_cudnn_rnn`, `_cudnn_rnn_backward`):
 
-- `Module.to("cuda")` ends in `flatten_parameters()`: all weights of one module become views of ONE buffer (`flatten_rnn_weights`).
-- Forward keeps, for backward, a *reserve* buffer whose size cuDNN decides; it is there in training mode even under `no_grad`.
-- Backward returns the weights' gradients as views of one buffer, too. A module without biases gets copies instead, because
-  cuDNN always has room for biases.
+- `Module.to("cuda")` ends in `flatten_parameters()`: all weights of one module become views of ONE buffer
+  (`flatten_rnn_weights`).
+- Forward keeps, for backward, a *reserve* buffer whose size cuDNN decides; it is there in training mode even under
+  `no_grad`.
+- Backward returns the weights' gradients as views of one buffer, too. A module without biases gets copies instead,
+  because cuDNN always has room for biases.
 - Under autocast the weights are cast and flattened anew on every call, to float16 whatever autocast's dtype
   (aten/src/ATen/cudnn/AutocastRNN.cpp).
 
-Sizes. `weight_elements` and `reserve_bytes` are what `cudnnGetRNNWeightSpaceSize` and `cudnnGetRNNTempSpaceSizes` of cuDNN 9.19
-answer: equal on 3,600 random shapes over the four cell types, float32, float16 and bfloat16, one and two directions, with and
-without projection and dropout; the answers are the same for compute capabilities 7.0 to 12.0 and for every algorithm torch
-picks.
+Sizes. `weight_elements` and `reserve_bytes` are what `cudnnGetRNNWeightSpaceSize` and `cudnnGetRNNTempSpaceSizes` of
+cuDNN 9.19 answer: equal on 3,600 random shapes over the four cell types, float32, float16 and bfloat16, one and two
+directions, with and without projection and dropout; the answers are the same for compute capabilities 7.0 to 12.0 and
+for every algorithm torch picks.
 
-Not counted: cuDNN's workspace (it lives during one call and can exceed the reserve); for modules without biases, the flat gradient
-buffer that the copies are made from; the random-number state that the first RNN with dropout takes once per process and device (24 bytes
-for each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100).
-Not supported: packed sequences, whose batch sizes are data.
+Not counted: cuDNN's workspace (it lives during one call and can exceed the reserve); for modules without biases, the
+flat gradient buffer that the copies are made from; the random-number state that the first RNN with dropout takes once
+per process and device (24 bytes for each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN
+9.19: 6.2 MiB on an H100). Not supported: packed sequences, whose batch sizes are data.
 
-Why the workspace stays unknown: `cudnnGetRNNTempSpaceSizes` wants a handle, `cudnnCreate` wants a driver, and there is no form of it for
-a device that is only described, as there is for convolutions. Handed a block of zeros for a handle, with the compute capability
-where cuDNN 9.19 keeps it, it returns an error and yet fills in a size. That differs between sm_70, sm_80 and sm_90 and follows
-thresholds in every dimension: the best formula tried was over 40 % too small for one LSTM in ten (300 random shapes, float32, sm_90).
-To build on the inside of another library's structure is to build for one release of it.
+Why the workspace stays unknown: `cudnnGetRNNTempSpaceSizes` wants a handle, `cudnnCreate` wants a driver, and there is
+no form of it for a device that is only described, as there is for convolutions. Handed a block of zeros for a handle,
+with the compute capability where cuDNN 9.19 keeps it, it returns an error and yet fills in a size. That differs between
+sm_70, sm_80 and sm_90 and follows thresholds in every dimension: the best formula tried was over 40 % too small for one
+LSTM in ten (300 random shapes, float32, sm_90). To build on the inside of another library's structure is to build for
+one release of it.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES: Final = (1, 1, 4, 3)
 """Matrices per layer and direction, for input and hidden state each, by mode."""
 _RESERVED: Final = ((1,), (1,), (4, 1), (6,))
-"""Tensors of (sequence, batch, hidden) kept per layer and direction, in the groups cuDNN aligns, by mode: for the LSTM its four gates, then its cell."""
+"""Tensors of (sequence, batch, hidden) kept per layer and direction, in the groups cuDNN aligns, by mode: for the LSTM
+its four gates, then its cell."""
 _LSTM: Final = 2
 
 
@@ -90,18 +95,21 @@ class Recurrence:
         and after it), between layers what one hands to the next, and one bit per element of each dropout mask.
         """
         states = steps * batch * itemsize
-        groups = [count * self.hidden_size for count in _RESERVED[self.mode]] + ([self.hidden_size, self.proj_size] if self.proj_size else [])
+        groups = [count * self.hidden_size for count in _RESERVED[self.mode]] + (
+            [self.hidden_size, self.proj_size] if self.proj_size else []
+        )
         kept = sum(_aligned(self.num_layers * self.directions * states * features) for features in groups)
         between = _aligned((self.num_layers - 1) * self.directions * states * self.hidden_size)
         mask = _aligned(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
         return 256 + kept + between + (self.num_layers - 1) * self.directions * mask
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------------
+# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def flatten_rnn_weights(model: torch.nn.Module) -> None:
-    """Give each RNN in `model` one flat weight buffer, as `Module.to("cuda")` does: its weights become views of it and stay the same objects.
+    """Give each RNN in `model` one flat weight buffer, as `Module.to("cuda")` does: its weights become views of it and
+    stay the same objects.
 
     Left alone, as by `RNNBase.flatten_parameters`: weights of several dtypes, of a dtype cuDNN does not take, or shared
     among each other. Call it on a fake model, before anything looks at its storages.
@@ -115,7 +123,14 @@ def flatten_rnn_weights(model: torch.nn.Module) -> None:
         if not torch.backends.cudnn.is_acceptable(weights[0]):  # type: ignore[no-untyped-call]
             continue
         mode = _MODES[module.mode.lower()]
-        shape = Recurrence(mode, module.input_size, module.hidden_size, module.proj_size, module.num_layers, 2 if module.bidirectional else 1)
+        shape = Recurrence(
+            mode,
+            module.input_size,
+            module.hidden_size,
+            module.proj_size,
+            module.num_layers,
+            2 if module.bidirectional else 1,
+        )
         with torch.no_grad():
             flat = weights[0].new_empty(shape.weight_elements)
             for weight, view in zip(weights, _views(flat, weights), strict=True):
@@ -137,17 +152,21 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 def _flat_buffer(weights: Sequence[Tensor], elements: int) -> Tensor | None:
     """`try_get_weight_buf`: the one storage that holds all weights; None when they do not lie in one."""
-    if len({torch_common.storage_key(weight) for weight in weights}) > 1 or weights[0].untyped_storage().nbytes() < elements * weights[0].element_size():
+    if (
+        len({torch_common.storage_key(weight) for weight in weights}) > 1
+        or weights[0].untyped_storage().nbytes() < elements * weights[0].element_size()
+    ):
         return None
     with torch.no_grad():
         return weights[0].detach().as_strided((elements,), (1,), 0)
 
 
-# --- the call ---------------------------------------------------------------------------------------------------------------
+# --- the call ---------------------------------------------------------------------------------------------------------
 
 
 def run_rnn(name: str, capability: tuple[int, int], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu` (`name`) returns on a card of `capability`, for fakes on CUDA.
+    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu` (`name`) returns on a card of `capability`,
+    for fakes on CUDA.
 
     Arguments are torch's: `(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`.
 
@@ -200,7 +219,9 @@ def _cudnn_rnn(
             flat, weights = _half_weights(weights, shape)
     call = _Call(shape, (4 if has_biases else 2) + (proj_size > 0), batch_first, float(dropout), train)
     with torch_kernels.without_autocast():
-        output, hidden, cell = CudnnRnn.apply(call, flat, input, hidden, cell, *weights)  # type: ignore[no-untyped-call]
+        output, hidden, cell = CudnnRnn.apply(  # type: ignore[no-untyped-call]
+            call, flat, input, hidden, cell, *weights
+        )
     return (output, hidden, cell) if mode == _LSTM else (output, hidden)
 
 
@@ -209,10 +230,14 @@ def _half(tensor: Tensor) -> Tensor:
 
 
 def _half_weights(weights: Sequence[Tensor], shape: Recurrence) -> tuple[Tensor, list[Tensor]]:
-    """`_cudnn_rnn_cast_reflatten`: a new flat float16 buffer, and views of it that the weights are copied into with autograd."""
+    """`_cudnn_rnn_cast_reflatten`: a new flat float16 buffer, and views of it that the weights are copied into with
+    autograd."""
     flat = torch.zeros(shape.weight_elements, dtype=torch.float16, device=weights[0].device)
     with torch.no_grad():
-        halves = [torch.empty(0, dtype=flat.dtype, device=flat.device).set_(view) for view in _views(flat, weights)]  # type: ignore[call-overload]
+        halves = [
+            torch.empty(0, dtype=flat.dtype, device=flat.device).set_(view)  # type: ignore[call-overload]
+            for view in _views(flat, weights)
+        ]
     return flat, [half.copy_(weight) for half, weight in zip(halves, weights, strict=True)]
 
 
@@ -235,12 +260,17 @@ class _Call:
 
 
 class CudnnRnn(torch.autograd.Function):
-    """`_cudnn_rnn` and its autograd node `CudnnRnnBackward0` in Python: torch's own node, called by hand, would copy the reserve as if it were run twice."""
+    """`_cudnn_rnn` and its autograd node `CudnnRnnBackward0` in Python: torch's own node, called by hand, would copy
+    the reserve as if it were run twice."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, flat: Tensor | None, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: _Call, flat: Tensor | None, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         packed = _time_major(input, call.batch_first)
-        output, hy, cy, reserve, buffer = torch.ops.aten._cudnn_rnn.default(input, list(weights), call.weights_per_layer, flat, hx, cx, *call.arguments)
+        output, hy, cy, reserve, buffer = torch.ops.aten._cudnn_rnn.default(
+            input, list(weights), call.weights_per_layer, flat, hx, cx, *call.arguments
+        )
         del packed
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -248,12 +278,16 @@ class CudnnRnn(torch.autograd.Function):
         return output, hy, cy
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         call = ctx.call
         if not call.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         input, hx, cx, output, reserve, buffer, *weights = ctx.saved_tensors
-        grad_output = torch.zeros_like(output, memory_format=torch.contiguous_format) if grad_output is None else grad_output
+        grad_output = (
+            torch.zeros_like(output, memory_format=torch.contiguous_format) if grad_output is None else grad_output
+        )
         grad_hy = torch.zeros_like(hx) if grad_hy is None else grad_hy
         if cx is None:
             grad_cy = None
@@ -275,11 +309,19 @@ def _time_major(tensor: Tensor, batch_first: bool) -> Tensor:
     return (tensor.transpose(0, 1) if batch_first else tensor).contiguous()
 
 
-# --- what the operators return ----------------------------------------------------------------------------------------------
+# --- what the operators return ----------------------------------------------------------------------------------------
 
 
-def _fake_flatten_weight(fakes: torch_common.FakeTensorMode, _: Any, weights: Sequence[Tensor], weight_stride0: int, input_size: int, *rest: Any) -> Tensor:
-    """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer each time."""
+def _fake_flatten_weight(
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    weights: Sequence[Tensor],
+    weight_stride0: int,
+    input_size: int,
+    *rest: Any,
+) -> Tensor:
+    """Result of `_cudnn_rnn_flatten_weight`, for programs that call `flatten_parameters()` themselves: a new buffer
+    each time."""
     mode, hidden_size, proj_size, num_layers, _batch_first, bidirectional = rest
     shape = Recurrence(mode, input_size, hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
     with fakes:
@@ -290,9 +332,16 @@ def _fake_flatten_weight(fakes: torch_common.FakeTensorMode, _: Any, weights: Se
 
 
 def _fake_cudnn_rnn(
-    fakes: torch_common.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor | None, *rest: Any
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    *rest: Any,
 ) -> Any:
-    """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty one and neither."""
+    """Results of `_cudnn_rnn`, with cuDNN's reserve and the memory layout it writes; torch's meta kernel has an empty
+    one and neither."""
     hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, *_rest = rest
     shape = Recurrence(mode, input.shape[-1], hidden_size, proj_size, num_layers, 2 if bidirectional else 1)
     steps, batch = (input.shape[1], input.shape[0]) if batch_first else input.shape[:2]
@@ -302,17 +351,29 @@ def _fake_cudnn_rnn(
         hy = hx.new_empty((layers, batch, shape.output_size))
         cy = hx.new_empty(0) if cx is None else cx.new_empty((layers, batch, hidden_size))
         buffer = input.new_empty(shape.weight_elements) if weight_buf is None else weight_buf
-        reserve = input.new_empty(shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0, dtype=torch.uint8)
+        reserve = input.new_empty(
+            shape.reserve_bytes(steps, batch, input.element_size(), dropout) if train else 0, dtype=torch.uint8
+        )
         return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, buffer
 
 
 def _fake_cudnn_rnn_backward(
-    fakes: torch_common.FakeTensorMode, _: Any, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor, *rest: Any
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    input: Tensor,
+    weight: Sequence[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor,
+    *rest: Any,
 ) -> Any:
     """Results of `_cudnn_rnn_backward`, for which torch has no meta kernel."""
     hx, cx, batch_first, output_mask = rest[0], rest[1], rest[10], rest[-1]
     with fakes:
-        grad_input = input.new_empty(input.transpose(0, 1).shape).transpose(0, 1) if batch_first else input.new_empty(input.shape)
+        grad_input = (
+            input.new_empty(input.transpose(0, 1).shape).transpose(0, 1)
+            if batch_first
+            else input.new_empty(input.shape)
+        )
         grad_hx = hx.new_empty(hx.shape)
         grad_cx = None if cx is None else cx.new_empty(cx.shape)
         if not output_mask[3]:

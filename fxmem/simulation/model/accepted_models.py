@@ -1,8 +1,10 @@
-"""Which modules can be analysed as they come, what is analysed in place of a wrapper, and what is refused, in one line each.
+"""Which modules can be analysed as they come, what is analysed in place of a wrapper, and what is refused, in one line
+each.
 
-Wrappers that change where or how fast a module runs, not what it keeps, are taken off: `torch.compile`, `DataParallel`, `DistributedDataParallel`.
-What runs outside torch's Python (TorchScript, `torch.ao` quantised modules), has no shapes yet (lazy modules), spreads one tensor over several
-devices (FSDP, DTensor) or has a number of values that its shape does not tell (sparse tensors) is refused.
+Wrappers that change where or how fast a module runs, not what it keeps, are taken off: `torch.compile`, `DataParallel`,
+`DistributedDataParallel`. What runs outside torch's Python (TorchScript, `torch.ao` quantised modules), has no shapes
+yet (lazy modules), spreads one tensor over several devices (FSDP, DTensor) or has a number of values that its shape
+does not tell (sparse tensors) is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from fxmem.errors import AnalysisError, UsageError
 __all__ = ["COMPILED", "EXPORTED", "check_gradients", "plain_model", "without_compiled"]
 
 COMPILED = (
-    "torch.compile'd code is analysed as the eager code it was made from: fused kernels keep and make fewer tensors, CUDA graphs hold a pool of their own"
+    "torch.compile'd code is analysed as the eager code it was made from: fused kernels keep and make fewer "
+    "tensors, CUDA graphs hold a pool of their own"
 )
 """What an analysis says of compiled code."""
 
@@ -34,8 +37,8 @@ def plain_model(model: Any) -> tuple[nn.Module, tuple[str, ...]]:
     """The module to analyse, and what was taken for granted in choosing it.
 
     Raises:
-        UsageError: what was given is an exported program, not a module.
-        AnalysisError: a module or a tensor in it cannot be followed without data; the message names it and says what to do.
+        UsageError: what was given is an exported program, not a module. AnalysisError: a module or a tensor in it
+        cannot be followed without data; the message names it and says what to do.
     """
     notes: list[str] = []
     while True:
@@ -66,13 +69,16 @@ def check_gradients(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise AnalysisError(
-                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with sparse=True, and its gradient's rows are data. "
-                "Set its .sparse to False for an upper bound (gradient and optimizer state then cover the whole table), or analyse with mode='infer'."
+                f"expected dense gradients; {path or 'the model'} ({type(module).__name__}) was made with "
+                f"sparse=True, and its gradient's rows are data. "
+                "Set its .sparse to False for an upper bound (gradient and optimizer state then cover the whole "
+                "table), or analyse with mode='infer'."
             )
 
 
 def without_compiled(model: nn.Module) -> nn.Module:
-    """`model` itself, the modules that `torch.compile` wraps inside it put in their wrappers' place. Changes the model."""
+    """`model` itself, the modules that `torch.compile` wraps inside it put in their wrappers' place. Changes the
+    model."""
     for module in list(model.modules()):
         for name, child in torch_modules.children_of(module).items():
             inner = None if child is None else torch_wrappers.wrapped_module(child)
@@ -83,11 +89,18 @@ def without_compiled(model: nn.Module) -> nn.Module:
 
 def _compiles(model: nn.Module) -> bool:
     """Whether any of it is compiled: by `torch.compile(module)` or `module.compile()`."""
-    return any(torch_wrappers.wrapped_module(module) is not None or torch_modules.is_compiled_in_place(module) for module in model.modules())
+    return any(
+        torch_wrappers.wrapped_module(module) is not None or torch_modules.is_compiled_in_place(module)
+        for module in model.modules()
+    )
 
 
 def _ddp_note(model: nn.parallel.DistributedDataParallel) -> str:
-    buckets = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters() if parameter.requires_grad)
+    buckets = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.module.parameters()
+        if parameter.requires_grad
+    )
     views = bool(getattr(model, "gradient_as_bucket_view", False))
     held = "which its gradients are views of" if views else f"{buckets} bytes beside the gradients"
     return f"DistributedDataParallel is left out, and with it its buckets for reducing gradients ({held})"
@@ -97,7 +110,8 @@ def _check(path: str, module: nn.Module) -> None:
     what = f"{path or 'the model'} ({type(module).__name__})"
     if isinstance(module, torch.jit.ScriptModule):
         raise AnalysisError(
-            f"expected a module in Python; {what} is TorchScript, which runs in an interpreter of its own. Pass the module it was made from"
+            f"expected a module in Python; {what} is TorchScript, which runs in an interpreter of its own. Pass the "
+            f"module it was made from"
             f"{', with that submodule not scripted' if path else ''}."
         )
     # `FloatFunctional` is what a model has in its place before it is quantised.
@@ -105,14 +119,17 @@ def _check(path: str, module: nn.Module) -> None:
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
     ):
         raise AnalysisError(
-            f"expected a module that runs on FakeTensors; {what} is quantised by torch.ao, whose packed weights have no fake form and no CUDA kernels. "
+            f"expected a module that runs on FakeTensors; {what} is quantised by torch.ao, whose packed weights have "
+            f"no fake form and no CUDA kernels. "
             "Analyse the model before quantisation, or quantise it with torchao.quantization.quantize_."
         )
     for kind in _sharded():
         if isinstance(module, kind):
             raise AnalysisError(
-                f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is wrapped: "
-                "the peak of one GPU is then its own, the parameters, gradients and optimizer state of all shards included."
+                f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is "
+                f"wrapped: "
+                "the peak of one GPU is then its own, the parameters, gradients and optimizer state of all shards "
+                "included."
             )
     for name, tensor in torch_modules.tensors_of(module):
         _check_tensor(f"{path}.{name}".lstrip("."), tensor)
@@ -120,7 +137,10 @@ def _check(path: str, module: nn.Module) -> None:
 
 def _sharded() -> Iterator[type]:
     """The classes of both generations of FSDP, as far as they are imported."""
-    for where, name in (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("torch.distributed.fsdp", "FSDPModule")):
+    for where, name in (
+        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+        ("torch.distributed.fsdp", "FSDPModule"),
+    ):
         kind = getattr(sys.modules.get(where), name, None)
         if isinstance(kind, type):
             yield kind
@@ -129,12 +149,16 @@ def _sharded() -> Iterator[type]:
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     if nn.parameter.is_lazy(tensor):
         raise AnalysisError(
-            f"expected initialised tensors; {name} gets its shape at the first call. Run the model once on a batch (model(batch)), then analyse it."
+            f"expected initialised tensors; {name} gets its shape at the first call. Run the model once on a batch "
+            f"(model(batch)), then analyse it."
         )
     if type(tensor).__name__ == "DTensor":
-        raise AnalysisError(f"expected tensors whole on one device; {name} is a DTensor. Analyse the module before it is distributed.")
+        raise AnalysisError(
+            f"expected tensors whole on one device; {name} is a DTensor. Analyse the module before it is distributed."
+        )
     if tensor.layout is not torch.strided:
         raise AnalysisError(
             f"expected dense tensors; {name} is {tensor.layout}, whose number of values its shape does not tell. "
-            f"Register its indices and values as tensors of their own and index with them, or analyse with {name}.to_dense() for an upper bound."
+            f"Register its indices and values as tensors of their own and index with them, or analyse with "
+            f"{name}.to_dense() for an upper bound."
         )

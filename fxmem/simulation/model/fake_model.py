@@ -1,7 +1,7 @@
 """A stand-in for a model and its inputs, made of FakeTensors on the target's device.
 
-The model is copied, not borrowed: `copy.deepcopy` with every tensor replaced by a fake one of the same shape, strides and
-dtype. So the original keeps its weights, gradients, flags, hooks and whatever its forward writes to `self`, and
+The model is copied, not borrowed: `copy.deepcopy` with every tensor replaced by a fake one of the same shape, strides
+and dtype. So the original keeps its weights, gradients, flags, hooks and whatever its forward writes to `self`, and
 nothing of its size is allocated. Tensors that are one stay one, and tensors that share a storage share one.
 
 Registered parameters and buffers go to the target's device, as `model.to(device)` would take them; other tensors the
@@ -37,8 +37,11 @@ def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device
     return fake_copy(model, mode, device)[0]
 
 
-def fake_copy(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> tuple[torch.nn.Module, Callable[[Any], Any]]:
-    """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the model one about the copy.
+def fake_copy(
+    model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device
+) -> tuple[torch.nn.Module, Callable[[Any], Any]]:
+    """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the
+    model one about the copy.
 
     Raises AnalysisError for a model that cannot be copied.
     """
@@ -56,7 +59,8 @@ def fake_copy(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device:
                 rebinder.model(model)
         except Exception as error:
             raise AnalysisError(
-                f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised {type(error).__name__}: {error}. "
+                f"expected a model that copy.deepcopy can copy; copying {type(model).__name__} raised "
+                f"{type(error).__name__}: {error}. "
                 "Pass a factory (a function that builds the model) instead of the model."
             ) from error
 
@@ -69,7 +73,8 @@ def fake_copy(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device:
 
 @contextlib.contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of `copy.deepcopy`'s."""
+    """Nested modules may go as deep as in a run of their own: between two of their frames lie several of ours, or of
+    `copy.deepcopy`'s."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(4 * limit)
     try:
@@ -84,7 +89,8 @@ def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def meta_model(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose floating-point parameters and buffers are on meta: to change these, too. Others are shared with the model."""
+    """A copy whose floating-point parameters and buffers are on meta: to change these, too. Others are shared with the
+    model."""
     memo: dict[int, Any] = {}
     for tensors in _by_storage(model):
         moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
@@ -124,7 +130,9 @@ def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
-        tensor.layout is torch.strided and not torch_wrappers.is_wrapper(tensor) and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+        tensor.layout is torch.strided
+        and not torch_wrappers.is_wrapper(tensor)
+        and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
     )
 
 
@@ -132,11 +140,15 @@ def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, 
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-def _fakes(tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = _empty) -> list[torch.Tensor]:
+def _fakes(
+    tensors: list[torch.Tensor], device: torch.device, empty: Callable[..., torch.Tensor] = _empty
+) -> list[torch.Tensor]:
     """Fakes for tensors that share one storage."""
     first = tensors[0]
     if first.layout is torch.strided and torch_wrappers.is_wrapper(first):
-        return [_like(tensor, torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors]
+        return [
+            _like(tensor, torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors
+        ]
     if not _is_plain(first):
         kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"
         raise AnalysisError(
@@ -177,7 +189,9 @@ class _CopyFakes(TorchFunctionMode):
         self._memo = memo
         self._device = device
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func is not torch.Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         tensor = args[0]

@@ -1,11 +1,12 @@
 """Functions that a model carries along, made to work on its copy.
 
-`copy.deepcopy` copies a model's modules and tensors but neither functions nor the hooks of tensors. A hook or a patched `forward` that is a closure over
-the model would go on reading and writing the original: its weights, its caches, the dictionary its features are put in.
+`copy.deepcopy` copies a model's modules and tensors but neither functions nor the hooks of tensors. A hook or a patched
+`forward` that is a closure over the model would go on reading and writing the original: its weights, its caches, the
+dictionary its features are put in.
 
-A function is made anew where a variable it closes over, a default argument or a global it names is part of the model, or is a container or an
-optimizer of such parts, or a container with nothing in it yet (where features will go); containers are copied once for all functions. Everything else
-stays what it is.
+A function is made anew where a variable it closes over, a default argument or a global it names is part of the model,
+or is a container or an optimizer of such parts, or a container with nothing in it yet (where features will go);
+containers are copied once for all functions. Everything else stays what it is.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Rebinder:
             made: Any = types.MethodType(function.__func__, self._memo[id(function.__self__)])
         elif isinstance(function, functools.partial):
             made = functools.partial(
-                self.function(function.func), *map(self._value, function.args), **{k: self._value(v) for k, v in function.keywords.items()}
+                self.function(function.func),
+                *map(self._value, function.args),
+                **{k: self._value(v) for k, v in function.keywords.items()},
             )
         elif isinstance(function, types.FunctionType):
             made = self._closure(function)
@@ -98,22 +101,32 @@ class Rebinder:
         same = all(a is b for a, b in zip((*held, *(function.__defaults__ or ())), (*values, *defaults), strict=True))
         if same and not moved:
             return function
-        closure = tuple(cell if new is old else types.CellType(new) for cell, old, new in zip(cells, held, values, strict=True))
+        closure = tuple(
+            cell if new is old else types.CellType(new) for cell, old, new in zip(cells, held, values, strict=True)
+        )
         scope = {**function.__globals__, **moved} if moved else function.__globals__
         made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, closure or None)
-        made.__kwdefaults__ = None if function.__kwdefaults__ is None else {k: self._value(v) for k, v in function.__kwdefaults__.items()}
+        made.__kwdefaults__ = (
+            None if function.__kwdefaults__ is None else {k: self._value(v) for k, v in function.__kwdefaults__.items()}
+        )
         return functools.update_wrapper(made, function)
 
     def _global(self, value: Any) -> Any:
         """As `_value`, for a module's global, which other functions may go on using: functions are left alone."""
-        return value if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) else self._value(value)
+        return (
+            value
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
+            else self._value(value)
+        )
 
     def _value(self, value: Any) -> Any:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             return self.function(value)
-        if isinstance(value, Optimizer) or (isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)):
+        if isinstance(value, Optimizer) or (
+            isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)
+        ):
             return self._copied(value)
         return value
 
@@ -138,7 +151,13 @@ class Rebinder:
 
 
 def _items(value: Any, depth: int) -> Iterator[Any]:
-    inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, set, tuple)) else ()
+    inside = (
+        [*value.keys(), *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, set, tuple))
+        else ()
+    )
     for item in inside:
         yield item
         if depth > 1:

@@ -1,7 +1,8 @@
 """Which way a program's own check goes when all is well: away from the line that raises.
 
-`if (labels < 0).any(): raise ValueError(...)` and `assert mask.all()` ask for a value that no run without data has, and do nothing with it but
-end the program. What is asked is found by its place: the instruction that a frame is at has the columns of the expression it belongs to (PEP 657).
+`if (labels < 0).any(): raise ValueError(...)` and `assert mask.all()` ask for a value that no run without data has, and
+do nothing with it but end the program. What is asked is found by its place: the instruction that a frame is at has the
+columns of the expression it belongs to (PEP 657).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Place = tuple[int | None, int | None, int | None, int | None]
 
 
 def passing(frame: types.FrameType) -> bool | None:
-    """The truth with which the check that `frame` is at is passed; None where it is at no check, or its source cannot be read."""
+    """The truth with which the check that `frame` is at is passed; None where it is at no check, or its source cannot
+    be read."""
     code = frame.f_code
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), None)
     return None if place is None else _places(code.co_filename).get(place)
@@ -54,7 +56,8 @@ def _places(file: str) -> dict[Place, bool]:
 
 
 def _conditions(test: ast.expr, wanted: bool) -> Iterator[tuple[Place, bool]]:
-    """What a condition consists of. One operand of `and` or `or` that is as the whole should be never keeps the whole from it."""
+    """What a condition consists of. One operand of `and` or `or` that is as the whole should be never keeps the whole
+    from it."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _conditions(operand, not wanted)

@@ -47,13 +47,15 @@ class Observer(Protocol):
     """Who is told what autograd does."""
 
     def on_save(self, value: Any, handle: weakref.ref[Saved]) -> None:
-        """A node in the making keeps `value` (a tensor, or whatever the program's own pack hook made of it); it is gone when `handle` is dead or empty."""
+        """A node in the making keeps `value` (a tensor, or whatever the program's own pack hook made of it); it is gone
+        when `handle` is dead or empty."""
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
         """The program's own unpack hook gives this to the node that runs."""
 
     def on_backward_node(self, sequence_number: int) -> None:
-        """The node with this number is about to run; numbers are those of `_torch_autograd.next_sequence_number` at its making."""
+        """The node with this number is about to run; numbers are those of `_torch_autograd.next_sequence_number` at its
+        making."""
 
 
 class Engine:
@@ -80,24 +82,37 @@ class Engine:
         self._raw_none: set[int] = set()
         self._undifferentiable: dict[int, list[tuple[tuple[int, ...], torch.dtype, torch.device] | None]] = {}
 
-    # --- what autograd records -----------------------------------------------------------------------------------------
+    # --- what autograd records ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def routed(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
-        """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an `autograd.Function`."""
+        """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an
+        `autograd.Function`."""
         with (
             torch_autograd.saved_tensors_seen_by(self._saved.pack, self._saved.unpack),
-            torch_autograd.engine_routed_to(self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback),
-            torch_autograd.function_calls_seen_by(lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none),
+            torch_autograd.engine_routed_to(
+                self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback
+            ),
+            torch_autograd.function_calls_seen_by(
+                lambda *made: self._noted(call(*made)), self._note_node_hook, self._note_raw_none
+            ),
         ):
             yield
 
     def _noted(self, outputs: Any) -> Any:
-        """What a Function returned; of those it marked non-differentiable autograd's graph keeps no shape, and zeros of it are what backward is given."""
+        """What a Function returned; of those it marked non-differentiable autograd's graph keeps no shape, and zeros of
+        it are what backward is given."""
         tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-        nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and isinstance(t.grad_fn, torch.autograd.function.BackwardCFunction)]
+        nodes = [
+            t.grad_fn
+            for t in tensors
+            if isinstance(t, torch.Tensor) and isinstance(t.grad_fn, torch.autograd.function.BackwardCFunction)
+        ]
         if nodes and len(nodes) < len(tensors):
-            looks = [(tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None for t in tensors]
+            looks = [
+                (tuple(t.shape), t.dtype, t.device) if isinstance(t, torch.Tensor) and t.grad_fn is None else None
+                for t in tensors
+            ]
             self._undifferentiable[torch_autograd.sequence_number(nodes[0])] = looks
         return outputs
 
@@ -130,7 +145,7 @@ class Engine:
         self._callbacks.append(callback)
         return True
 
-    # --- the walk ------------------------------------------------------------------------------------------------------
+    # --- the walk -----------------------------------------------------------------------------------------------------
 
     def run_backward(
         self,
@@ -142,15 +157,28 @@ class Engine:
         allow_unreachable: bool = True,
         accumulate_grad: bool = True,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Same contract as `torch._C._EngineBase.run_backward`: accumulate into leaves, or return the gradients of `inputs`."""
+        """Same contract as `torch._C._EngineBase.run_backward`: accumulate into leaves, or return the gradients of
+        `inputs`."""
         edges = [_edge(t) for t in roots]
         captures = {_edge(t): i for i, t in enumerate(inputs)}
         dependencies, wanted = _plan([node for node, _ in edges], {node for node, _ in captures})
         if wanted is not None and not accumulate_grad and not allow_unreachable:
             for (node, _), position in captures.items():
                 if node not in wanted:
-                    raise RuntimeError(f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph.")
-        running = None if wanted is None else {n for n in wanted if torch_autograd.is_accumulate_grad(n) or any(f in wanted for f, _ in n.next_functions)}
+                    raise RuntimeError(
+                        f"One of the differentiated Tensors (number {position}) appears to not have been used in "
+                        f"the "
+                        f"graph."
+                    )
+        running = (
+            None
+            if wanted is None
+            else {
+                n
+                for n in wanted
+                if torch_autograd.is_accumulate_grad(n) or any(f in wanted for f, _ in n.next_functions)
+            }
+        )
         captured: list[torch.Tensor | None] = [None] * len(inputs)
         pending: dict[Any, list[torch.Tensor | None]] = {}
         for (node, index), gradient in zip(edges, gradients, strict=True):
@@ -196,7 +224,9 @@ class Engine:
             self._tasks.pop()
         return tuple(captured)
 
-    def _evaluate(self, node: Any, received: list[torch.Tensor | None], retain_graph: bool, create_graph: bool, accumulate: bool) -> list[torch.Tensor | None]:
+    def _evaluate(
+        self, node: Any, received: list[torch.Tensor | None], retain_graph: bool, create_graph: bool, accumulate: bool
+    ) -> list[torch.Tensor | None]:
         """Run one node with its hooks; gradients for its `next_functions`, validated."""
         if torch_autograd.is_accumulate_grad(node):
             if accumulate and received[0] is not None:
@@ -242,7 +272,8 @@ class Engine:
         with self._around():
             outputs = node.apply(*received)  # type: ignore[no-untyped-call]
         results = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where none is wanted.
+        # backward returns one gradient per argument of forward; the graph has an edge per tensor argument, empty where
+        # none is wanted.
         wanted = iter([gradient for gradient, needed in zip(results, node.needs_input_grad, strict=False) if needed])
         return [None if consumer is None else next(wanted) for consumer, _ in node.next_functions]
 
@@ -271,13 +302,19 @@ class Engine:
                 variable.grad = variable.grad + received[0]
             else:
                 variable.grad.add_(received[0])
-        elif sparse or (not create_graph and _obeys_layout(received[0], variable) and torch_autograd.is_sole_owner(received, 0, storage=False)):
+        elif sparse or (
+            not create_graph
+            and _obeys_layout(received[0], variable)
+            and torch_autograd.is_sole_owner(received, 0, storage=False)
+        ):
             variable.grad = received[0].detach()
         elif create_graph:
             variable.grad = received[0].clone()
         else:
             strides = variable.stride() if _is_dense(variable) else _contiguous_strides(variable.shape)
-            variable.grad = torch.empty_strided(variable.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(received[0])
+            variable.grad = torch.empty_strided(
+                variable.shape, strides, dtype=received[0].dtype, device=received[0].device
+            ).copy_(received[0])
         for hook in torch_autograd.accumulation_hooks(variable):
             self._run(hook, variable)
 
@@ -296,11 +333,17 @@ class Engine:
 
 
 def _is_reusable(slots: list[Any], index: int) -> bool:
-    return not torch.is_grad_enabled() and not slots[index].is_sparse and _is_dense(slots[index]) and torch_autograd.is_sole_owner(slots, index, storage=True)
+    return (
+        not torch.is_grad_enabled()
+        and not slots[index].is_sparse
+        and _is_dense(slots[index])
+        and torch_autograd.is_sole_owner(slots, index, storage=True)
+    )
 
 
 def _is_remade_view(node: Any, number: int) -> bool:
-    """Whether autograd made this node anew for a view that was written to in place, right after the `CopySlices` of the write.
+    """Whether autograd made this node anew for a view that was written to in place, right after the `CopySlices` of the
+    write.
 
     For a tensor subclass, such as a FakeTensor, it does so by repeating the view; for a plain tensor by `as_strided`
     (torch/csrc/autograd/variable.cpp, `grad_fn`), whose backward puts the gradient into a new tensor of zeros.
@@ -310,7 +353,11 @@ def _is_remade_view(node: Any, number: int) -> bool:
 
 
 def _edge(tensor: Any) -> tuple[Any, int]:
-    edge = tensor if isinstance(tensor, torch.autograd.graph.GradientEdge) else torch.autograd.graph.get_gradient_edge(tensor)
+    edge = (
+        tensor
+        if isinstance(tensor, torch.autograd.graph.GradientEdge)
+        else torch.autograd.graph.get_gradient_edge(tensor)
+    )
     return edge.node, edge.output_nr
 
 
@@ -389,4 +436,5 @@ def _obeys_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
 
 
 NODE_CALL: Final = Engine._call.__code__
-"""The frame from which autograd's nodes in C++ are called: an operator dispatched straight from it is one they run themselves."""
+"""The frame from which autograd's nodes in C++ are called: an operator dispatched straight from it is one they run
+themselves."""

@@ -1,7 +1,8 @@
 """What is noted of one step: every storage that comes and goes, every op, and which node of the graph it was for.
 
-A storage is known by the moment it was first seen (addresses are reused, and fake storages have none), held weakly, and its end is
-the moment Python and C++ let go of it, which is when a real one would go back to the allocator. Ticks are those of `fxmem.records.profile`.
+A storage is known by the moment it was first seen (addresses are reused, and fake storages have none), held weakly, and
+its end is the moment Python and C++ let go of it, which is when a real one would go back to the allocator. Ticks are
+those of `fxmem.records.profile`.
 """
 
 from __future__ import annotations
@@ -97,16 +98,26 @@ class StepLog:
         self._announced, self._announced_at = LOSS, 0
         """The node announced last, and how many of these there were then."""
         # What the program read before it began again, its inputs for one, is not read anew.
-        self.results = {node: results for node, results in self.results.items() if all(index is None or self.death[index] is None for _, _, index in results)}
+        self.results = {
+            node: results
+            for node, results in self.results.items()
+            if all(index is None or self.death[index] is None for _, _, index in results)
+        }
         for index, death in enumerate(self.death):
             if death is None:
                 self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
-                if self.kind[index] not in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT):
+                if self.kind[index] not in (
+                    Kind.PARAMETER,
+                    Kind.BUFFER,
+                    Kind.INPUT,
+                    Kind.OPTIMIZER_STATE,
+                    Kind.GRADIENT,
+                ):
                     self.kind[index] = Kind.BUFFER
             else:
                 self.birth[index] = self.death[index] = 0
 
-    # --- storages ------------------------------------------------------------------------------------------------------
+    # --- storages -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
@@ -131,7 +142,8 @@ class StepLog:
         self._open = False
 
     def index_of(self, tensor: torch.Tensor) -> int | None:
-        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the first of those inside it."""
+        """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the
+        first of those inside it."""
         if type(tensor) is not torch_common.FakeTensor:
             return next(iter([self._index_of(part) for part in torch_wrappers.parts(tensor)]), None)
         return self._index_of(tensor)
@@ -184,7 +196,8 @@ class StepLog:
                 self._freed.append(watch.index)
 
     def freeing_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
-        """`free`, except that what it lets go at once goes in the order of birth: its own order is that of addresses, another on each run."""
+        """`free`, except that what it lets go at once goes in the order of birth: its own order is that of addresses,
+        another on each run."""
 
         def freeing() -> None:
             self._freed, first = [], self.tick
@@ -235,7 +248,7 @@ class StepLog:
             for value in result:
                 self.note_tensors(value)
 
-    # --- ops and phases ---------------------------------------------------------------------------------------------------
+    # --- ops and phases -----------------------------------------------------------------------------------------------
 
     def note_op(self, name: str, begin: int, flops: int | None, given: Any = ()) -> int:
         """An op has run on what it was given, and began at this tick; its index."""
@@ -243,7 +256,11 @@ class StepLog:
         index = len(self.ops) - 1
         if self._bringing_back and self.phase is Phase.BACKWARD:
             read = {self.index_of(tensor) for tensor in torch_common.tensors_in(given)}
-            self.recomputed[index] = sum(self.nbytes[storage] for storage in read if storage is not None and self.op_of[storage] not in self.recomputed)
+            self.recomputed[index] = sum(
+                self.nbytes[storage]
+                for storage in read
+                if storage is not None and self.op_of[storage] not in self.recomputed
+            )
         return index
 
     @contextlib.contextmanager
@@ -267,10 +284,14 @@ class StepLog:
 
     def end_phase(self) -> None:
         """Close the phase in force at this tick."""
-        self.phases.append(PhaseSpan(phase=self.phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)))
+        self.phases.append(
+            PhaseSpan(
+                phase=self.phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)
+            )
+        )
         self._phase_tick, self._phase_op = self.tick, len(self.ops)
 
-    # --- who it is for (tracing's CallObserver, backward's Observer) -----------------------------------------------------
+    # --- who it is for (tracing's CallObserver, backward's Observer) --------------------------------------------------
 
     def op_count(self) -> int:
         """How many ops have run."""
@@ -310,13 +331,18 @@ class StepLog:
             if moved is not None:
                 self.saved_by_node[node] = moved
                 since = self._announced_at
-                self._live_saved[since:] = [(r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]]
+                self._live_saved[since:] = [
+                    (r, node if n == announced else n, s) for r, n, s in self._live_saved[since:]
+                ]
             self._sequence_node[-1] = node
             self._node = node
-        self.results.setdefault(node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in torch_common.tensors_in(result)])
+        self.results.setdefault(
+            node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in torch_common.tensors_in(result)]
+        )
 
     def on_backward_node(self, sequence_number: int) -> None:
-        """The gradient of what was made under this number is computed next. In forward it is for whoever asks for it, a loss of gradients for one."""
+        """The gradient of what was made under this number is computed next. In forward it is for whoever asks for it, a
+        loss of gradients for one."""
         if self.phase is Phase.FORWARD:
             return
         self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]

@@ -1,9 +1,9 @@
 """Writes the `torch.fx.Graph` of a model while the model itself runs.
 
-`ProgramTracer` is a `torch.fx.Tracer` whose graph is not made from proxies but noted down: a `TorchFunctionMode` sees each
-torch call of the running program, and torch.fx's own leaf-module rule decides which module calls are nodes. The values
-are whatever the program is run with, FakeTensors as a rule, so the Python of the model decides its own control flow and
-keeps its own references.
+`ProgramTracer` is a `torch.fx.Tracer` whose graph is not made from proxies but noted down: a `TorchFunctionMode` sees
+each torch call of the running program, and torch.fx's own leaf-module rule decides which module calls are nodes. The
+values are whatever the program is run with, FakeTensors as a rule, so the Python of the model decides its own control
+flow and keeps its own references.
 
 What equals `torch.fx.symbolic_trace` on every model it accepts: the sequence of `call_module` nodes and of calls that
 produce tensors. What differs by construction: `x + y` is written as the method the interpreter calls (`add`) where the
@@ -33,11 +33,39 @@ from fxmem.simulation.observe.source_lines import calling_line
 __all__ = ["CallObserver", "ProgramTracer", "named_arguments"]
 
 _METADATA_METHODS = frozenset(
-    {"size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "is_contiguous", "element_size", "data_ptr", "untyped_storage", "get_device"}
+    {
+        "size",
+        "stride",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "storage_offset",
+        "is_contiguous",
+        "element_size",
+        "data_ptr",
+        "untyped_storage",
+        "get_device",
+    }
 )
-_METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "is_quantized", "is_sparse", "is_cuda", "is_meta"})
+_METADATA_ATTRIBUTES = frozenset(
+    {
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "is_leaf",
+        "is_quantized",
+        "is_sparse",
+        "is_cuda",
+        "is_meta",
+    }
+)
 _WATCHED = ("tracing", "recomputing", "repeating")
-"""States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second run."""
+"""States in which the program's calls are looked at: the first run, a checkpointed region that runs again, the second
+run."""
 
 
 class CallObserver(Protocol):
@@ -47,7 +75,8 @@ class CallObserver(Protocol):
         """Everything from here until the next `on_call` happens for the node with this index in the graph."""
 
     def on_result(self, node: int, first_op: int, result: Any) -> None:
-        """The node with this index returned `result`; it ran the ops from `first_op` on, whatever `on_call` had announced."""
+        """The node with this index returned `result`; it ran the ops from `first_op` on, whatever `on_call` had
+        announced."""
 
     def op_count(self) -> int:
         """How many ops have run."""
@@ -82,7 +111,9 @@ class ProgramTracer(torch.fx.Tracer):
     ) -> None:
         super().__init__()
         self.root = root
-        self._writer = GraphWriter(root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value))
+        self._writer = GraphWriter(
+            root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value)
+        )
         self.graph = self._writer.graph
         self.nodes = self._writer.nodes
         """The graph's nodes in order; what `on_call` counts."""
@@ -92,7 +123,8 @@ class ProgramTracer(torch.fx.Tracer):
         self.recomputed: list[RecomputedRegion] = []
         """Regions under `torch.utils.checkpoint`, as they end."""
         self.constants = self._writer.constants
-        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them from."""
+        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them
+        from."""
         self.opaque = self._writer.opaque
         """Arguments the graph can only name, not hold; a graph with any cannot be run."""
         self._observer = observer
@@ -107,7 +139,7 @@ class ProgramTracer(torch.fx.Tracer):
         self._state = "before"
         self._cursor = 0
 
-    # --- running -------------------------------------------------------------------------------------------------------
+    # --- running ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -121,7 +153,8 @@ class ProgramTracer(torch.fx.Tracer):
 
     @contextlib.contextmanager
     def listening_in_backward(self) -> Iterator[None]:
-        """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation needs it on."""
+        """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation
+        needs it on."""
         if torch_common.is_function_mode_on():
             yield
         else:
@@ -134,7 +167,8 @@ class ProgramTracer(torch.fx.Tracer):
         self._cursor = 0
 
     def _make_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # A leaf's own frames must not outlive the call, and its arguments must not be held longer than the program holds them.
+        # A leaf's own frames must not outlive the call, and its arguments must not be held longer than the program
+        # holds them.
         def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._inside or threading.get_ident() != self._thread:
                 return original(module, *args, **kwargs)
@@ -181,7 +215,8 @@ class ProgramTracer(torch.fx.Tracer):
         return result
 
     def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
-        """An `autograd.Function.apply` the program makes: one node; reentrant checkpointing, which is one, is looked into."""
+        """An `autograd.Function.apply` the program makes: one node; reentrant checkpointing, which is one, is looked
+        into."""
         if self._inside or self._state not in _WATCHED or cls is torch.utils.checkpoint.CheckpointFunction:
             return apply(*args)
         if cls not in self._applied:
@@ -253,7 +288,8 @@ class ProgramTracer(torch.fx.Tracer):
         return result
 
     def _call_again(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
-        """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a second time."""
+        """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a
+        second time."""
         repeating, index, first_op = self._state == "repeating", self._recomputed(op, target), self._observer.op_count()
         self._observer.on_call(index)
         self._inside += 1
@@ -265,7 +301,7 @@ class ProgramTracer(torch.fx.Tracer):
             self._observer.on_result(index, first_op, result)
         return result
 
-    # --- checkpointed regions ------------------------------------------------------------------------------------------
+    # --- checkpointed regions -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _own_work(self) -> Iterator[None]:
@@ -314,7 +350,9 @@ class _Listener(TorchFunctionMode):
         super().__init__()
         self._tracer = tracer
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return self._tracer.call_torch(func, args, kwargs or {})
 
 

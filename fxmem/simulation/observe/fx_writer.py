@@ -1,7 +1,8 @@
 """How a program's calls and values are spelled in a `torch.fx.Graph`.
 
-What torch.fx would make of them as `symbolic_trace` records proxies, from tensors instead: a tensor stands for the node that returned it,
-or for the attribute of the module it is kept in. Nodes carry torch.fx's `nn_module_stack`, `stack_trace` and `tensor_meta`.
+What torch.fx would make of them as `symbolic_trace` records proxies, from tensors instead: a tensor stands for the node
+that returned it, or for the attribute of the module it is kept in. Nodes carry torch.fx's `nn_module_stack`,
+`stack_trace` and `tensor_meta`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,68 @@ __all__ = ["GraphWriter", "as_node", "has_tensor", "named_apply"]
 _OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in (
-        *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__neg__", "__pos__", "__abs__", "__invert__"),
-        *("__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__getitem__", "__setitem__"),
-        *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__"),
+        *(
+            "__add__",
+            "__sub__",
+            "__mul__",
+            "__matmul__",
+            "__truediv__",
+            "__floordiv__",
+            "__mod__",
+            "__pow__",
+            "__neg__",
+            "__pos__",
+            "__abs__",
+            "__invert__",
+        ),
+        *(
+            "__and__",
+            "__or__",
+            "__xor__",
+            "__lshift__",
+            "__rshift__",
+            "__eq__",
+            "__ne__",
+            "__lt__",
+            "__le__",
+            "__gt__",
+            "__ge__",
+            "__getitem__",
+            "__setitem__",
+        ),
+        *(
+            "__iadd__",
+            "__isub__",
+            "__imul__",
+            "__itruediv__",
+            "__ifloordiv__",
+            "__imod__",
+            "__ipow__",
+            "__iand__",
+            "__ior__",
+            "__ixor__",
+            "__ilshift__",
+        ),
     )
 }
 _REFLECTED = {f"__r{name[2:]}": function for name, function in _OPERATORS.items()}
 _WRAPPED_OPERATORS = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
 """Python functions of torch/_tensor.py whose names are not the operators'."""
-_CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(...), enum.Enum)
+_CONSTANTS = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type(...),
+    enum.Enum,
+)
 
 
 @dataclasses.dataclass
@@ -62,7 +116,9 @@ class GraphWriter:
     What it asks of a tensor are torch calls that are not the program's.
     """
 
-    def __init__(self, root: torch.nn.Module, tracer_cls: type[torch.fx.Tracer], returned: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self, root: torch.nn.Module, tracer_cls: type[torch.fx.Tracer], returned: Callable[[int, Any], None]
+    ) -> None:
         self.graph = torch.fx.Graph(tracer_cls=tracer_cls)
         self.nodes: list[torch.fx.Node] = []
         """The graph's nodes in order."""
@@ -70,7 +126,8 @@ class GraphWriter:
         self.stack: list[tuple[str, type]] = []
         """Path and class of the modules whose calls are under way, outermost first."""
         self.constants: dict[str, torch.Tensor | None] = {}
-        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them from."""
+        """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them
+        from."""
         self.opaque: list[str] = []
         """Arguments the graph can only name, not hold; a graph with any cannot be run."""
         self._returned = returned
@@ -87,7 +144,15 @@ class GraphWriter:
             node.meta["tensor_meta"] = self._tensor_meta(value)
         self._returned(index, value)
 
-    def call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, source: SourceLine | None) -> int:
+    def call(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        source: SourceLine | None,
+    ) -> int:
         """Write down a call that returned `result`; the node's index."""
         node = self.graph.create_node(op, target, self._lift(args), self._lift(kwargs))
         index = self._append(node, source)
@@ -105,7 +170,9 @@ class GraphWriter:
         self.sources.append(source)
         node.meta["nn_module_stack"] = {path: (path, cls) for path, cls in self.stack}
         if source is not None:
-            node.meta["stack_trace"] = f'  File "{source.file}", line {source.line}, in {source.function}\n    {source.code}'
+            node.meta["stack_trace"] = (
+                f'  File "{source.file}", line {source.line}, in {source.function}\n    {source.code}'
+            )
         return len(self.nodes) - 1
 
     def _tensor_metas_of(self, result: Any) -> Any:
@@ -222,7 +289,11 @@ def named_apply(cls: Any) -> Callable[..., Any]:
     def apply(*args: Any) -> Any:
         return cls.apply(*args)
 
-    apply.__module__, apply.__name__, apply.__qualname__ = cls.__module__, f"{cls.__name__}_apply", f"{cls.__qualname__}.apply"
+    apply.__module__, apply.__name__, apply.__qualname__ = (
+        cls.__module__,
+        f"{cls.__name__}_apply",
+        f"{cls.__qualname__}.apply",
+    )
     return apply
 
 

@@ -1,17 +1,19 @@
 """What an operator did to fake tensors, done again for a call that looks the same, without asking FakeTensorMode.
 
-A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if the operator,
-the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments and the default dtype are the same, and
-no tensor's values are known. What comes out of the second is then what came out of the first: new tensors of the same metadata, or the very
-arguments, or views of their storages, or the same numbers.
+A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if
+the operator, the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments
+and the default dtype are the same, and no tensor's values are known. What comes out of the second is then what came out
+of the first: new tensors of the same metadata, or the very arguments, or views of their storages, or the same numbers.
 
-That it is so is not taken on trust. After the first call the result is made a second time from its description and must be
-indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls are never replayed. With
-`FXMEM_CHECK=1` every call is run both ways, and a difference is an error; with `FXMEM_CHECK=0` nothing is replayed.
+That it is so is not taken on trust. After the first call the result is made a second time from its description and must
+be indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls
+are never replayed. With `FXMEM_CHECK=1` every call is run both ways, and a difference is an error; with `FXMEM_CHECK=0`
+nothing is replayed.
 
-Why calls and not whole modules, of which a deep model has many alike: what a module's Python does beside calling operators (caches it fills,
-counters, attributes, hooks, what it decides by them) follows from no key that can be computed without running it. So it is run, each time. That
-and autograd's own nodes are about 1.0 s for 80 layers of a Llama on plain meta tensors, where the whole analysis takes 2.4 s.
+Why calls and not whole modules, of which a deep model has many alike: what a module's Python does beside calling
+operators (caches it fills, counters, attributes, hooks, what it decides by them) follows from no key that can be
+computed without running it. So it is run, each time. That and autograd's own nodes are about 1.0 s for 80 layers of a
+Llama on plain meta tensors, where the whole analysis takes 2.4 s.
 """
 
 from __future__ import annotations
@@ -108,7 +110,9 @@ class Replayer:
     def __init__(self, mode: torch_common.FakeTensorMode, check: str = "", context: Hashable = None) -> None:
         self._mode = mode
         self._maker = torch_fakes.Maker(mode)
-        self._tables: dict[Any, dict[tuple[Any, ...], Replay | None] | None] = {} if context is None else torch_fakes.remembered(context)
+        self._tables: dict[Any, dict[tuple[Any, ...], Replay | None] | None] = (
+            {} if context is None else torch_fakes.remembered(context)
+        )
         self._on = check != "0"
         self.compares = check == "1"
         """Whether calls are to be run as well as replayed."""
@@ -155,11 +159,16 @@ class Replayer:
         if isinstance(output, _Same):
             return tensors[output.argument]
         if isinstance(output, _View):
-            return self._maker.view(tensors[output.argument], output.shape, output.stride, output.offset, output.dtype, output.device)
+            return self._maker.view(
+                tensors[output.argument], output.shape, output.stride, output.offset, output.dtype, output.device
+            )
         return None if output is None else output.value
 
-    def learned(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Replay | None:
-        """What to remember of a call that was run; None if its kind cannot be replayed, or if this one does not tell how.
+    def learned(
+        self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Replay | None:
+        """What to remember of a call that was run; None if its kind cannot be replayed, or if this one does not tell
+        how.
 
         Raises AnalysisError if the call was known and came out differently.
         """
@@ -173,7 +182,12 @@ class Replayer:
             return None
         replay = Replay(tuple(described), container) if len(described) == len(outputs) else None
         again = self.call(func, args, kwargs)
-        if replay is None or again is None or again.key != call.key or not _is_alike(result, self.make(replay, call.tensors)):
+        if (
+            replay is None
+            or again is None
+            or again.key != call.key
+            or not _is_alike(result, self.make(replay, call.tensors))
+        ):
             replay = None
         call.table[call.key] = replay
         return replay
@@ -181,11 +195,15 @@ class Replayer:
 
 def different(func: Any) -> str:
     """What to say where a call came out differently from one that looked the same."""
-    return f"{func} gave another result than a call before it that looked the same; this is a bug of fxmem, which {CHECK}=0 avoids"
+    return (
+        f"{func} gave another result than a call before it that looked the same; this is a bug of fxmem, which "
+        f"{CHECK}=0 avoids"
+    )
 
 
 def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output] | None:
-    """How to make each output, up to the first that cannot be made; None if two arguments are or share what an output is, so that it might be either's."""
+    """How to make each output, up to the first that cannot be made; None if two arguments are or share what an output
+    is, so that it might be either's."""
     arguments, storages = _positions(map(id, tensors)), _positions(map(torch_common.storage_key, tensors))
     described: list[_Output] = []
     taken: set[int] = set()
@@ -196,7 +214,12 @@ def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output]
         if type(output) in _PLAIN:
             described.append(_Plain(output))
             continue
-        if not isinstance(output, torch_common.FakeTensor) or output.constant is not None or hasattr(output, VALUE) or output.layout is not torch.strided:
+        if (
+            not isinstance(output, torch_common.FakeTensor)
+            or output.constant is not None
+            or hasattr(output, VALUE)
+            or output.layout is not torch.strided
+        ):
             break
         storage = torch_common.storage_key(output)
         among = arguments.get(id(output)) or storages.get(storage) or []
@@ -206,7 +229,9 @@ def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output]
         if id(output) in arguments:
             described.append(_Same(among[0]))
         elif among:
-            described.append(_View(among[0], shape, stride, int(output.storage_offset()), output.dtype, output.fake_device))
+            described.append(
+                _View(among[0], shape, stride, int(output.storage_offset()), output.dtype, output.fake_device)
+            )
         elif storage in taken:
             break
         else:

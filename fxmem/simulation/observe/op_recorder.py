@@ -1,7 +1,7 @@
 """Sees every op of a program run on FakeTensors, and has what it allocates noted.
 
-`Recorder` is a `TorchDispatchMode` above the fake one: each ATen call returns fake tensors, whose storages stand for the
-memory a real run would take. They are noted in a `StepLog`.
+`Recorder` is a `TorchDispatchMode` above the fake one: each ATen call returns fake tensors, whose storages stand for
+the memory a real run would take. They are noted in a `StepLog`.
 
 What is not seen: storage that changes its size in place (`resize_`), and what a kernel takes and gives back inside one
 call.
@@ -36,12 +36,18 @@ _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
 
 def _is_silent(func: Any, name: str) -> bool:
     """Whether an op that allocates nothing need not be noted: it computes nothing either."""
-    return name in _SILENT_NAMES or name.startswith("aten.sym_") or name.partition(".")[0] in _SILENT_NAMESPACES or bool(getattr(func, "is_view", False))
+    return (
+        name in _SILENT_NAMES
+        or name.startswith("aten.sym_")
+        or name.partition(".")[0] in _SILENT_NAMESPACES
+        or bool(getattr(func, "is_view", False))
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Looked:
-    """What an op is, beside what it allocates for all to see: a function of the op, its arguments' metadata and its other arguments."""
+    """What an op is, beside what it allocates for all to see: a function of the op, its arguments' metadata and its
+    other arguments."""
 
     flops: int | None
     """None where it computes and has no formula."""
@@ -55,9 +61,10 @@ _IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
 }
-"""What an autograd node in C++ does out of place only because it sees tensor subclasses, to zeros of its own: `index_backward`,
-`index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward` (torch/csrc/autograd/FunctionsManual.cpp,
-aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of the input's size where a fake one would have two."""
+"""What an autograd node in C++ does out of place only because it sees tensor subclasses, to zeros of its own:
+`index_backward`, `index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward`
+(torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of
+the input's size where a fake one would have two."""
 
 
 class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -93,7 +100,9 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self.passed_checks = 0
         """Conditions without values that the program asked for only to raise an error."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func is torch_fakes.DEVICE_OF:
             return args[0].fake_device
         for kind in types:
@@ -102,7 +111,9 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
-        if torch_common.is_composite(func):  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
+        if torch_common.is_composite(
+            func
+        ):  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
             with self:
                 return func.decompose(*args, **kwargs)
         log = self._log
@@ -167,22 +178,26 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _passing(self) -> bool | None:
-        """What the program expects of a condition that it checks, or raises; None where it does something else with it."""
+        """What the program expects of a condition that it checks, or raises; None where it does something else with
+        it."""
         frame = user_frame(sys._getframe(1))
         passed = None if frame is None else passing(frame)
         self.passed_checks += passed is not None
         return passed
 
     def _is_in_place_foreach(self, func: Any) -> bool:
-        """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run it.
+        """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not
+        run it.
 
-        FakeTensorMode hashes every tensor of every list first, which took a seventh of a ResNet-50 step. Scalars are left to it: step
-        counters have values.
+        FakeTensorMode hashes every tensor of every list first, which took a seventh of a ResNet-50 step. Scalars are
+        left to it: step counters have values.
         """
         known = self._in_place_foreach.get(func)
         if known is None:
             name = str(func)
-            known = self._in_place_foreach[func] = name.startswith("aten._foreach_") and name.split(".")[1].endswith("_")
+            known = self._in_place_foreach[func] = name.startswith("aten._foreach_") and name.split(".")[1].endswith(
+                "_"
+            )
         return known
 
     def _is_scalar_of_optimizer(self, func: Any) -> bool:

@@ -36,9 +36,9 @@ class SavedTensors:
     """The saved tensors of one thread's graph.
 
     Args:
-        on_save: told what is kept (a tensor, or whatever the program's own pack hook made of it); it is gone when the handle is dead or empty.
-        on_unpack: told what the program's own unpack hooks give.
-        around: what these run inside.
+        on_save: told what is kept (a tensor, or whatever the program's own pack hook made of it); it is gone when the
+        handle is dead or empty. on_unpack: told what the program's own unpack hooks give. around: what these run
+        inside.
     """
 
     def __init__(
@@ -68,12 +68,16 @@ class SavedTensors:
         return handle
 
     def unpack(self, handle: Saved) -> Any:
-        """The tensor, or what the program's own hook makes of what it kept. Raises: RuntimeError, as torch does, where it has been freed."""
+        """The tensor, or what the program's own hook makes of what it kept. Raises: RuntimeError, as torch does, where
+        it has been freed."""
         # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
         if self._unpacked and not self._unpacking:
             self._unpacked[-1].append(handle)
         if handle.hooks is None:
-            raise RuntimeError("Trying to backward through the graph a second time, after its saved tensors have been freed. Specify retain_graph=True.")
+            raise RuntimeError(
+                "Trying to backward through the graph a second time, after its saved tensors have been freed. "
+                "Specify retain_graph=True."
+            )
         self._unpacking += 1
         try:
             if handle.hooks.change_nothing:

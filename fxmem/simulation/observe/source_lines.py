@@ -18,7 +18,12 @@ __all__ = ["calling_line", "innermost_user_line", "user_frame"]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
 _STEP = _HERE + os.path.join("simulation", "step.py")
-_NOT_THE_USERS = (_TORCH, _HERE, os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py", os.path.dirname(os.__file__) + os.sep + "functools.py")
+_NOT_THE_USERS = (
+    _TORCH,
+    _HERE,
+    os.path.dirname(contextlib.__file__) + os.sep + "contextlib.py",
+    os.path.dirname(os.__file__) + os.sep + "functools.py",
+)
 
 
 def calling_line() -> SourceLine | None:
@@ -48,7 +53,9 @@ def _user_line(file: str, line: int, function: str) -> SourceLine:
     if known is None:
         if len(_LINES) > 100_000:
             _LINES.clear()
-        known = _LINES[key] = SourceLine(file=file, line=line, function=function, code=linecache.getline(file, line).strip())
+        known = _LINES[key] = SourceLine(
+            file=file, line=line, function=function, code=linecache.getline(file, line).strip()
+        )
     return known
 
 

@@ -16,9 +16,11 @@ from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant, for_mo
 __all__ = ["activation_changes"]
 
 _IN_PLACE = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.ELU, nn.CELU, nn.SELU)
-"""Their backward needs the output alone (tools/autograd/derivatives.yaml), so nothing is lost when it overwrites the input."""
+"""Their backward needs the output alone (tools/autograd/derivatives.yaml), so nothing is lost when it overwrites the
+input."""
 _FROM_THE_RESULT = (nn.ELU, nn.CELU, nn.SELU)
-"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds differently."""
+"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds
+differently."""
 
 
 def activation_changes(analysis: Analysis) -> Iterator[Change]:
@@ -27,15 +29,23 @@ def activation_changes(analysis: Analysis) -> Iterator[Change]:
 
     def make(variant: Variant, _: Analysis) -> Variant:
         if not allowed:
-            raise NotToBeHadError(listed(refused) or "the model has no activation modules that could run in place and do not")
+            raise NotToBeHadError(
+                listed(refused) or "the model has no activation modules that could run in place and do not"
+            )
         model = shadow_model(variant.model)
         for path in allowed:
             vars(model.get_submodule(path))["inplace"] = True
         return dataclasses.replace(variant, model=model)
 
     code = for_modules(allowed, "module.inplace = True")
-    effect: Effect = "rounding" if any(isinstance(analysis.model.get_submodule(path), _FROM_THE_RESULT) for path in allowed) else "none"
-    yield Change("inplace", "activations in place", effect, code, make, note=f"not {listed(refused)}" if refused else "")
+    effect: Effect = (
+        "rounding"
+        if any(isinstance(analysis.model.get_submodule(path), _FROM_THE_RESULT) for path in allowed)
+        else "none"
+    )
+    yield Change(
+        "inplace", "activations in place", effect, code, make, note=f"not {listed(refused)}" if refused else ""
+    )
 
 
 def _sorted_out(analysis: Analysis) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -47,6 +57,12 @@ def _sorted_out(analysis: Analysis) -> tuple[tuple[str, ...], dict[str, str]]:
         module = modules.get(node.module) if node.op == "call_module" else None
         if not isinstance(module, _IN_PLACE) or module.inplace:
             continue
-        reason = "a negative slope needs the input" if getattr(module, "negative_slope", 1) < 0 or getattr(module, "alpha", 1) < 0 else ""
+        reason = (
+            "a negative slope needs the input"
+            if getattr(module, "negative_slope", 1) < 0 or getattr(module, "alpha", 1) < 0
+            else ""
+        )
         found[node.module] = found.get(node.module, "") or reason or uses.obstacle(index)
-    return tuple(path for path, reason in found.items() if not reason), {path: reason for path, reason in found.items() if reason}
+    return tuple(path for path, reason in found.items() if not reason), {
+        path: reason for path, reason in found.items() if reason
+    }

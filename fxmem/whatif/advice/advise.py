@@ -1,4 +1,5 @@
-"""What to change about a step so that it takes less memory: each change is made on fakes and analysed, not guessed at."""
+"""What to change about a step so that it takes less memory: each change is made on fakes and analysed, not guessed
+at."""
 
 from __future__ import annotations
 
@@ -37,10 +38,9 @@ def advise(
     """Every change that can be tried on this step, with what it is worth.
 
     Args:
-        analysis: of the step as it is, from `analyze`.
-        budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked for, too.
-        plans: whether to try checkpoint plans, which take the longest.
-        progress: told in a few words what is being done.
+        analysis: of the step as it is, from `analyze`. budget: as in `fxmem.whatif.verified_plan.plan`; with it, the
+        cheapest set of changes that keeps it is looked for, too. plans: whether to try checkpoint plans, which take the
+        longest. progress: told in a few words what is being done.
 
     Raises:
         UsageError: a budget that cannot be understood.
@@ -67,12 +67,16 @@ def advise(
 
 
 class _Advisor:
-    def __init__(self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]
+    ) -> None:
         self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
         self.start = Variant(analysis.model, replace(analysis.call, progress=None), dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
-        self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {(): Outcome(self.start, analysis, analysis.profile, analysis.peak)}
+        self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {
+            (): Outcome(self.start, analysis, analysis.profile, analysis.peak)
+        }
 
     def single(self) -> tuple[list[Suggestion], list[Refused]]:
         """Each change by itself."""
@@ -85,7 +89,9 @@ class _Advisor:
                 refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
                 continue
             except FxmemError as error:
-                refused.append(Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}"))
+                refused.append(
+                    Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}")
+                )
                 continue
             reserved = (self.analysis.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
             worth = budgets.counted_bytes(self.analysis.peak) // _WORTH
@@ -105,7 +111,11 @@ class _Advisor:
         except (ExceededError, AnalysisError):
             return []
         points = [plan, *(_at(plan, point) for point in plan.curve[-1:])]
-        found = [_of_plan(self.analysis, point, key) for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False) if point.regions]
+        found = [
+            _of_plan(self.analysis, point, key)
+            for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
+            if point.regions
+        ]
         return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
 
     def _norms(self) -> list[Suggestion]:
@@ -126,7 +136,9 @@ class _Advisor:
             return None
         for effect in range(len(_EFFECTS)):
             allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
-            chosen, reached = self._added([change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)])
+            chosen, reached = self._added(
+                [change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)]
+            )
             if reached is not None and self._kept(reached.profile, reached.peak, reached.variant.environ):
                 return self._suggestion(*self._without_idle_ones(chosen, reached))
             if not plans or self.analysis.profile.step.mode != "train":
@@ -137,7 +149,8 @@ class _Advisor:
         return None
 
     def candidates(self) -> list[tuple[Change, Suggestion]]:
-        """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not another way to do this one."""
+        """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not
+        another way to do this one."""
         return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
 
     def _added(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
@@ -156,7 +169,8 @@ class _Advisor:
         return chosen, reached
 
     def _without_idle_ones(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
-        """The set without changes that the budget does not need, those that alter the numbers most being dropped first."""
+        """The set without changes that the budget does not need, those that alter the numbers most being dropped
+        first."""
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
             tried = self._made(fewer) if fewer else None
@@ -172,7 +186,11 @@ class _Advisor:
         try:
             used = budgets.counted_bytes(base.peak)
             with self.start.within() if reached is None else reached.variant.within():
-                plan = verified_plan.plan(base, budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0), progress=self.tell)
+                plan = verified_plan.plan(
+                    base,
+                    budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0),
+                    progress=self.tell,
+                )
         except FxmemError:
             return None
         suggestion = _of_plan(self.analysis, plan, "checkpoint")
@@ -195,7 +213,8 @@ class _Advisor:
             return None
 
     def _outcome(self, changes: Iterable[Change]) -> Outcome:
-        """The step with these changes; no set of them is analysed twice, nor one that differs only in what an analysis does not look at."""
+        """The step with these changes; no set of them is analysed twice, nor one that differs only in what an analysis
+        does not look at."""
         ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
         keys = tuple(change.key for change in ordered)
         if keys not in self.outcomes:
@@ -225,7 +244,9 @@ class _Advisor:
 
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.analysis.profile)
-        repeats = reached.analysis.call.accumulate // self.analysis.call.accumulate  # a step of micro-batches runs that often
+        repeats = (
+            reached.analysis.call.accumulate // self.analysis.call.accumulate
+        )  # a step of micro-batches runs that often
         return Suggestion(
             key="+".join(change.key for change in changes),
             title="; ".join(change.title for change in changes),
@@ -257,7 +278,14 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
         key=key,
         title=f"activation checkpoints: {plan.extent}",
         effect="none",
-        code="\n".join(["import fxmem", "analysis = fxmem.analyze(model, x)", _planned_by(plan), "model = fxmem.checkpoint(model, plan)"]),
+        code="\n".join(
+            [
+                "import fxmem",
+                "analysis = fxmem.analyze(model, x)",
+                _planned_by(plan),
+                "model = fxmem.checkpoint(model, plan)",
+            ]
+        ),
         note="analysed as you train: loss, optimizer, precision, target",
         peak=plan.after,
         saved_bytes=budgets.counted_bytes(analysis.peak) - budgets.counted_bytes(plan.after),
@@ -269,7 +297,10 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
 def _planned_by(plan: Plan) -> str:
     if plan.strategy == "norms":
         return 'plan = fxmem.plan(analysis, "norms")'
-    return f"plan = fxmem.plan(analysis, budget={budgets.counted_bytes(plan.after) if plan.budget_bytes is None else plan.budget_bytes})"
+    return (
+        f"plan = fxmem.plan(analysis, "
+        f"budget={budgets.counted_bytes(plan.after) if plan.budget_bytes is None else plan.budget_bytes})"
+    )
 
 
 def _worthless(saved: int) -> str:

@@ -21,7 +21,9 @@ def changes_made_already(analysis: Analysis) -> Iterator[Change]:
         yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _said(_with_gradients))
     elif analysis.call.optimizer is not None and analysis.call.accumulate == 1:
         code = "optimizer.zero_grad(set_to_none=True)"
-        yield Change("set-to-none", "gradients let go, not filled with zeros", "none", code, _said(_with_zeroed_gradients))
+        yield Change(
+            "set-to-none", "gradients let go, not filled with zeros", "none", code, _said(_with_zeroed_gradients)
+        )
 
 
 def _said(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
@@ -38,7 +40,11 @@ def _with_zeroed_gradients(analysis: Analysis) -> str:
         more = budgets.counted_bytes(analysis.again(accumulate=2).peak) - budgets.counted_bytes(analysis.peak)
     except FxmemError:
         return done
-    return f"{done}; with set_to_none=False its peak is {exact_bytes(more)} higher" if more else f"{done}; its peak is the same without"
+    return (
+        f"{done}; with set_to_none=False its peak is {exact_bytes(more)} higher"
+        if more
+        else f"{done}; its peak is the same without"
+    )
 
 
 def _with_gradients(analysis: Analysis) -> str:

@@ -1,10 +1,10 @@
 """Changes to a training step that save memory: each turns one way of running the step into another.
 
-A change works on a `Variant`, so that several can be made one after the other. Nothing of the user's is touched: modules are
-changed on a copy of the tree, tensors on copies on meta.
+A change works on a `Variant`, so that several can be made one after the other. Nothing of the user's is touched:
+modules are changed on a copy of the tree, tensors on copies on meta.
 
-`code` is what to write. It may use `model`, `x` (the input), `loss_fn` (from the output to the loss), `labels`, `logits` and `batches`, by the
-names most programs have for them, and `torch`.
+`code` is what to write. It may use `model`, `x` (the input), `loss_fn` (from the output to the loss), `labels`,
+`logits` and `batches`, by the names most programs have for them, and `torch`.
 """
 
 from __future__ import annotations

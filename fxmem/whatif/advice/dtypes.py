@@ -51,7 +51,11 @@ def _half(variant: Variant, _: Analysis) -> Variant:
 
 
 def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, dtype=torch.bfloat16, device="meta", requires_grad=tensor.requires_grad) if tensor.is_floating_point() else tensor
+    return (
+        torch.empty_like(tensor, dtype=torch.bfloat16, device="meta", requires_grad=tensor.requires_grad)
+        if tensor.is_floating_point()
+        else tensor
+    )
 
 
 def _autocast(variant: Variant, _: Analysis) -> Variant:
@@ -79,4 +83,6 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() != 4 or not tensor.is_floating_point():
         return tensor
-    return torch.empty_like(tensor, memory_format=torch.channels_last, device="meta", requires_grad=tensor.requires_grad)
+    return torch.empty_like(
+        tensor, memory_format=torch.channels_last, device="meta", requires_grad=tensor.requires_grad
+    )

@@ -22,7 +22,9 @@ from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant, listed
 
 __all__ = ["call_changes"]
 
-_WITH_KEYWORD = {function: function.__name__ for function in (F.relu, F.leaky_relu, F.relu6, F.hardtanh, F.elu, F.celu, F.selu)}
+_WITH_KEYWORD = {
+    function: function.__name__ for function in (F.relu, F.leaky_relu, F.relu6, F.hardtanh, F.elu, F.celu, F.selu)
+}
 _INSTEAD: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): getattr(torch, f"{name}_") for name in ("relu", "selu", "celu", "sigmoid", "tanh")},
     **{getattr(torch.Tensor, name): getattr(torch.Tensor, f"{name}_") for name in ("relu", "sigmoid", "tanh")},
@@ -33,7 +35,8 @@ _FUNCTIONS = {
     **{f"torch.{name}": name for name in ("relu", "selu", "celu", "sigmoid", "tanh")},
 }
 _FROM_THE_RESULT = ("elu", "celu", "selu")
-"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds differently."""
+"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds
+differently."""
 _METHODS = ("relu", "sigmoid", "tanh")
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PASSING_ON = (F.__file__, sys.modules[TorchFunctionMode.__module__].__file__)
@@ -57,7 +60,14 @@ def call_changes(analysis: Analysis) -> Iterator[Change]:
 
     code = "\n".join(_written(allowed))
     effect: Effect = "rounding" if any(name in _FROM_THE_RESULT for _, _, name in allowed) else "none"
-    yield Change("inplace-calls", "activations called as functions in place", effect, code, make, note=f"not {why}" if refused else "")
+    yield Change(
+        "inplace-calls",
+        "activations called as functions in place",
+        effect,
+        code,
+        make,
+        note=f"not {why}" if refused else "",
+    )
 
 
 def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, str]]:
@@ -67,7 +77,13 @@ def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, st
     keyword: dict[_Place, bool] = {}
     reasons: dict[_Place, str] = {}
     for index, node in enumerate(profile.nodes):
-        name = _FUNCTIONS.get(node.target) if node.op == "call_function" else node.target if node.op == "call_method" and node.target in _METHODS else None
+        name = (
+            _FUNCTIONS.get(node.target)
+            if node.op == "call_function"
+            else node.target
+            if node.op == "call_method" and node.target in _METHODS
+            else None
+        )
         if name is None or node.source is None or node.source.file.startswith("<") or node.view_of is not None:
             continue
         place = node.source.file, node.source.line, name
@@ -75,14 +91,20 @@ def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, st
         reason = "it is checkpointed, and runs again in backward" if again else uses.obstacle(index)
         keyword[place] = node.target.startswith("torch.nn.functional.")
         reasons[place] = reasons.get(place, "") or reason
-    return {place: keyword[place] for place, reason in reasons.items() if not reason}, {place: reason for place, reason in reasons.items() if reason}
+    return {place: keyword[place] for place, reason in reasons.items() if not reason}, {
+        place: reason for place, reason in reasons.items() if reason
+    }
 
 
 def _written(calls: Mapping[_Place, bool]) -> Iterator[str]:
     for file in dict.fromkeys(file for file, _, _ in calls):
         there = {(line, name): keyword for (other, line, name), keyword in calls.items() if other == file}
         for line, text in calls_in_place(file, there):
-            asked = (f"{name}(..., inplace=True)" if keyword else f"torch.{name}_" for (at, name), keyword in there.items() if at == line)
+            asked = (
+                f"{name}(..., inplace=True)" if keyword else f"torch.{name}_"
+                for (at, name), keyword in there.items()
+                if at == line
+            )
             yield f"# {file}:{line}\n" + (text or f"# {' and '.join(asked)}, by whatever name it is called here")
 
 
@@ -101,7 +123,9 @@ class _InPlace(TorchFunctionMode):
         super().__init__()
         self._places = places
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _WITH_KEYWORD and self._meant(_WITH_KEYWORD[func]):
             return func(*args, **{**kwargs, "inplace": True})

@@ -19,14 +19,22 @@ _BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (
     ("efficient", "EFFICIENT_ATTENTION", "_scaled_dot_product_efficient_attention"),
     ("cudnn", "CUDNN_ATTENTION", "_scaled_dot_product_cudnn_attention"),
 )
-"""A name, torch's `SDPBackend`, and the operator that then runs. Math is left out: it keeps the matrix of scores, which none of these does."""
+"""A name, torch's `SDPBackend`, and the operator that then runs. Math is left out: it keeps the matrix of scores, which
+none of these does."""
 
 
 def kernel_changes(analysis: Analysis) -> Iterator[Change]:
     """TF32 off, and other attention kernels."""
     if analysis.profile.target.device == "cuda":
         code = "torch.backends.cudnn.allow_tf32 = False"
-        yield Change("tf32-off", "no TF32 in convolutions: another cuDNN plan, another workspace", "rounding", code, _no_tf32, note="more exact, and slower")
+        yield Change(
+            "tf32-off",
+            "no TF32 in convolutions: another cuDNN plan, another workspace",
+            "rounding",
+            code,
+            _no_tf32,
+            note="more exact, and slower",
+        )
         yield from _attention(analysis.profile)
     yield Change(
         "sdpa",
@@ -63,8 +71,13 @@ def _attention(profile: Profile) -> Iterator[Change]:
         return
     for name, backend, op in _BACKENDS:
         if op not in ran:
-            code = f"from torch.nn.attention import SDPBackend, sdpa_kernel\nwith sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
-            yield Change(f"sdpa-{name}", f"the {name} attention kernel", "rounding", code, _running(name), excludes="attention")
+            code = (
+                f"from torch.nn.attention import SDPBackend, sdpa_kernel\nwith "
+                f"sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
+            )
+            yield Change(
+                f"sdpa-{name}", f"the {name} attention kernel", "rounding", code, _running(name), excludes="attention"
+            )
 
 
 def _running(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:

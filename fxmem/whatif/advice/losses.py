@@ -56,7 +56,13 @@ def cross_entropy_in_chunks() -> Iterator[None]:
         def cross_entropy(logits: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any) -> Any:
             nonlocal unchanged
             reduction, ignored = options.get("reduction", "mean"), options.get("ignore_index", -100)
-            simple = not rest and not options.keys() - {"reduction", "ignore_index"} and logits.dim() == 2 and target.dim() == 1 and reduction != "none"
+            simple = (
+                not rest
+                and not options.keys() - {"reduction", "ignore_index"}
+                and logits.dim() == 2
+                and target.dim() == 1
+                and reduction != "none"
+            )
             if unchanged or not simple or logits.shape[0] < _CHUNKS:
                 # The original shows itself to function modes under its public name, which is this function's now.
                 before, unchanged = unchanged, True
@@ -69,7 +75,9 @@ def cross_entropy_in_chunks() -> Iterator[None]:
                 return F.nll_loss(F.log_softmax(a, 1), b, reduction="sum", ignore_index=ignored)
 
             pairs = zip(logits.chunk(_CHUNKS), target.chunk(_CHUNKS), strict=True)
-            total = torch.stack([checkpoint(part, a, b, use_reentrant=False, preserve_rng_state=False) for a, b in pairs]).sum()
+            total = torch.stack(
+                [checkpoint(part, a, b, use_reentrant=False, preserve_rng_state=False) for a, b in pairs]
+            ).sum()
             return total / (target != ignored).sum() if reduction == "mean" else total
 
         return cross_entropy

@@ -16,8 +16,16 @@ from fxmem.whatif.resize import resizing_of
 __all__ = ["stepping_changes"]
 
 _OTHER_OPTIMIZERS = (
-    ("sgd-momentum", "SGD with momentum: one state per parameter", "optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)"),
-    ("adafactor", "Adafactor: a row and a column of state per matrix", "optimizer = torch.optim.Adafactor(model.parameters())"),
+    (
+        "sgd-momentum",
+        "SGD with momentum: one state per parameter",
+        "optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)",
+    ),
+    (
+        "adafactor",
+        "Adafactor: a row and a column of state per matrix",
+        "optimizer = torch.optim.Adafactor(model.parameters())",
+    ),
     ("sgd", "SGD: no state", "optimizer = torch.optim.SGD(model.parameters())"),
 )
 _COMPILED = "its step is compiled, and Inductor may keep fewer temporaries than were analysed here"
@@ -43,7 +51,12 @@ def stepping_changes(analysis: Analysis) -> Iterator[Change]:
     if analysis.call.prefetch:
         code = "batch = next(batches)  # after optimizer.step(), not before"
         yield Change(
-            "prefetch-less", "one batch fewer waiting on the card", "none", code, _fewer_waiting, note="the copy to the card then has less to hide behind"
+            "prefetch-less",
+            "one batch fewer waiting on the card",
+            "none",
+            code,
+            _fewer_waiting,
+            note="the copy to the card then has less to hide behind",
         )
 
 
@@ -55,7 +68,9 @@ def _eight_bit() -> Iterator[Change]:
     for package, name, note in _EIGHT_BIT:
         title = f"{name} of {package}: state in one byte per number"
         code = f"from {package}.optim import {name}\noptimizer = {name}(model.parameters())"
-        yield Change(f"{package}-8bit", title, "training", code, _eight_bit_of(package, name), note=note, excludes="optimizer")
+        yield Change(
+            f"{package}-8bit", title, "training", code, _eight_bit_of(package, name), note=note, excludes="optimizer"
+        )
 
 
 def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
@@ -111,6 +126,8 @@ def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
         if varied.size % parts:
             raise NotToBeHadError(f"a batch of {varied.size} has no {parts} equal parts")
         args, kwargs = varied.at(call.args, call.kwargs, varied.size // parts)
-        return dataclasses.replace(variant, call=dataclasses.replace(call, args=args, kwargs=kwargs, accumulate=call.accumulate * parts))
+        return dataclasses.replace(
+            variant, call=dataclasses.replace(call, args=args, kwargs=kwargs, accumulate=call.accumulate * parts)
+        )
 
     return make

@@ -15,7 +15,8 @@ __all__ = ["holding_changes", "letting_go"]
 
 
 def holding_changes(analysis: Analysis) -> Iterator[Change]:
-    """Results that are alive at the peak, that nothing keeps for backward and that nothing reads any more, by the line that made them."""
+    """Results that are alive at the peak, that nothing keeps for backward and that nothing reads any more, by the line
+    that made them."""
     profile, peak = analysis.profile, analysis.peak
     idle = idle_at(profile, peak.tick)
     lines: dict[tuple[str, int] | None, list[Node]] = {}

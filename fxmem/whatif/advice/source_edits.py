@@ -11,12 +11,15 @@ __all__ = ["calls_in_place"]
 
 
 def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator[tuple[int, str]]:
-    """Statements of a file with calls of some functions in place: the first line of each, and its text, dedented, empty where the call cannot be found.
+    """Statements of a file with calls of some functions in place: the first line of each, and its text, dedented, empty
+    where the call cannot be found.
 
-    `F.relu(x)` gets `inplace=True` where it takes that; else `torch.relu(x)` becomes `torch.relu_(x)`, and `x.relu()` becomes `x.relu_()`.
+    `F.relu(x)` gets `inplace=True` where it takes that; else `torch.relu(x)` becomes `torch.relu_(x)`, and `x.relu()`
+    becomes `x.relu_()`.
 
     Args:
-        calls: the line, as a frame that calls the function gives it, and the last part of the function's name, to whether it takes `inplace=`.
+        calls: the line, as a frame that calls the function gives it, and the last part of the function's name, to
+        whether it takes `inplace=`.
     """
     lines = linecache.getlines(file)
     try:
@@ -35,9 +38,17 @@ def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator
 
 
 def _edited(statements: tuple[ast.stmt, ...], lines: list[str], calls: Mapping[tuple[int, str], bool]) -> str:
-    texts = {number: lines[number - 1].encode() for each in statements for number in range(each.lineno, (each.end_lineno or 0) + 1)}
+    texts = {
+        number: lines[number - 1].encode()
+        for each in statements
+        for number in range(each.lineno, (each.end_lineno or 0) + 1)
+    }
     try:
-        edits = [_edit(call, texts, keyword=keyword) for (line, name), keyword in calls.items() for call in _calls(statements, line, name)]
+        edits = [
+            _edit(call, texts, keyword=keyword)
+            for (line, name), keyword in calls.items()
+            for call in _calls(statements, line, name)
+        ]
         for number, begin, end, text in sorted(edits, reverse=True):
             texts[number] = texts[number][:begin] + text.encode() + texts[number][end:]
         made = textwrap.dedent(b"".join(texts.values()).decode()).rstrip()
@@ -49,18 +60,27 @@ def _edited(statements: tuple[ast.stmt, ...], lines: list[str], calls: Mapping[t
 
 def _innermost(tree: ast.Module, line: int) -> tuple[ast.stmt, ...]:
     """The statements without statements of their own that a line has a part of."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0))
+    found = (
+        node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    )
     return tuple(node for node in found if not any(isinstance(below, ast.stmt) for below in ast.iter_child_nodes(node)))
 
 
 def _calls(statements: tuple[ast.stmt, ...], line: int, name: str) -> list[ast.Call]:
     """Those that a frame's line can mean: Python gives the line where a call begins, or that of a method's name."""
-    calls = [node for each in statements for node in ast.walk(each) if isinstance(node, ast.Call) and _last(node.func) == name]
+    calls = [
+        node
+        for each in statements
+        for node in ast.walk(each)
+        if isinstance(node, ast.Call) and _last(node.func) == name
+    ]
     return [call for call in calls if line in (call.lineno, call.func.end_lineno)]
 
 
 def _last(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
 
 
 def _edit(call: ast.Call, texts: dict[int, bytes], *, keyword: bool) -> tuple[int, int, int, str]:

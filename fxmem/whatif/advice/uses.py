@@ -7,8 +7,20 @@ from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 __all__ = ["Uses", "freed_after_last_use", "idle_at"]
 
-_SEVERAL_VIEWS = ("chunk", "split", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-"""Calls whose results autograd lets nobody write to where they are views (`CreationMeta::MULTI_OUTPUT_NODE`, torch/csrc/autograd/variable.h)."""
+_SEVERAL_VIEWS = (
+    "chunk",
+    "split",
+    "tensor_split",
+    "unbind",
+    "hsplit",
+    "vsplit",
+    "dsplit",
+    "split_with_sizes",
+    "unsafe_chunk",
+    "unsafe_split",
+)
+"""Calls whose results autograd lets nobody write to where they are views (`CreationMeta::MULTI_OUTPUT_NODE`,
+torch/csrc/autograd/variable.h)."""
 
 
 class Uses:
@@ -66,7 +78,8 @@ def idle_at(profile: Profile, tick: int) -> list[int]:
 
 
 def _last_use(profile: Profile) -> dict[int, int]:
-    """For each storage made in forward that nothing keeps for backward: the tick at which the last call that reads it has run."""
+    """For each storage made in forward that nothing keeps for backward: the tick at which the last call that reads it
+    has run."""
     ends: dict[int, int] = {}
     for op in profile.ops:
         if op.phase is Phase.FORWARD:
@@ -76,7 +89,9 @@ def _last_use(profile: Profile) -> dict[int, int]:
         index: ends[storage.node]
         for index, storage in enumerate(profile.storages)
         if storage.kind in (Kind.TEMPORARY, Kind.OUTPUT) and index not in saved and storage.op is not None
-        if profile.ops[storage.op].phase is Phase.FORWARD and storage.node is not None and profile.nodes[storage.node].op not in ("loss", "optimizer")
+        if profile.ops[storage.op].phase is Phase.FORWARD
+        and storage.node is not None
+        and profile.nodes[storage.node].op not in ("loss", "optimizer")
     }
     for index, node in enumerate(profile.nodes):
         for source in node.inputs:
@@ -98,4 +113,6 @@ def freed_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
             return storage
         return storage.model_copy(update={"death": min(storage.death, max(ends[index], storage.birth + 1))})
 
-    return profile.model_copy(update={"storages": tuple(freed(index, storage) for index, storage in enumerate(profile.storages))})
+    return profile.model_copy(
+        update={"storages": tuple(freed(index, storage) for index, storage in enumerate(profile.storages))}
+    )

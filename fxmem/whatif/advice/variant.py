@@ -76,9 +76,14 @@ class Change:
 
 
 def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
-    """Run the variant on fakes and account for it; where one that is known has the same model and call, its analysis is not made again."""
+    """Run the variant on fakes and account for it; where one that is known has the same model and call, its analysis is
+    not made again."""
     for other in known:
-        if variant.model is other.variant.model and variant.call is other.variant.call and variant.around == other.variant.around:
+        if (
+            variant.model is other.variant.model
+            and variant.call is other.variant.call
+            and variant.around == other.variant.around
+        ):
             return _accounted(variant, other.analysis)
     call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
     with variant.within():
@@ -93,7 +98,9 @@ def _accounted(variant: Variant, analysis: Analysis) -> Outcome:
 
 def for_modules(paths: Sequence[str], statement: str) -> str:
     """Code that does something to each of several modules, called `module` in the statement."""
-    listed = textwrap.fill(" ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False).strip()
+    listed = textwrap.fill(
+        " ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False
+    ).strip()
     return f'for path in """{listed}""".split():\n    module = model.get_submodule(path)\n    {statement}'
 
 

@@ -1,6 +1,7 @@
 """Anything that may stand on a command line or in a file: a value or one clear line, and never anything else.
 
-`PARSERS` is what `tests/fuzzing/parsers.py` (`make fuzz-parsers`) gives many more texts to. `FOUND` are texts that once went wrong.
+`PARSERS` is what `tests/fuzzing/parsers.py` (`make fuzz-parsers`) gives many more texts to. `FOUND` are texts that once
+went wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +50,17 @@ texts = st.one_of(st.text(), st.text("0123456789xX,.:=%_-+[](){}'\"\\/ abefhkmtp
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_any_text_is_a_value_or_refused_in_one_line(name: str) -> None:
-    @given(st.one_of(texts, st.builds(lambda seed, cut, put: seed[:cut] + put + seed[cut:], st.sampled_from(SEEDS[name]), st.integers(0, 40), texts)))
+    @given(
+        st.one_of(
+            texts,
+            st.builds(
+                lambda seed, cut, put: seed[:cut] + put + seed[cut:],
+                st.sampled_from(SEEDS[name]),
+                st.integers(0, 40),
+                texts,
+            ),
+        )
+    )
     def check(text: str) -> None:
         fed(name, text)
 

@@ -1,4 +1,5 @@
-"""Inputs: what each form of spec makes, what a model is given when nothing is said, and what each mistake is answered with."""
+"""Inputs: what each form of spec makes, what a model is given when nothing is said, and what each mistake is answered
+with."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def write(tmp_path: Path) -> Any:
     return write_file
 
 
-# --- specs ------------------------------------------------------------------------------------------------------------------
+# --- specs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -82,13 +83,19 @@ def test_an_input_that_is_not_understood(text: str, message: str) -> None:
         parse_input(text)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------------
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def test_inputs_are_on_meta_in_the_order_and_under_the_names_given() -> None:
     args, kwargs = make_inputs([parse_input(text) for text in ("2x3", "mask:4", "5:int64", "input_ids:6x7")])
-    assert [(tuple(t.shape), t.dtype, t.device.type) for t in args] == [((2, 3), torch.float32, "meta"), ((5,), torch.int64, "meta")]
-    assert {name: (tuple(t.shape), t.device.type) for name, t in kwargs.items()} == {"mask": ((4,), "meta"), "input_ids": ((6, 7), "meta")}
+    assert [(tuple(t.shape), t.dtype, t.device.type) for t in args] == [
+        ((2, 3), torch.float32, "meta"),
+        ((5,), torch.int64, "meta"),
+    ]
+    assert {name: (tuple(t.shape), t.device.type) for name, t in kwargs.items()} == {
+        "mask": ((4,), "meta"),
+        "input_ids": ((6, 7), "meta"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ def test_names_are_given_once_and_sizes_can_be_counted() -> None:
         make_inputs([parse_input("99999999999x99999999999:int64")])
 
 
-# --- factories --------------------------------------------------------------------------------------------------------------
+# --- factories --------------------------------------------------------------------------------------------------------
 
 
 BATCHES = """
@@ -149,7 +156,14 @@ BATCHES = """
 
 @pytest.mark.parametrize(
     ("name", "shapes"),
-    [("tensor", [(2, 3)]), ("several", [(2,), (3,), (4,)]), ("named", [(2,)]), ("encoding", [(2, 3)]), ("from_numpy", [(2, 3)]), ("reads", [(7,)])],
+    [
+        ("tensor", [(2, 3)]),
+        ("several", [(2,), (3,), (4,)]),
+        ("named", [(2,)]),
+        ("encoding", [(2, 3)]),
+        ("from_numpy", [(2, 3)]),
+        ("reads", [(7,)]),
+    ],
 )
 def test_a_factory_gives_meta_tensors(write: Any, name: str, shapes: list[tuple[int, ...]]) -> None:
     state, path = torch.get_rng_state().tolist(), list(sys.path)
@@ -163,7 +177,14 @@ def test_a_factory_gives_meta_tensors(write: Any, name: str, shapes: list[tuple[
 
 def test_a_tuple_is_positional_and_a_dict_is_keywords(write: Any) -> None:
     path = write(BATCHES)
-    args, kwargs = make_inputs([parse_input("9"), FactorySpec(f"{path}:several"), FactorySpec(f"{path}:named"), FactorySpec(f"{path}:encoding")])
+    args, kwargs = make_inputs(
+        [
+            parse_input("9"),
+            FactorySpec(f"{path}:several"),
+            FactorySpec(f"{path}:named"),
+            FactorySpec(f"{path}:encoding"),
+        ]
+    )
     assert len(args) == 4
     assert args[3] == 5
     assert list(kwargs) == ["x", "flag", "input_ids"]
@@ -190,13 +211,15 @@ def test_a_factory_that_cannot_be_used(write: Any, name: str, error: type[Except
 
 def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
     path = write("def make():\n    import not_installed_anywhere")
-    with pytest.raises(EnvironmentLacksError, match=r"batches.py:2: ModuleNotFoundError: No module named 'not_installed_anywhere'"):
+    with pytest.raises(
+        EnvironmentLacksError, match=r"batches.py:2: ModuleNotFoundError: No module named 'not_installed_anywhere'"
+    ):
         make_inputs([FactorySpec(f"{path}:make")])
     with pytest.raises(UsageError, match="no module 'no_such_module'"):
         make_inputs([FactorySpec("no_such_module:make")])
 
 
-# --- defaults ---------------------------------------------------------------------------------------------------------------
+# --- defaults ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,21 +236,45 @@ def test_a_factory_that_lacks_a_package_says_which(write: Any) -> None:
         ("timm:vit_tiny_patch16_224", {"img_size": [64, 32], "in_chans": 1}, ["2x1x64x32"]),
         ("timm:tf_efficientnet_b1", {}, ["2x3x240x240"]),
         ("hf:GPT2LMHeadModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64"]),
-        ("hf:LlamaForCausalLM", {"num_hidden_layers": 1, "max_position_embeddings": 64}, ["input_ids:2x64:int64", "labels:2x64:int64"]),
+        (
+            "hf:LlamaForCausalLM",
+            {"num_hidden_layers": 1, "max_position_embeddings": 64},
+            ["input_ids:2x64:int64", "labels:2x64:int64"],
+        ),
         ("hf:RobertaForTokenClassification", {}, ["input_ids:2x510:int64", "labels:2x510:int64"]),
         ("hf:XLNetLMHeadModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64"]),  # says -1 for no limit
         ("hf:BertForSequenceClassification", {}, ["input_ids:2x512:int64", "labels:2:int64"]),
         ("hf:BertForSequenceClassification", {"num_labels": 1}, ["input_ids:2x512:int64", "labels:2:float32"]),
         ("hf:BertForMultipleChoice", {}, ["input_ids:2x2x512:int64", "labels:2:int64"]),
-        ("hf:BertForQuestionAnswering", {}, ["input_ids:2x512:int64", "start_positions:2:int64", "end_positions:2:int64"]),
-        ("hf:T5ForConditionalGeneration", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64", "decoder_input_ids:2x1024:int64"]),
+        (
+            "hf:BertForQuestionAnswering",
+            {},
+            ["input_ids:2x512:int64", "start_positions:2:int64", "end_positions:2:int64"],
+        ),
+        (
+            "hf:T5ForConditionalGeneration",
+            {},
+            ["input_ids:2x1024:int64", "labels:2x1024:int64", "decoder_input_ids:2x1024:int64"],
+        ),
         ("hf:T5EncoderModel", {}, ["input_ids:2x1024:int64"]),
         ("hf:MarianMTModel", {}, ["input_ids:2x1024:int64", "labels:2x1024:int64", "decoder_input_ids:2x1024:int64"]),
-        ("hf:WhisperForConditionalGeneration", {}, ["input_features:2x80x3000", "labels:2x448:int64", "decoder_input_ids:2x448:int64"]),
+        (
+            "hf:WhisperForConditionalGeneration",
+            {},
+            ["input_features:2x80x3000", "labels:2x448:int64", "decoder_input_ids:2x448:int64"],
+        ),
         ("hf:ASTForAudioClassification", {}, ["input_values:2x1024x128", "labels:2:int64"]),
-        ("hf:ViTForImageClassification", {"image_size": [64, 32], "num_channels": 1}, ["pixel_values:2x1x64x32", "labels:2:int64"]),
+        (
+            "hf:ViTForImageClassification",
+            {"image_size": [64, 32], "num_channels": 1},
+            ["pixel_values:2x1x64x32", "labels:2:int64"],
+        ),
         ("hf:VideoMAEForVideoClassification", {}, ["pixel_values:2x16x3x224x224", "labels:2:int64"]),
-        ("hf:BeitForSemanticSegmentation", {"out_indices": [3, 5, 7, 11]}, ["pixel_values:2x3x224x224", "labels:2x224x224:int64"]),
+        (
+            "hf:BeitForSemanticSegmentation",
+            {"out_indices": [3, 5, 7, 11]},
+            ["pixel_values:2x3x224x224", "labels:2x224x224:int64"],
+        ),
         ("hf:CLIPModel", {}, ["input_ids:2x77:int64", "pixel_values:2x3x224x224"]),
     ],
 )
@@ -258,14 +305,23 @@ def test_a_model_runs_on_its_default_inputs(spec: str, weights_dtype: Any) -> No
 
 def test_inference_has_no_labels() -> None:
     built = build_model("hf:T5ForConditionalGeneration", mode="infer")
-    assert [str(spec) for spec in default_inputs(built, 3)] == ["input_ids:3x1024:int64", "decoder_input_ids:3x1024:int64"]
+    assert [str(spec) for spec in default_inputs(built, 3)] == [
+        "input_ids:3x1024:int64",
+        "decoder_input_ids:3x1024:int64",
+    ]
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("torch.nn:Identity", r"its forward takes \(input\), write e.g. --input 2x3x224x224 or --input tokens:8x1024:int64"),
-        ("torchvision:fasterrcnn_mobilenet_v3_large_fpn", r"takes \(images, targets\), write e.g. --input file.py:make_batch"),
+        (
+            "torch.nn:Identity",
+            r"its forward takes \(input\), write e.g. --input 2x3x224x224 or --input tokens:8x1024:int64",
+        ),
+        (
+            "torchvision:fasterrcnn_mobilenet_v3_large_fpn",
+            r"takes \(images, targets\), write e.g. --input file.py:make_batch",
+        ),
         ("hf:ResNetForImageClassification", "write e.g. --input pixel_values:2x3x224x224"),
         ("hf:Wav2Vec2ForCTC", "write e.g. --input input_values:2x160000"),
         ("hf:Speech2TextForConditionalGeneration", "write e.g. --input input_features:2x1000x80"),

@@ -1,4 +1,5 @@
-"""Building models: what each form of spec gives, that no weights are allocated, and what each mistake is answered with."""
+"""Building models: what each form of spec gives, that no weights are allocated, and what each mistake is answered
+with."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def assert_all_on_meta(built: BuiltModel) -> None:
     assert [name for name, tensor in tensors.items() if not tensor.is_meta] == []
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_setting_is_given_once() -> None:
         parse_settings(["a=1", "a=2"])
 
 
-# --- the collections --------------------------------------------------------------------------------------------------------
+# --- the collections --------------------------------------------------------------------------------------------------
 
 
 def test_torchvision_is_built_on_meta() -> None:
@@ -135,7 +136,10 @@ def test_timm_is_built_on_meta() -> None:
     ("name", "tied"),
     [
         ("GPT2LMHeadModel", ["transformer.wte.weight", "lm_head.weight"]),
-        ("T5ForConditionalGeneration", ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"]),
+        (
+            "T5ForConditionalGeneration",
+            ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"],
+        ),
         ("BertForMaskedLM", ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"]),
     ],
 )
@@ -157,7 +161,9 @@ def test_the_cache_is_off_in_training_only() -> None:
 
 
 def test_settings_are_fields_of_the_config() -> None:
-    built = build_model("hf:LlamaForCausalLM", {**TINY_LLAMA, "rope_parameters.rope_theta": 5e5, "attn_implementation": "eager"})
+    built = build_model(
+        "hf:LlamaForCausalLM", {**TINY_LLAMA, "rope_parameters.rope_theta": 5e5, "attn_implementation": "eager"}
+    )
     assert (config(built).hidden_size, config(built).head_dim) == (64, 16)
     assert config(built).rope_parameters == {"rope_theta": 5e5, "rope_type": "default"}
     assert config(built)._attn_implementation == "eager"
@@ -168,7 +174,11 @@ def test_settings_reach_sub_configs_and_leave_the_rest_of_them() -> None:
     text = {f"text_config.{key}": value for key, value in TINY_LLAMA.items()}
     made = config(build_model("hf:LlavaForConditionalGeneration", {**text, "vision_config": {"num_hidden_layers": 1}}))
     assert (made.text_config.hidden_size, made.text_config.head_dim) == (64, 16)
-    assert (made.vision_config.num_hidden_layers, made.vision_config.hidden_size, made.vision_config.image_size) == (1, 1024, 336)
+    assert (made.vision_config.num_hidden_layers, made.vision_config.hidden_size, made.vision_config.image_size) == (
+        1,
+        1024,
+        336,
+    )
 
 
 def test_a_config_file_names_its_class_and_dtype(tmp_path: Path) -> None:
@@ -221,7 +231,7 @@ def test_a_model_built_on_the_cpu_takes_no_memory_either(write: Any) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024  # KiB; one layer alone is 256 MiB
 
 
-# --- casts and layouts ------------------------------------------------------------------------------------------------------
+# --- casts and layouts ------------------------------------------------------------------------------------------------
 
 
 def test_weights_are_cast_and_integers_are_not() -> None:
@@ -243,7 +253,7 @@ def test_channels_last_is_a_layout_of_4d_and_5d_weights(write: Any) -> None:
     assert built.channels_last
 
 
-# --- models of one's own ----------------------------------------------------------------------------------------------------
+# --- models of one's own ----------------------------------------------------------------------------------------------
 
 
 OWN = """
@@ -278,11 +288,15 @@ def own(write: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("name", "width", "depth"), [("Net", 3, 2), ("Outer.build", 6, 4)])
-def test_a_file_gives_a_class_or_a_function(own: str, name: str, width: int, depth: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gives_a_class_or_a_function(
+    own: str, name: str, width: int, depth: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = list(sys.path)
     built = build_model(f"{own}:{name}", {"width": 3, "depth": 2})
     assert_all_on_meta(built)
-    assert [tensor.shape for name, tensor in registered(built).items() if name.endswith("weight")] == [(width, width)] * depth
+    assert [tensor.shape for name, tensor in registered(built).items() if name.endswith("weight")] == [
+        (width, width)
+    ] * depth
     assert sys.path == path
     assert "models" not in sys.modules
     assert capsys.readouterr().out == ""
@@ -296,7 +310,9 @@ def test_a_file_is_read_anew_each_time(write: Any) -> None:
     assert registered(build_model(f"{path}:make"))["weight"].shape == (333, 2)
 
 
-def test_a_module_is_found_from_the_working_directory(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_found_from_the_working_directory(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("", "own_package/__init__.py")
     write("from torch.nn import Linear\nready = Linear(2, 3)", "own_package/models.py")
     monkeypatch.chdir(tmp_path)
@@ -377,7 +393,7 @@ def test_the_process_is_left_as_it_was(write: Any) -> None:
         assert torch.is_grad_enabled()
 
 
-# --- no network -------------------------------------------------------------------------------------------------------------
+# --- no network -------------------------------------------------------------------------------------------------------
 
 
 def test_without_network_refuses_this_thread_and_restores() -> None:
@@ -404,18 +420,26 @@ def test_without_network_refuses_this_thread_and_restores() -> None:
 def test_a_model_that_wants_to_download_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
-    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: urllib.request.urlopen("http://example.invalid/weights"))
-    with pytest.raises(UsageError, match=r"timm:resnet18 wanted to download something .*from their configuration alone"):
+    monkeypatch.setattr(
+        timm, "create_model", lambda *args, **kwargs: urllib.request.urlopen("http://example.invalid/weights")
+    )
+    with pytest.raises(
+        UsageError, match=r"timm:resnet18 wanted to download something .*from their configuration alone"
+    ):
         build_model("timm:resnet18")
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------------
+# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
-        ("resnet50", {}, r"expected a model as torchvision:NAME, .* got 'resnet50'; did you mean torchvision:resnet50\?"),
+        (
+            "resnet50",
+            {},
+            r"expected a model as torchvision:NAME, .* got 'resnet50'; did you mean torchvision:resnet50\?",
+        ),
         ("vit_tiny_patch16_224", {}, r"did you mean timm:vit_tiny_patch16_224\?"),
         ("LlamaForCausalLM", {}, r"did you mean hf:LlamaForCausalLM\?"),
         ("some model", {}, "expected a model as .* got 'some model'$"),
@@ -426,21 +450,53 @@ def test_a_model_that_wants_to_download_is_refused(monkeypatch: pytest.MonkeyPat
         ("timm:hf-hub:timm/resnet50", {}, "timm has no model 'hf-hub:timm/resnet50'"),
         ("timm:resnet50.a1_in2k", {}, "timm has no 'resnet50.a1_in2k'; closest: .*resnet50.a1_in1k"),
         ("hf:LlamaForCausalML", {}, "transformers has no model class 'LlamaForCausalML'; closest: LlamaForCausalLM"),
-        ("hf:meta-llama/Llama-3.1-8B", {}, "expected hf:CLASS .* local config.json, got hf:meta-llama/Llama-3.1-8B; fxmem downloads nothing"),
+        (
+            "hf:meta-llama/Llama-3.1-8B",
+            {},
+            "expected hf:CLASS .* local config.json, got hf:meta-llama/Llama-3.1-8B; fxmem downloads nothing",
+        ),
         ("hf:AutoModelForCausalLM", {}, "picks a class from a checkpoint; name the class itself"),
         ("hf:LlamaConfig", {}, "no model class with a config"),
         ("hf:PreTrainedModel", {}, "no model class with a config"),
-        ("hf:nowhere/config.json", {}, "expected a local config.json .*downloads none.*, got 'nowhere/config.json': No such file or directory"),
-        ("torchvision:resnet18", {"num_class": 7}, "has no setting 'num_class'; closest: num_classes; it has groups, .*num_classes"),
+        (
+            "hf:nowhere/config.json",
+            {},
+            "expected a local config.json .*downloads none.*, got 'nowhere/config.json': No such file or directory",
+        ),
+        (
+            "torchvision:resnet18",
+            {"num_class": 7},
+            "has no setting 'num_class'; closest: num_classes; it has groups, .*num_classes",
+        ),
         ("torchvision:resnet18", {"weights": "DEFAULT"}, "setting 'weights' is about weights; fxmem never loads any"),
         ("timm:resnet18", {"num_class": 7}, "has no setting 'num_class'; closest: num_classes.*; it has .*num_classes"),
         ("timm:resnet18", {"pretrained": True}, "setting 'pretrained' is about weights"),
-        ("hf:LlamaForCausalLM", {"hiden_size": 7}, "has no setting 'hiden_size'; closest: hidden_size, .*; it has .*vocab_size$"),
+        (
+            "hf:LlamaForCausalLM",
+            {"hiden_size": 7},
+            "has no setting 'hiden_size'; closest: hidden_size, .*; it has .*vocab_size$",
+        ),
         ("hf:LlamaForCausalLM", {"vocab_size.a": 7}, "no setting 'vocab_size.a': vocab_size is 32000"),
-        ("hf:LlamaForCausalLM", {"hidden_size": "big"}, "LlamaConfig takes no such settings: .*hidden_size.*expected int, got str"),
-        ("hf:LlavaForConditionalGeneration", {"text_config.hiden_size": 7}, "text_config has no setting 'hiden_size'; closest: hidden_size"),
-        ("torch.nn:Linear", {"in_features": 3}, r"torch.nn:Linear needs out_features; say e.g. --set out_features=VALUE"),
-        ("torch.nn:Linear", {"in_featurs": 3}, "has no setting 'in_featurs'; closest: in_features.*; it has bias, device, dtype, in_features"),
+        (
+            "hf:LlamaForCausalLM",
+            {"hidden_size": "big"},
+            "LlamaConfig takes no such settings: .*hidden_size.*expected int, got str",
+        ),
+        (
+            "hf:LlavaForConditionalGeneration",
+            {"text_config.hiden_size": 7},
+            "text_config has no setting 'hiden_size'; closest: hidden_size",
+        ),
+        (
+            "torch.nn:Linear",
+            {"in_features": 3},
+            r"torch.nn:Linear needs out_features; say e.g. --set out_features=VALUE",
+        ),
+        (
+            "torch.nn:Linear",
+            {"in_featurs": 3},
+            "has no setting 'in_featurs'; closest: in_features.*; it has bias, device, dtype, in_features",
+        ),
         ("torch.nn:Linaer", {}, "torch.nn has no 'Linaer'; closest: Linear"),
         ("torch.nn:Linear.a.b", {}, "torch.nn has no 'Linear.a.b'"),
         ("math:pi", {}, "math:pi is a float; expected an nn.Module class"),
@@ -463,7 +519,11 @@ def test_a_mistake_is_answered_in_one_line(spec: str, settings: dict[str, Any], 
         ("def make(:\n    pass", UsageError, "models.py is not Python: line 1: invalid syntax"),
         ("def make(): return None", UsageError, "make returned None; expected a torch.nn.Module"),
         ("import torch\ndef make(): return torch.nn.Linear", UsageError, "make returned the class Linear; expected"),
-        ("import torch\ndef make(): return torch.nn.Linear(2, 2), 3", UsageError, "returned a tuple whose first item is one: return the module alone"),
+        (
+            "import torch\ndef make(): return torch.nn.Linear(2, 2), 3",
+            UsageError,
+            "returned a tuple whose first item is one: return the module alone",
+        ),
         ("make = 3", UsageError, "make is a int; expected an nn.Module class, a function"),
         ("def mak(): pass", UsageError, "models.py has no 'make'; closest: mak"),
         (
@@ -471,21 +531,59 @@ def test_a_mistake_is_answered_in_one_line(spec: str, settings: dict[str, Any], 
             EnvironmentLacksError,
             r"importing .*models.py needs something that is not installed at .*models.py:1: .*'not_installed_anywhere'",
         ),
-        ("def make():\n  import not_installed_anywhere", EnvironmentLacksError, r"make needs something that is not installed at .*models.py:2: "),
-        ("def make():\n  raise ImportError('needs apex')", EnvironmentLacksError, "not installed at .*models.py:2: ImportError: needs apex"),
-        ("def make():\n  from math import nothing", AnalysisError, "make raised at .*models.py:2: ImportError: cannot import name 'nothing'"),
-        ("\n1 / 0", AnalysisError, r"importing .*models.py raised at .*models.py:2: ZeroDivisionError: division by zero"),
-        ("def make():\n  x = 1\n  raise ValueError('bad\\nwidth')", AnalysisError, r"make raised at .*models.py:3: ValueError: bad width$"),
-        ("import torch\ndef make():\n  return torch.nn.Linear('a', 2)", AnalysisError, r"make raised at .*models.py:3: TypeError: "),
+        (
+            "def make():\n  import not_installed_anywhere",
+            EnvironmentLacksError,
+            r"make needs something that is not installed at .*models.py:2: ",
+        ),
+        (
+            "def make():\n  raise ImportError('needs apex')",
+            EnvironmentLacksError,
+            "not installed at .*models.py:2: ImportError: needs apex",
+        ),
+        (
+            "def make():\n  from math import nothing",
+            AnalysisError,
+            "make raised at .*models.py:2: ImportError: cannot import name 'nothing'",
+        ),
+        (
+            "\n1 / 0",
+            AnalysisError,
+            r"importing .*models.py raised at .*models.py:2: ZeroDivisionError: division by zero",
+        ),
+        (
+            "def make():\n  x = 1\n  raise ValueError('bad\\nwidth')",
+            AnalysisError,
+            r"make raised at .*models.py:3: ValueError: bad width$",
+        ),
+        (
+            "import torch\ndef make():\n  return torch.nn.Linear('a', 2)",
+            AnalysisError,
+            r"make raised at .*models.py:3: TypeError: ",
+        ),
         ("def make():\n  raise ValueError('x' * 999)", AnalysisError, r"x\.\.\.$"),
         ("def make():\n  raise AssertionError", AnalysisError, "models.py:2: AssertionError$"),
-        ("import sys\nsys.exit(3)", AnalysisError, "importing .* called sys.exit at .*models.py:2; keep what a script runs under `if __name__"),
+        (
+            "import sys\nsys.exit(3)",
+            AnalysisError,
+            "importing .* called sys.exit at .*models.py:2; keep what a script runs under `if __name__",
+        ),
         ("def make():\n  raise SystemExit", AnalysisError, "make called sys.exit at .*models.py:2"),
-        ("def make():\n  def inner(): pass\n  inner(depth=1)", AnalysisError, "models.py:3: TypeError: .*unexpected keyword argument 'depth'"),
-        ("import torch\ndef make():\n  torch.ones(1).item()\n  raise ValueError('after')", AnalysisError, "models.py:4: ValueError: after"),
+        (
+            "def make():\n  def inner(): pass\n  inner(depth=1)",
+            AnalysisError,
+            "models.py:3: TypeError: .*unexpected keyword argument 'depth'",
+        ),
+        (
+            "import torch\ndef make():\n  torch.ones(1).item()\n  raise ValueError('after')",
+            AnalysisError,
+            "models.py:4: ValueError: after",
+        ),
     ],
 )
-def test_a_fault_in_the_users_file_names_its_line(write: Any, source: str, error: type[FxmemError], message: str) -> None:
+def test_a_fault_in_the_users_file_names_its_line(
+    write: Any, source: str, error: type[FxmemError], message: str
+) -> None:
     modules = set(sys.modules)
     with pytest.raises(error, match=message) as raised:
         build_model(f"{write(source)}:make")
@@ -522,7 +620,10 @@ def test_a_module_that_exists_takes_no_settings(write: Any) -> None:
         ("[]", 'names no model class; add one, e.g. "architectures"'),
         ('{"architectures": []}', "names no model class"),
         ('{"architectures": ["RemoteForCausalLM"]}', "transformers has no model class 'RemoteForCausalLM'"),
-        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 65}', "LlamaConfig takes no such configuration: .*not a multiple of"),
+        (
+            '{"architectures": ["LlamaForCausalLM"], "hidden_size": 65}',
+            "LlamaConfig takes no such configuration: .*not a multiple of",
+        ),
     ],
 )
 def test_a_config_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -546,7 +647,9 @@ def test_a_broken_collection_says_what_is_wrong(write: Any, tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name == "timm" or name.startswith("timm.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(EnvironmentLacksError, match=r"timm cannot be imported .ImportError: cannot import name 'nothing'"):
+    with pytest.raises(
+        EnvironmentLacksError, match=r"timm cannot be imported .ImportError: cannot import name 'nothing'"
+    ):
         build_model("timm:resnet18")
 
 

@@ -13,14 +13,23 @@ def _alloc(name, nbytes):
 def test_a_buffer_before_and_a_buffer_after_the_output():
     profile = small_profile()
     index, op = next((i, op) for i, op in enumerate(profile.ops) if op.end - op.begin == 1)
-    memory = HiddenMemory(events=(_alloc("copy", 101), Event(action="output", name="result"), Event(action="free", name="copy"), _alloc("workspace", 1009)))
+    memory = HiddenMemory(
+        events=(
+            _alloc("copy", 101),
+            Event(action="output", name="result"),
+            Event(action="free", name="copy"),
+            _alloc("workspace", 1009),
+        )
+    )
     after = with_workspaces(profile, {index: memory}, {})
     liveness.check(after)
     copy, workspace = after.storages[len(profile.storages) :]
     assert {copy.kind, workspace.kind} == {Kind.WORKSPACE}
     result = next(s for s in after.storages if s.op == index)
     # copy comes, the result comes, copy goes, the workspace comes, and goes when the op returns
-    assert (copy.birth, result.birth, copy.death, workspace.birth, workspace.death) == tuple(op.begin + n for n in range(5))
+    assert (copy.birth, result.birth, copy.death, workspace.birth, workspace.death) == tuple(
+        op.begin + n for n in range(5)
+    )
     assert (after.ops[index].begin, after.ops[index].end) == (op.begin, op.begin + 4)
     assert after.ticks == profile.ticks + 4
     before_live, live = liveness.live_bytes(profile), liveness.live_bytes(after)
@@ -37,7 +46,13 @@ def test_everything_else_keeps_its_order_and_its_bytes():
     assert [s.nbytes for s in visible] == [s.nbytes for s in profile.storages]
 
     def events(storages):
-        return [(i, e) for _, i, e in sorted([(s.birth, i, "born") for i, s in enumerate(storages)] + [(s.death, i, "dies") for i, s in enumerate(storages)])]
+        return [
+            (i, e)
+            for _, i, e in sorted(
+                [(s.birth, i, "born") for i, s in enumerate(storages)]
+                + [(s.death, i, "dies") for i, s in enumerate(storages)]
+            )
+        ]
 
     assert events(visible) == events(profile.storages)
     held = next(s for s in after.storages if s.name == "held")

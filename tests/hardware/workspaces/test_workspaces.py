@@ -80,15 +80,24 @@ Op = Literal["fwd", "dgrad", "wgrad"]
 
 
 def square(
-    op: Op, batch: int, channels: int, size: int, features: int, kernel: int, stride: int = 1, layout: MemoryFormat = CONTIGUOUS, dtype: str = "float32"
+    op: Op,
+    batch: int,
+    channels: int,
+    size: int,
+    features: int,
+    kernel: int,
+    stride: int = 1,
+    layout: MemoryFormat = CONTIGUOUS,
+    dtype: str = "float32",
 ) -> ConvSignature:
     """A square 2-d convolution padded by half its kernel."""
     padding = kernel // 2
     small = (size + 2 * padding - kernel) // stride + 1
     x, w, y = (batch, channels, size, size), (features, channels, kernel, kernel), (batch, features, small, small)
     return ConvSignature(
-        op=op, x=x, x_stride=dense_strides(x, layout), w=w, w_stride=dense_strides(w, layout), y=y, y_stride=dense_strides(y, layout),
-        padding=(padding, padding), stride=(stride, stride), dilation=(1, 1), groups=1, dtype=dtype,
+        op=op, x=x, x_stride=dense_strides(x, layout), w=w, w_stride=dense_strides(w, layout), y=y,
+        y_stride=dense_strides(y, layout), padding=(padding, padding), stride=(stride, stride), dilation=(1, 1),
+        groups=1, dtype=dtype,
     )  # fmt: skip
 
 
@@ -128,7 +137,8 @@ def test_layouts_agree_with_torch(real: torch.Tensor) -> None:
         return
     assert layout.is_contiguous(CHANNELS_LAST) == real.is_contiguous(memory_format=wanted)
     assert layout.contiguous(CHANNELS_LAST).stride == real.contiguous(memory_format=wanted).stride()
-    # torch tells Python of the suggested format only through what it does: `empty_like` with preserve_format on dense tensors.
+    # torch tells Python of the suggested format only through what it does: `empty_like` with preserve_format on dense
+    # tensors.
     if real.is_contiguous() != real.is_contiguous(memory_format=wanted):
         assert (layout.memory_format() is CHANNELS_LAST) == real.is_contiguous(memory_format=wanted)
 
@@ -154,7 +164,9 @@ def backend_cases() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, boo
 
 @needs_cuda_build
 @pytest.mark.parametrize(("shape", "weight", "groups", "transposed", "extra", "last"), list(backend_cases()))
-def test_backend_is_torchs(shape: tuple[int, ...], weight: tuple[int, ...], groups: int, transposed: bool, extra: tuple[int, ...], last: bool) -> None:
+def test_backend_is_torchs(
+    shape: tuple[int, ...], weight: tuple[int, ...], groups: int, transposed: bool, extra: tuple[int, ...], last: bool
+) -> None:
     rank = len(shape) - 2
     with FakeTensorMode():
         x, w = torch.empty(shape, device="cuda"), torch.empty(weight, device="cuda")
@@ -166,7 +178,15 @@ def test_backend_is_torchs(shape: tuple[int, ...], weight: tuple[int, ...], grou
     assert convolution_memory("aten.convolution.default", (x, w, None, *window), H100, settings).backend == theirs.name
 
 
-def forward(x: TensorLayout, w: TensorLayout, machine: Target = H100, groups: int = 1, dilation: int = 1, stride: int = 1, **settings: bool) -> str:
+def forward(
+    x: TensorLayout,
+    w: TensorLayout,
+    machine: Target = H100,
+    groups: int = 1,
+    dilation: int = 1,
+    stride: int = 1,
+    **settings: bool,
+) -> str:
     rank = x.rank - 2
     args = (x, w, None, (stride,) * rank, (1,) * rank, (dilation,) * rank, False, (0,) * rank, groups)
     return convolution_memory("convolution", args, machine, ConvSettings(**settings)).backend.value
@@ -188,7 +208,17 @@ def test_what_depends_on_the_card() -> None:
 
 
 def test_wrong_3d_kernels_of_some_cudnn_releases_are_avoided() -> None:
-    args = (tensor(2, 16, 8, 9, 9, dtype="float16"), tensor(16, 16, 3, 3, 3, dtype="float16"), None, (1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1)
+    args = (
+        tensor(2, 16, 8, 9, 9, dtype="float16"),
+        tensor(16, 16, 3, 3, 3, dtype="float16"),
+        None,
+        (1,) * 3,
+        (1,) * 3,
+        (1,) * 3,
+        False,
+        (0,) * 3,
+        1,
+    )
     assert convolution_memory("convolution", args, H100, ConvSettings(cudnn_version=91002)).backend == "SlowDilated3d"
 
 
@@ -196,7 +226,10 @@ def test_wrong_3d_kernels_of_some_cudnn_releases_are_avoided() -> None:
 
 
 def script(memory: HiddenMemory) -> list[str]:
-    return [event.name if event.action == "alloc" else f"-{event.name}" if event.action == "free" else f"={event.name}" for event in memory.events]
+    return [
+        event.name if event.action == "alloc" else f"-{event.name}" if event.action == "free" else f"={event.name}"
+        for event in memory.events
+    ]
 
 
 WINDOW_2D = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
@@ -204,7 +237,9 @@ MASK = (True, True, True)
 
 
 def test_forward_takes_its_workspace_after_the_output() -> None:
-    memory = convolution_memory("aten.convolution.default", (tensor(32, 64, 224, 224), tensor(64, 64, 3, 3), tensor(64), *WINDOW_2D), H100)
+    memory = convolution_memory(
+        "aten.convolution.default", (tensor(32, 64, 224, 224), tensor(64, 64, 3, 3), tensor(64), *WINDOW_2D), H100
+    )
     assert script(memory) == ["=result", "cuDNN fwd workspace", "-cuDNN fwd workspace"]
     assert memory.signatures == (VGG,)
     assert memory.unknown == ("cuDNN fwd workspace",)
@@ -223,7 +258,8 @@ def test_backward_computes_the_inputs_gradient_first() -> None:
 
 
 def test_copies_into_the_other_layout_are_seen() -> None:
-    """Channels-last input with a contiguous weight: the weight is copied for the call; 1 prime number of channels each."""
+    """Channels-last input with a contiguous weight: the weight is copied for the call; 1 prime number of channels
+    each."""
     x, w = tensor(3, 5, 7, 11, layout=CHANNELS_LAST), tensor(13, 5, 3, 3)
     memory = convolution_memory("convolution", (x, w, None, *WINDOW_2D), H100)
     assert script(memory) == ["=result", "dense weight", "cuDNN fwd workspace", "-cuDNN fwd workspace", "-dense weight"]
@@ -235,15 +271,26 @@ def test_copies_into_the_other_layout_are_seen() -> None:
 def test_an_expanded_gradient_is_copied_for_each_of_the_two_calls() -> None:
     """`sum().backward()` right behind a convolution hands it a gradient whose strides are all zero."""
     grad = TensorLayout(shape=(3, 13, 7, 11), stride=(0, 0, 0, 0), dtype="float32")
-    memory = convolution_memory("convolution_backward", (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, (True, True, False)), H100)
+    memory = convolution_memory(
+        "convolution_backward",
+        (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, (True, True, False)),
+        H100,
+    )
     names = script(memory)
-    assert names.index("=grad_input") < names.index("dense operand") < names.index("dense narrow side") < names.index("=grad_weight")
+    assert (
+        names.index("=grad_input")
+        < names.index("dense operand")
+        < names.index("dense narrow side")
+        < names.index("=grad_weight")
+    )
     assert memory.peak_bytes() == 3 * 13 * 7 * 11 * 4
 
 
 def test_a_gradient_in_the_other_format_is_converted_once() -> None:
     grad = tensor(3, 13, 7, 11, layout=CHANNELS_LAST)
-    memory = convolution_memory("convolution_backward", (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, MASK), H100)
+    memory = convolution_memory(
+        "convolution_backward", (grad, tensor(3, 5, 7, 11), tensor(13, 5, 3, 3), [13], *WINDOW_2D, MASK), H100
+    )
     converted = "grad_output in the input's memory format"
     assert script(memory)[0] == converted
     assert script(memory)[-2:] == [f"-{converted}", "=grad_bias"]
@@ -252,13 +299,25 @@ def test_a_gradient_in_the_other_format_is_converted_once() -> None:
 def test_transposed_convolutions_are_the_other_direction() -> None:
     x, w, window = tensor(2, 16, 7, 7), tensor(16, 8, 3, 3), ((2, 2), (1, 1), (1, 1), True, (1, 1), 1)
     (signature,) = convolution_memory("convolution", (x, w, None, *window), H100).signatures
-    assert (signature.op, signature.x, signature.w, signature.y) == ("dgrad", (2, 8, 14, 14), (16, 8, 3, 3), (2, 16, 7, 7))
-    backward = convolution_memory("convolution_backward", (tensor(2, 8, 14, 14), x, w, [8], *window, (True, True, False)), H100)
-    assert [(found.op, found.x, found.y) for found in backward.signatures] == [("fwd", (2, 8, 14, 14), (2, 16, 7, 7)), ("wgrad", (2, 8, 14, 14), (2, 16, 7, 7))]
+    assert (signature.op, signature.x, signature.w, signature.y) == (
+        "dgrad",
+        (2, 8, 14, 14),
+        (16, 8, 3, 3),
+        (2, 16, 7, 7),
+    )
+    backward = convolution_memory(
+        "convolution_backward", (tensor(2, 8, 14, 14), x, w, [8], *window, (True, True, False)), H100
+    )
+    assert [(found.op, found.x, found.y) for found in backward.signatures] == [
+        ("fwd", (2, 8, 14, 14), (2, 16, 7, 7)),
+        ("wgrad", (2, 8, 14, 14), (2, 16, 7, 7)),
+    ]
 
 
 def test_a_1d_convolution_is_a_2d_one_of_height_one() -> None:
-    memory = convolution_memory("convolution", (tensor(2, 16, 50), tensor(32, 16, 5), None, (2,), (2,), (1,), False, (0,), 1), H100)
+    memory = convolution_memory(
+        "convolution", (tensor(2, 16, 50), tensor(32, 16, 5), None, (2,), (2,), (1,), False, (0,), 1), H100
+    )
     (signature,) = memory.signatures
     assert (signature.x, signature.w, signature.y) == ((2, 16, 1, 50), (32, 16, 1, 5), (2, 32, 1, 25))
     assert (signature.padding, signature.stride) == ((0, 2), (1, 2))
@@ -268,9 +327,13 @@ def test_the_ops_that_carry_their_own_settings() -> None:
     args = (tensor(2, 16, 9, 9), tensor(16, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1, False, True, False)
     (plain,) = convolution_memory("aten.cudnn_convolution.default", args, H100).signatures
     assert (plain.op, plain.deterministic, plain.allow_tf32) == ("fwd", True, False)
-    (transposed,) = convolution_memory("aten.cudnn_convolution_transpose.default", (*args[:3], (0, 0), *args[3:]), H100).signatures
+    (transposed,) = convolution_memory(
+        "aten.cudnn_convolution_transpose.default", (*args[:3], (0, 0), *args[3:]), H100
+    ).signatures
     assert (transposed.op, transposed.deterministic) == ("dgrad", True)
-    (old,) = convolution_memory("aten._convolution.default", (*args[:2], None, *WINDOW_2D, False, True, True, False), H100).signatures
+    (old,) = convolution_memory(
+        "aten._convolution.default", (*args[:2], None, *WINDOW_2D, False, True, True, False), H100
+    ).signatures
     assert (old.deterministic, old.allow_tf32) == (True, False)
 
 
@@ -365,7 +428,8 @@ def test_what_cudnn_cannot_do_is_unknown_not_zero() -> None:
 
 
 def child(tmp_path: Path, body: str) -> list[str]:
-    """A command that answers the header line, then runs `body` once per request line with `answered` counting from 1."""
+    """A command that answers the header line, then runs `body` once per request line with `answered` counting from
+    1."""
     path = tmp_path / "child.py"
     path.write_text(
         "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'cudnn': 91900}), flush=True)\n"
@@ -452,7 +516,11 @@ def test_old_libraries_and_odd_places(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "libcublasLt.so.12").touch()
     found = find_cudnn({"LD_LIBRARY_PATH": f"/nonexistent:{tmp_path}"})
     assert found.version == "9.21.1"
-    assert found.libraries == ((str(tmp_path / "libcublasLt.so.12"), True), ("libnvrtc.so.13", False), (str(tmp_path / "libcudnn.so.9"), True))
+    assert found.libraries == (
+        (str(tmp_path / "libcublasLt.so.12"), True),
+        ("libnvrtc.so.13", False),
+        (str(tmp_path / "libcudnn.so.9"), True),
+    )
     (tmp_path / "libcudnn.so.9").unlink()
     (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.1.0")
     (tmp_path / "libcudnn.so.9.1.0").touch()
@@ -466,7 +534,11 @@ def test_old_libraries_and_odd_places(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_second_time_needs_no_child(tmp_path: Path) -> None:
     first = conv_workspaces(FIVE, H100, library=LIBRARY, child=child(tmp_path, "answer(10 * answered)"))
     again = conv_workspaces(FIVE, H100, library=LIBRARY, child=["/nonexistent"])
-    assert [answer.nbytes for answer in again.values()] == [answer.nbytes for answer in first.values()] == [10, 20, 30, 40, 50]
+    assert (
+        [answer.nbytes for answer in again.values()]
+        == [answer.nbytes for answer in first.values()]
+        == [10, 20, 30, 40, 50]
+    )
     assert {answer.source for answer in again.values()} == {"cache"}
     elsewhere = conv_workspaces(FIVE[:1], A100, library=LIBRARY, child=["/nonexistent"])
     assert elsewhere[FIVE[0]].source == "estimate"
@@ -479,13 +551,17 @@ def test_estimates_are_not_kept(cache_in_tmp: Path) -> None:
     assert not cache_in_tmp.exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"format": 99, "workspaces": {}}', '{"format": 1, "workspaces": [1]}', "\x00" * 64])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1, 2]", '{"format": 99, "workspaces": {}}', '{"format": 1, "workspaces": [1]}', "\x00" * 64]
+)
 def test_a_corrupted_cache_is_ignored_and_rewritten(content: str, cache_in_tmp: Path, tmp_path: Path) -> None:
     answering = child(tmp_path, "answer(42)")
     conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)
     (file,) = cache_in_tmp.iterdir()
     file.write_text(content)
-    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]] == Workspace(nbytes=42, source="cudnn 9.19.0")
+    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]] == Workspace(
+        nbytes=42, source="cudnn 9.19.0"
+    )
     assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"])[FIVE[0]].source == "cache"
 
 
@@ -590,9 +666,8 @@ def test_versions_and_targets_that_make_no_sense() -> None:
 
 
 def test_which_ops_run_on_cublas() -> None:
-    assert [uses_cublas(op) for op in ("aten.mm.default", "aten.addmm.default", "aten::bmm", "aten.add.Tensor", "aten.convolution.default")] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
+    ops = ("aten.mm.default", "aten.addmm.default", "aten::bmm", "aten.add.Tensor", "aten.convolution.default")
+    assert [uses_cublas(op) for op in ops] == [True, True, True, False, False]
     linear = (tensor(30), tensor(8, 20), tensor(20, 30))
     assert uses_cublaslt("aten.addmm.default", linear, {})
     assert not uses_cublaslt("aten.addmm.default", linear, {"DISABLE_ADDMM_CUDA_LT": "1"})
@@ -608,8 +683,16 @@ def test_operands_blas_cannot_read_are_copied() -> None:
     every_other = TensorLayout(shape=(20, 30), stride=(60, 2), dtype="bfloat16")
     assert matmul_copies("aten.mm.default", (expanded, transposed)) == (8 * 20 * 2,)
     assert matmul_copies("aten.mm.default", (tensor(8, 20, dtype="bfloat16"), rows_of_a_larger_one)) == ()
-    assert matmul_copies("aten.addmm.default", (tensor(30, dtype="bfloat16"), expanded, every_other)) == (8 * 20 * 2, 20 * 30 * 2)
-    assert matmul_copies("aten.bmm.default", (TensorLayout(shape=(3, 8, 20), stride=(0, 20, 1), dtype="float32"), tensor(3, 20, 30))) == ()
+    assert matmul_copies("aten.addmm.default", (tensor(30, dtype="bfloat16"), expanded, every_other)) == (
+        8 * 20 * 2,
+        20 * 30 * 2,
+    )
+    assert (
+        matmul_copies(
+            "aten.bmm.default", (TensorLayout(shape=(3, 8, 20), stride=(0, 20, 1), dtype="float32"), tensor(3, 20, 30))
+        )
+        == ()
+    )
     assert matmul_copies("aten.add.Tensor", (expanded, expanded)) == ()
 
 
@@ -636,8 +719,14 @@ def test_flash_backward_variants() -> None:
     copied = flash_backward(shape, shape, "float16", H100, dense_grad=False)
     assert copied.events[0].nbytes == 4 * 100 * 72 * 2
     # 132 multiprocessors over 4 blocks: 33 copies of the queries' gradient.
-    assert flash_backward(shape, shape, "float16", H100, deterministic=True).peak_bytes() == (4 * 128 + 33 * 128 * 4 * 96) * 4
-    assert flash_backward((1, 4, 100, 136), (1, 4, 100, 136), "float16", H100).peak_bytes() == (4 * 128 + 128 * 4 * 192) * 4
+    assert (
+        flash_backward(shape, shape, "float16", H100, deterministic=True).peak_bytes()
+        == (4 * 128 + 33 * 128 * 4 * 96) * 4
+    )
+    assert (
+        flash_backward((1, 4, 100, 136), (1, 4, 100, 136), "float16", H100).peak_bytes()
+        == (4 * 128 + 128 * 4 * 192) * 4
+    )
     with pytest.raises(UsageError, match="expected a head size of at most 256 for flash attention, got 264"):
         flash_backward((1, 4, 100, 264), (1, 4, 100, 264), "float16", H100)
 
@@ -661,19 +750,36 @@ def test_memory_efficient_forward_accumulates_large_heads_in_float() -> None:
 
 
 def test_memory_efficient_backward_by_hand() -> None:
-    """Blocks of 64 x 64 up to head size 64: 16 bytes of locks before 4096 floats, for every block of queries and each of 8 heads."""
+    """Blocks of 64 x 64 up to head size 64: 16 bytes of locks before 4096 floats, for every block of queries and each
+    of 8 heads."""
     shape = (2, 4, 100, 64)
-    sizes = {event.name: event.nbytes for event in efficient_backward(shape, shape, shape, "bfloat16", H100).events if event.action == "alloc"}
+    sizes = {
+        event.name: event.nbytes
+        for event in efficient_backward(shape, shape, shape, "bfloat16", H100).events
+        if event.action == "alloc"
+    }
     assert sizes == {"delta": 8 * 100 * 4, "workspace": 8 * 2 * (16 + 4096 * 4)}
     # float32: the product is reduced to delta, reordered, and both are gone before the workspace comes.
     full = efficient_backward(shape, shape, shape, "float32", H100)
-    assert script(full)[3:] == ["grad_output * output", "delta, unordered", "delta", "-grad_output * output", "-delta, unordered", "workspace"]
-    assert [event.nbytes for event in full.events if event.action == "alloc"][:3] == [8 * 100 * 64 * 4, 8 * 100 * 4, 8 * 100 * 4]
+    assert script(full)[3:] == [
+        "grad_output * output",
+        "delta, unordered",
+        "delta",
+        "-grad_output * output",
+        "-delta, unordered",
+        "workspace",
+    ]
+    assert [event.nbytes for event in full.events if event.action == "alloc"][:3] == [
+        8 * 100 * 64 * 4,
+        8 * 100 * 4,
+        8 * 100 * 4,
+    ]
     assert full.peak_bytes() == 8 * 100 * 4 + 8 * 2 * (16 + 4096 * 4)
 
 
 def test_memory_efficient_backward_depends_on_shared_memory() -> None:
-    """Head size 128 in half precision wants 130 KiB of shared memory: an A100 has it, an L4 stages dK and dV in the workspace."""
+    """Head size 128 in half precision wants 130 KiB of shared memory: an A100 has it, an L4 stages dK and dV in the
+    workspace."""
     shape = (1, 4, 256, 128)
     large = efficient_backward(shape, shape, shape, "bfloat16", A100)
     staged = efficient_backward(shape, shape, shape, "bfloat16", target("l4"))
@@ -701,7 +807,9 @@ CUDNN_ATTENTION = [
 
 
 @pytest.mark.parametrize(("card", "query", "rest", "dropout", "nbytes"), CUDNN_ATTENTION)
-def test_cudnn_attention_backward_takes_what_cudnn_named(card: str, query: tuple[int, ...], rest: tuple[int, int, int], dropout: float, nbytes: int) -> None:
+def test_cudnn_attention_backward_takes_what_cudnn_named(
+    card: str, query: tuple[int, ...], rest: tuple[int, int, int], dropout: float, nbytes: int
+) -> None:
     heads, keys, size = rest
     key, value = (query[0], heads, keys, query[3]), (query[0], heads, keys, size)
     memory = cudnn_attention_backward(query, key, value, dropout, target(card))
@@ -714,12 +822,18 @@ def test_cudnn_attention_backward_by_hand() -> None:
     shape = (1, 16, 1000, 64)
     memory = cudnn_attention_backward(shape, shape, shape, 0.1, H100, dense_grad=False)
     assert script(memory)[3:] == ["dense grad_output", "cuDNN attention workspace"]
-    assert [event.nbytes for event in memory.events[3:]] == [16 * 1000 * 64 * 2, 16 * 1000 * 64 * 4 + 16 * 1000 * 4 + 256]
+    assert [event.nbytes for event in memory.events[3:]] == [
+        16 * 1000 * 64 * 2,
+        16 * 1000 * 64 * 4 + 16 * 1000 * 4 + 256,
+    ]
 
 
 def test_cudnn_attention_forward_takes_next_to_nothing_but_for_blackwells_dropout() -> None:
     shape = (8, 8, 100, 40)
-    found = {card: cudnn_attention_forward(shape, shape, 0.125, target(card)).peak_bytes() for card in ("h100", "b200", "a100", "rtx5090")}
+    found = {
+        card: cudnn_attention_forward(shape, shape, 0.125, target(card)).peak_bytes()
+        for card in ("h100", "b200", "a100", "rtx5090")
+    }
     assert found == {"h100": 256, "b200": 131_200, "a100": 0, "rtx5090": 0}
     assert cudnn_attention_forward(shape, shape, 0.0, target("b200")).peak_bytes() == 0
 
@@ -728,13 +842,17 @@ def test_cudnn_attention_is_unknown_where_nobody_asked() -> None:
     card = H100.model_copy(update={"capability": (10, 3)})
     shape = (1, 8, 256, 64)
     backward = cudnn_attention_backward(shape, shape, shape, 0.0, card)
-    assert cudnn_attention_forward(shape, shape, 0.0, card).unknown == backward.unknown == ("cuDNN attention workspace",)
+    assert (
+        cudnn_attention_forward(shape, shape, 0.0, card).unknown == backward.unknown == ("cuDNN attention workspace",)
+    )
 
 
 # What a step's collector says.
 
 
-def collected(environ: dict[str, str] | None = None, *, settings: ConvSettings | None = None, deterministic: bool = False) -> Collector:
+def collected(
+    environ: dict[str, str] | None = None, *, settings: ConvSettings | None = None, deterministic: bool = False
+) -> Collector:
     collector = Collector(H100, "2.11.0", environ or {}, settings or ConvSettings(), deterministic=deterministic)
     collector.note(0, "aten.mm.default", (tensor(64, 32), tensor(32, 16)), tensor(64, 16), Phase.FORWARD)
     return collector
@@ -747,7 +865,9 @@ def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: st
     assert collector.held_bytes() == {"cuBLAS workspace, forward thread": nbytes}
     said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
     assert len(said) == (config != ":16:8")
-    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held_bytes() == {"cuBLAS workspace, forward thread": 8 << 20}
+    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held_bytes() == {
+        "cuBLAS workspace, forward thread": 8 << 20
+    }
 
 
 def test_plans_found_by_timing_are_unknown() -> None:
@@ -814,7 +934,8 @@ def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
 
 
 def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
-    """2401 indices, as for a table of relative positions: the linear index, its sorted form, both kinds of positions."""
+    """2401 indices, as for a table of relative positions: the linear index, its sorted form, both kinds of
+    positions."""
     assert kernel_scratch("aten._index_put_impl_.default", [(2401,)], ["int64"], H100) == 4 * 2401 * 8
     table, values, index = tensor(169, 4), tensor(2401, 4), tensor(2401, dtype="int64")
     found = {}
@@ -822,7 +943,10 @@ def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
         collector = Collector(H100, "2.11.0", {}, ConvSettings(), deterministic=deterministic)
         collector.note(0, "aten.index_put_.default", (table, [index, None], values, accumulate), table, Phase.BACKWARD)
         found[accumulate, deterministic] = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
-    assert found == {(False, False): {}, **{key: {0: 4 * 2401 * 8} for key in [(False, True), (True, False), (True, True)]}}
+    assert found == {
+        (False, False): {},
+        **{key: {0: 4 * 2401 * 8} for key in [(False, True), (True, False), (True, True)]},
+    }
 
 
 def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:

@@ -47,7 +47,7 @@ def exported(profile: Profile, to: Format) -> Any:
     return content if to in ("dot", "markdown") else json.loads(content)
 
 
-# --- all formats ------------------------------------------------------------------------------------------------------------
+# --- all formats ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_and_the_library_know_the_same_formats() -> None:
@@ -84,7 +84,7 @@ def test_the_same_report_gives_the_same_file(to: Format) -> None:
     assert export(profile, timeline, to) == export(profile, timeline, to)
 
 
-# --- csv --------------------------------------------------------------------------------------------------------------------
+# --- csv --------------------------------------------------------------------------------------------------------------
 
 
 def test_csv_has_every_field_of_a_node() -> None:
@@ -101,8 +101,17 @@ def test_csv_has_every_field_of_a_node() -> None:
 def test_csv_of_a_step_one_can_add_up() -> None:
     x, conv, relu, *_, optimizer = exported(small_profile(), "csv")
     assert (x["name"], x["source_line"], x["scratch_backward_bytes"]) == ("x", "", "")
-    assert (conv["source_line"], conv["inputs"], conv["output_shapes"], conv["saved_storages"]) == ("17", "0", "8x16x64x64", "3")
-    assert (conv["params_bytes"], conv["saved_bytes"], conv["forward_flops"]) == (str(2 * MIB), str(32 * MIB), "3000000000")
+    assert (conv["source_line"], conv["inputs"], conv["output_shapes"], conv["saved_storages"]) == (
+        "17",
+        "0",
+        "8x16x64x64",
+        "3",
+    )
+    assert (conv["params_bytes"], conv["saved_bytes"], conv["forward_flops"]) == (
+        str(2 * MIB),
+        str(32 * MIB),
+        "3000000000",
+    )
     assert (relu["forward_flops"], relu["backward_flops"]) == ("", "")
     # At the peak the convolution's weight, result, weight's gradient and workspace are there, of 2, 32, 2 and 64 MiB.
     assert int(conv["peak_bytes"]) == (2 + 32 + 2 + 64) * MIB
@@ -116,17 +125,26 @@ def test_csv_is_no_place_for_formulas(start: str) -> None:
     assert exported(hostile(f"a{start}b"), "csv")[0]["name"] == f"a{start}b"
 
 
-# --- graphml and dot --------------------------------------------------------------------------------------------------------
+# --- graphml and dot --------------------------------------------------------------------------------------------------
 
 
 def test_graphml_reads_back_into_networkx() -> None:
     profile = small_profile()
     graph = exported(profile, "graphml")
     assert isinstance(graph, networkx.DiGraph)
-    assert set(graph.edges) == {(f"n{source}", f"n{index}") for index, node in enumerate(profile.nodes) for source in node.inputs}
-    for index, (node, at_peak) in enumerate(zip(profile.nodes, bytes_at_peak(profile, liveness.timeline(profile)), strict=True)):
+    assert set(graph.edges) == {
+        (f"n{source}", f"n{index}") for index, node in enumerate(profile.nodes) for source in node.inputs
+    }
+    for index, (node, at_peak) in enumerate(
+        zip(profile.nodes, bytes_at_peak(profile, liveness.timeline(profile)), strict=True)
+    ):
         found = graph.nodes[f"n{index}"]
-        assert (found["name"], found["op"], found["saved_bytes"], found["peak_bytes"]) == (node.name, node.op, node.saved_bytes, at_peak)
+        assert (found["name"], found["op"], found["saved_bytes"], found["peak_bytes"]) == (
+            node.name,
+            node.op,
+            node.saved_bytes,
+            at_peak,
+        )
         assert ("forward_flops" in found) == (node.forward_flops is not None)
     assert graph.nodes["n1"]["backward_flops"] == 6_000_000_000  # more than 32 bits
     assert graph.graph["requested_bytes"] == liveness.timeline(profile).peak.requested_bytes
@@ -135,7 +153,12 @@ def test_graphml_reads_back_into_networkx() -> None:
 
 def test_graphml_tells_views_from_reads() -> None:
     call = {"op": "call_method", "target": "view"}
-    nodes = [Node(name="a", **call), Node(name="b", inputs=(0,), view_of=0, **call), Node(name="c", inputs=(1,), view_of=0, **call), Node(name="d", **call)]
+    nodes = [
+        Node(name="a", **call),
+        Node(name="b", inputs=(0,), view_of=0, **call),
+        Node(name="c", inputs=(1,), view_of=0, **call),
+        Node(name="d", **call),
+    ]
     graph = exported(make_profile(ticks=1, nodes=nodes), "graphml")
     assert {(source, target): (data["relation"], data["views"]) for source, target, data in graph.edges(data=True)} == {
         ("n0", "n1"): ("reads", True),
@@ -162,7 +185,7 @@ def test_dot_is_the_drawings() -> None:
     assert export(profile, timeline, "dot") == drawing.dot_source(profile, timeline)
 
 
-# --- Model Explorer ---------------------------------------------------------------------------------------------------------
+# --- Model Explorer ---------------------------------------------------------------------------------------------------
 
 
 def test_model_explorer_gets_a_collection_of_one_graph() -> None:
@@ -173,7 +196,9 @@ def test_model_explorer_gets_a_collection_of_one_graph() -> None:
     assert len(set(ids)) == len(ids) == 9
     for node in graph["nodes"]:
         assert {"id", "label", "namespace", "attrs", "incomingEdges", "outputsMetadata"} <= set(node)
-        assert all(set(edge) == {"sourceNodeId", "sourceNodeOutputId", "targetNodeInputId"} for edge in node["incomingEdges"])
+        assert all(
+            set(edge) == {"sourceNodeId", "sourceNodeOutputId", "targetNodeInputId"} for edge in node["incomingEdges"]
+        )
         assert {edge["sourceNodeId"] for edge in node["incomingEdges"]} <= set(ids)
         assert all(isinstance(pair["key"], str) and isinstance(pair["value"], str) for pair in node["attrs"])
     norm, _, _, add, *_ = graph["nodes"]
@@ -201,10 +226,13 @@ def test_model_explorer_data_belongs_to_that_graph() -> None:
     assert set(numbers["results"]) <= {node["id"] for node in collection["graphs"][0]["nodes"]}
     assert [stop["stop"] for stop in numbers["gradient"]] == [0, 1]
     # In this step everything alive at the peak belongs to a node.
-    assert sum(result["value"] for result in numbers["results"].values()) == liveness.timeline(profile).peak.requested_bytes
+    assert (
+        sum(result["value"] for result in numbers["results"].values())
+        == liveness.timeline(profile).peak.requested_bytes
+    )
 
 
-# --- markdown ---------------------------------------------------------------------------------------------------------------
+# --- markdown ---------------------------------------------------------------------------------------------------------
 
 
 def cells_of(line: str) -> list[str]:
@@ -245,7 +273,7 @@ def test_markdown_keeps_names_in_code(name: str) -> None:
         assert len({len(cells_of(line)) for line in table.splitlines()}) == 1
 
 
-# --- the command ------------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -268,12 +296,20 @@ def test_bytes_are_not_for_stdout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["r.json", "--to", "csv", "-o", "no/where.csv"], "expected --output to name a file in a folder that exists, got 'no/where.csv'"),
+        (
+            ["r.json", "--to", "csv", "-o", "no/where.csv"],
+            "expected --output to name a file in a folder that exists, got 'no/where.csv'",
+        ),
         (["r.json", "--to", "csv", "-o", "."], "expected --output to name a file, or - for stdout, got '.'"),
-        (["none.json", "--to", "csv", "-o", "x.csv"], "expected a report written by `fxmem analyze --json`, got 'none.json': No such file"),
+        (
+            ["none.json", "--to", "csv", "-o", "x.csv"],
+            "expected a report written by `fxmem analyze --json`, got 'none.json': No such file",
+        ),
     ],
 )
-def test_bad_input_is_refused_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str) -> None:
+def test_bad_input_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "r.json", small_profile())
     with pytest.raises(UsageError, match=re.escape(complaint)):
@@ -306,7 +342,18 @@ def test_the_allocators_settings_are_those_of_the_environment(tmp_path: Path, mo
 
 def test_a_model_in_the_place_of_a_report(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 3)\n", encoding="utf-8")
-    arguments = (f"{tmp_path / 'toy.py'}:make", "--input", "2x4", "--target", "cpu", "--quiet", "--to", "csv", "-o", "-")
+    arguments = (
+        f"{tmp_path / 'toy.py'}:make",
+        "--input",
+        "2x4",
+        "--target",
+        "cpu",
+        "--quiet",
+        "--to",
+        "csv",
+        "-o",
+        "-",
+    )
     code, text = called(export_verb, *arguments)
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -319,17 +366,32 @@ def test_reports_are_exported_without_torch(tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import argparse; from fxmem.cli.verbs import export as verb\n"
         "parser = argparse.ArgumentParser(); verb.add_options(parser)\n"
-        f"print([verb.run(parser.parse_args([{report!r}, '--to', to, '-o', to])) for to in verb.FORMATS] == [(0, '')] * {len(FORMATS)})"
+        f"print([verb.run(parser.parse_args([{report!r}, '--to', to, '-o', to])) for to in verb.FORMATS] == [(0, "
+        f"'')] * {len(FORMATS)})"
     )
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stderr, done.stdout) == ("", "True\n")
     assert {path.name for path in tmp_path.iterdir()} == {"r.json", *FORMATS}
 
 
 def test_example(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent), "FXMEM_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE), "."], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE), "."],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     peak = int(re.findall(r"the peak of ([\d,]+) bytes", done.stdout)[0].replace(",", ""))
     (trace,) = pickle.loads((tmp_path / "resnet50.PREDICTED.pickle").read_bytes())["device_traces"]
@@ -339,7 +401,10 @@ def test_example(tmp_path: Path) -> None:
         live += sign.get(event["action"], 0) * event["size"]
         highest = max(highest, live)
     assert highest == peak
-    assert json.loads((tmp_path / "resnet50.speedscope.json").read_text(encoding="utf-8"))["profiles"][0]["endValue"] == peak
+    assert (
+        json.loads((tmp_path / "resnet50.speedscope.json").read_text(encoding="utf-8"))["profiles"][0]["endValue"]
+        == peak
+    )
 
 
 def test_outputs_on_another_device_are_said_in_csv() -> None:

@@ -1,4 +1,5 @@
-"""The predicted snapshot: PyTorch's own tools read it, its sums are the report's, and no two tensors lie on one another."""
+"""The predicted snapshot: PyTorch's own tools read it, its sums are the report's, and no two tensors lie on one
+another."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ SETTINGS = [DEFAULT, EXPANDABLE, Settings(max_split_bytes=20 * MIB), Settings(pe
 
 # What MemoryViz.js of torch 2.11 reads: the cases of its function `unpickle`.
 VIEWERS_OPCODES = {
-    "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE", "DICT", "EMPTY_DICT", "EMPTY_LIST",
-    "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK", "MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "SETITEM",
-    "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE", "DICT",
+    "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET", "LONG_BINPUT", "MARK",
+    "MEMOIZE", "NEWFALSE", "NEWTRUE", "NONE", "PROTO", "SETITEM", "SETITEMS", "SHORT_BINUNICODE", "STOP", "TUPLE",
+    "TUPLE1", "TUPLE2", "TUPLE3",
 }  # fmt: skip
 
 
@@ -67,11 +69,14 @@ def recorder(profile: Profile, settings: Settings) -> Recorder:
 
 
 def scaled(profile: Profile, times: int) -> Profile:
-    return profile.model_copy(update={"storages": tuple(each.model_copy(update={"nbytes": each.nbytes * times}) for each in profile.storages)})
+    return profile.model_copy(
+        update={"storages": tuple(each.model_copy(update={"nbytes": each.nbytes * times}) for each in profile.storages)}
+    )
 
 
 def check_places(content: dict[str, Any]) -> None:
-    """No tensor lies on another or outside the segments, and the segments at the end hold what the trace leaves behind."""
+    """No tensor lies on another or outside the segments, and the segments at the end hold what the trace leaves
+    behind."""
     live: dict[int, int] = {}
     for event in trace_of(content):
         begin, end = event["addr"], event["addr"] + event["size"]
@@ -82,7 +87,9 @@ def check_places(content: dict[str, Any]) -> None:
         elif event["action"] == "free_completed":
             assert live.pop(begin) == event["size"]
     blocks = [block for segment in content["segments"] for block in segment["blocks"]]
-    assert {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"} == live
+    assert {
+        block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"
+    } == live
     for segment in content["segments"]:
         address = segment["address"]
         for block in segment["blocks"]:
@@ -92,7 +99,7 @@ def check_places(content: dict[str, Any]) -> None:
         assert address == segment["address"] + segment["total_size"]
 
 
-# --- PyTorch's own tools ----------------------------------------------------------------------------------------------------
+# --- PyTorch's own tools ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +141,7 @@ def test_segment_plot(file: Path, tmp_path: Path) -> None:
     assert "MemoryViz.js" in (tmp_path / "segments.html").read_text(encoding="utf-8")
 
 
-# --- sums -------------------------------------------------------------------------------------------------------------------
+# --- sums -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -143,7 +150,10 @@ def test_the_running_sum_peaks_at_the_reports_requested_bytes(profile: Profile, 
     # Requested, not allocated: an event's size is what was asked for, in PyTorch's traces as in ours.
     content = snapshot(profile, settings)
     assert max(running_sum(trace_of(content))) == liveness.timeline(profile).peak.requested_bytes
-    assert f"requested bytes peak at {liveness.timeline(profile).peak.requested_bytes}" in content["allocator_settings"]["PREDICTED"]
+    assert (
+        f"requested bytes peak at {liveness.timeline(profile).peak.requested_bytes}"
+        in content["allocator_settings"]["PREDICTED"]
+    )
     check_places(content)
 
 
@@ -151,7 +161,10 @@ def test_the_running_sum_peaks_at_the_reports_requested_bytes(profile: Profile, 
 @pytest.mark.parametrize("profile", [small_profile(), deep_profile(5)])
 def test_the_segments_sum_up_to_the_reserved_bytes(profile: Profile, settings: Settings) -> None:
     content = snapshot(profile, settings)
-    assert sum(segment["total_size"] for segment in content["segments"]) == allocator.replay(profile, settings=settings).reserved_bytes
+    assert (
+        sum(segment["total_size"] for segment in content["segments"])
+        == allocator.replay(profile, settings=settings).reserved_bytes
+    )
 
 
 @given(profiles(), st.sampled_from([1, 40_000, 1_000_000]), st.sampled_from(SETTINGS[:3]))
@@ -185,7 +198,7 @@ def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPa
     assert "did not repeat itself" not in snapshot(small_profile(target=CPU))["allocator_settings"]["PREDICTED"]
 
 
-# --- a step that is not steady ----------------------------------------------------------------------------------------------
+# --- a step that is not steady ----------------------------------------------------------------------------------------
 
 
 def first_step(profile: Profile, settings: Settings) -> RecordedStep:
@@ -212,7 +225,7 @@ def test_a_new_segment_comes_before_the_block_in_it() -> None:
     assert step.events[1] == Event("alloc", step.events[0].address, 3 * MIB, 0)
 
 
-# --- the format -------------------------------------------------------------------------------------------------------------
+# --- the format -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", [small_profile(), deep_profile(200), hostile("日本語" * 400)])
@@ -229,11 +242,13 @@ def test_the_fields_are_those_of_torchs_snapshots() -> None:
     assert set(content) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
     for segment in content["segments"]:
         assert set(segment) == {
-            "device", "address", "total_size", "stream", "segment_type", "allocated_size", "active_size", "requested_size", "segment_pool_id",
-            "is_expandable", "frames", "blocks",
+            "device", "address", "total_size", "stream", "segment_type", "allocated_size", "active_size",
+            "requested_size", "segment_pool_id", "is_expandable", "frames", "blocks",
         }  # fmt: skip
         assert segment["segment_type"] in ("small", "large")
-        assert all(set(block) == {"address", "size", "requested_size", "state", "frames"} for block in segment["blocks"])
+        assert all(
+            set(block) == {"address", "size", "requested_size", "state", "frames"} for block in segment["blocks"]
+        )
     assert all({"action", "addr", "size", "stream", "frames"} <= set(event) for event in trace_of(content))
     assert "time_us" not in trace_of(content)[0]
 
@@ -250,9 +265,17 @@ def test_categories_are_our_kinds_and_the_one_the_viewer_wants() -> None:
 def test_a_stack_leads_from_the_tensor_to_the_model() -> None:
     (gradient,) = [event for event in trace_of(snapshot(small_profile())) if event.get("category") == "gradient"]
     tensor, op, node, line, *modules = gradient["frames"]
-    assert tensor == {"filename": "PREDICTED by fxmem", "line": 0, "name": "gradient block.conv.weight 512x1024 float32"}
+    assert tensor == {
+        "filename": "PREDICTED by fxmem",
+        "line": 0,
+        "name": "gradient block.conv.weight 512x1024 float32",
+    }
     assert (op["filename"], op["name"]) == ("backward", "aten.convolution_backward.default")
-    assert (node["fx_node_op"], node["fx_node_name"], node["fx_node_target"]) == ("call_module", "block_conv", "block.conv")
+    assert (node["fx_node_op"], node["fx_node_name"], node["fx_node_target"]) == (
+        "call_module",
+        "block_conv",
+        "block.conv",
+    )
     assert node["fx_original_trace"] == "/home/user/project/model.py:17, in forward: x = self.conv(x)"
     assert line == {"filename": "/home/user/project/model.py", "line": 17, "name": "forward"}
     assert modules == [{"filename": "Block", "line": 0, "name": "block"}]
@@ -273,7 +296,10 @@ def test_no_name_forges_a_line_of_a_stack() -> None:
 
 
 def test_a_cpu_step_says_that_its_places_are_not_predicted() -> None:
-    assert "places and segments are not predicted for this target" in snapshot(small_profile(target=CPU))["allocator_settings"]["PREDICTED"]
+    assert (
+        "places and segments are not predicted for this target"
+        in snapshot(small_profile(target=CPU))["allocator_settings"]["PREDICTED"]
+    )
     assert "not predicted" not in snapshot(small_profile())["allocator_settings"]["PREDICTED"]
 
 

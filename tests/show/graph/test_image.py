@@ -61,14 +61,18 @@ def package(folder: Path, name: str, source: str, monkeypatch: pytest.MonkeyPatc
 
 def gone(pid: int) -> bool:
     """Whether a process has ended, reaped or not."""
-    state = subprocess.run(["/bin/ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    state = subprocess.run(
+        ["/bin/ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return not state or state.startswith("Z")
 
 
-# --- nothing there ----------------------------------------------------------------------------------------------------------
+# --- nothing there ----------------------------------------------------------------------------------------------------
 
 
-def test_a_bare_environment_draws_with_the_built_in_layout(tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_environment_draws_with_the_built_in_layout(
+    tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.svg"
     assert run("graph", report, "-o", str(out)) == 0
     assert capsys.readouterr() == ("", "")
@@ -88,7 +92,8 @@ def test_a_bare_environment_says_what_png_and_pdf_need(
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert err.startswith(
-            f"fxmem: expected one of these to write .{form}, and none is here: rsvg-convert on PATH (librsvg); CairoSVG: pip install cairosvg; "
+            f"fxmem: expected one of these to write .{form}, and none is here: rsvg-convert on PATH (librsvg); "
+            f"CairoSVG: pip install cairosvg; "
         )
         assert err.endswith("pygraphviz: pip install pygraphviz. A .svg needs nothing\n")
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
@@ -105,10 +110,12 @@ def test_engines_are_listed_with_how_to_get_them(bare: Path) -> None:
     assert graphviz_layout.available() == ["dot"]
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------------
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_hangs_is_killed_with_all_it_has_started(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_is_killed_with_all_it_has_started(
+    tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A `dot` on PATH may be a script around the real one, which then holds the pipes open."""
     children = tmp_path / "children"
     program(bare, "dot", f"trap '' TERM\nsleep 300 &\necho $! > {children}\nwait")
@@ -159,7 +166,9 @@ class AGraph:
     package(bare, "pygraphviz", source, monkeypatch)
     assert graphviz_layout.available() == ["pygraphviz"]
     profile = small_profile()
-    with pytest.raises(AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"):
+    with pytest.raises(
+        AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"
+    ):
         graph.svg(profile, liveness.timeline(profile), renderer="pygraphviz")
     assert 'data-engine="built-in ladder"' in graph.svg(profile, liveness.timeline(profile))
 
@@ -173,21 +182,34 @@ def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_fol
     for block in range(6):
         inside = {"module": f"blocks.{block}", "module_type": "Block", "output_bytes": 8 + block}
         at = len(nodes)
-        nodes += [call(f"mask{block}", **inside), *(call(f"mask{block}_{i}", at + i - 1, **inside) for i in range(1, 6))]
+        nodes += [
+            call(f"mask{block}", **inside),
+            *(call(f"mask{block}_{i}", at + i - 1, **inside) for i in range(1, 6)),
+        ]
         nodes += [call(f"f{block}", at - 1, **inside), call(f"g{block}", at + 6, at + 5, **inside)]
     profile = step_of(nodes)
     root = ET.fromstring(graph.svg(profile, liveness.timeline(profile), renderer=engine, fold=False))
-    frames = [each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if (each.get("id") or "").startswith("module-blocks.")]
-    spans = [(float(rect.get("y", "nan")), float(rect.get("y", "nan")) + float(rect.get("height", "nan"))) for rect in frames if rect is not None]
+    frames = [
+        each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if (each.get("id") or "").startswith("module-blocks.")
+    ]
+    spans = [
+        (float(rect.get("y", "nan")), float(rect.get("y", "nan")) + float(rect.get("height", "nan")))
+        for rect in frames
+        if rect is not None
+    ]
     assert len(spans) == 6
     assert all(bottom <= top for (_, bottom), (top, _) in pairwise(spans))
 
 
-# --- PNG and PDF ------------------------------------------------------------------------------------------------------------
+# --- PNG and PDF ------------------------------------------------------------------------------------------------------
 
 
 def test_a_converter_is_given_the_svg_and_how_sharp_to_be(tmp_path: Path, bare: Path, report: str) -> None:
-    program(bare, "rsvg-convert", f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "\\211PNG\\r\\n\\032\\nrest"')
+    program(
+        bare,
+        "rsvg-convert",
+        f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "\\211PNG\\r\\n\\032\\nrest"',
+    )
     out = tmp_path / "out.png"
     assert run("graph", report, "-o", str(out), "--depth", "1") == 0
     assert out.read_bytes() == PNG + b"rest"
@@ -200,7 +222,9 @@ def test_a_long_drawing_is_made_no_longer_than_a_png_can_be() -> None:
     assert converters._zoom('<svg class="a" width="700" height="64000.5">') == pytest.approx(0.5, abs=1e-4)
 
 
-def test_graphviz_draws_anew_where_nothing_converts(tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphviz_draws_anew_where_nothing_converts(
+    tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     program(bare, "dot", f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "%%PDF-1.7"')
     out = tmp_path / "out.pdf"
     assert run("graph", report, "-o", str(out)) == 0
@@ -219,7 +243,10 @@ def test_a_converter_that_fails_is_followed_by_the_next(tmp_path: Path, bare: Pa
     timeline = liveness.timeline(profile)
     assert graph.image(profile, timeline, "png") == PNG
     program(bare, "dot", "cat > /dev/null; echo something else")
-    with pytest.raises(AnalysisError, match=r"rsvg-convert failed with exit code 1: no cairo; dot answered what is no PNG; write \.svg instead$"):
+    with pytest.raises(
+        AnalysisError,
+        match=r"rsvg-convert failed with exit code 1: no cairo; dot answered what is no PNG; write \.svg instead$",
+    ):
         graph.image(profile, timeline, "png")
 
 
@@ -245,7 +272,7 @@ def test_every_converter_that_is_here_writes_the_format(name: str, form: Any, mo
     assert len(data) > 5_000
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------------------------
+# --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
 def test_graph_draws_a_report_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +289,10 @@ def test_graph_frames_the_regions_of_a_plan(tmp_path: Path, report: str, capsys:
     assert run("graph", report, "--plan", str(tmp_path / "plan.json"), "-o", str(out), "--renderer", "plain") == 0
     assert "frees 32.0 MiB; runs an unknown number of FLOPs again" in out.read_text(encoding="utf-8")
     (tmp_path / "none.json").write_text("{}", encoding="utf-8")
-    for name, complaint in (("nowhere.json", "No such file"), ("none.json", "in which fxmem_version is wrong: Field required")):
+    for name, complaint in (
+        ("nowhere.json", "No such file"),
+        ("none.json", "in which fxmem_version is wrong: Field required"),
+    ):
         assert run("graph", report, "--plan", str(tmp_path / name), "-o", str(out)) == 2
         err = capsys.readouterr().err
         assert err.startswith("fxmem: expected --plan to name a plan written by `fxmem plan --json`, got ")
@@ -277,7 +307,7 @@ def test_workers_are_found_by_their_names(bare: Path) -> None:
     assert subprocess_worker.answer("echo", ["/bin/cat"], b"as it was", limit=60) == b"as it was"
 
 
-# --- the benchmark's checks -------------------------------------------------------------------------------------------------
+# --- the benchmark's checks -------------------------------------------------------------------------------------------
 
 
 def test_the_benchmark_sees_what_overlaps() -> None:
@@ -302,9 +332,14 @@ def test_the_benchmark_sees_what_overlaps() -> None:
         root = ET.fromstring(text)
         (moved,) = (each.findall(f"{SVG}rect")[-1] for each in root.iter(f"{SVG}g") if each.get("id") == part)
         moved.set(field, str(float(moved.get(field, "nan")) + by))
-        assert any(said.startswith(complaint) for said in benchmark.complaints(root)), (part, list(benchmark.complaints(root)))
+        assert any(said.startswith(complaint) for said in benchmark.complaints(root)), (
+            part,
+            list(benchmark.complaints(root)),
+        )
     root = ET.fromstring(text)
-    heading = next(each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint")
+    heading = next(
+        each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint"
+    )
     assert heading is not None
     heading.set("y", str(float(heading.get("y", "nan")) + 60))
     assert list(benchmark.complaints(root)) == ["a heading is under a box: 1"]

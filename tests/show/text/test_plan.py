@@ -113,11 +113,26 @@ CERTIFICATE = Certificate(
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, "any checkpoints of whole modules within the same peak run at least 9.0 % of FLOPs again; this plan is within 0.6 % of the cheapest"),
+        (
+            {},
+            (
+                "any checkpoints of whole modules within the same peak run at least 9.0 % of FLOPs again; this plan is "
+                "within 0.6 % of the cheapest"
+            ),
+        ),
         ({"complete": False}, "0.6 % of the cheapest; the search ended at its limit, a longer one may prove more"),
-        ({"gap_flops": 0, "optimal": True}, "no checkpoints of whole modules within the same peak run fewer FLOPs again"),
-        ({"lower_bound_flops": None, "gap_flops": None}, "keep 3.00 GiB (3,221,225,472 bytes): this plan's peak is an estimate, and too low"),
-        ({"application": Application.GRAPH, "gap_flops": None}, "any checkpoints within the same peak run at least 9.0 % of FLOPs again"),
+        (
+            {"gap_flops": 0, "optimal": True},
+            "no checkpoints of whole modules within the same peak run fewer FLOPs again",
+        ),
+        (
+            {"lower_bound_flops": None, "gap_flops": None},
+            "keep 3.00 GiB (3,221,225,472 bytes): this plan's peak is an estimate, and too low",
+        ),
+        (
+            {"application": Application.GRAPH, "gap_flops": None},
+            "any checkpoints within the same peak run at least 9.0 % of FLOPs again",
+        ),
     ],
 )
 def test_a_certificate_is_a_sentence(fields: dict[str, Any], expected: str) -> None:
@@ -148,9 +163,17 @@ def test_unknown_flops_are_unknown_and_not_zero() -> None:
 
 def test_the_curve_marks_the_plan_that_was_chosen() -> None:
     points = (
-        CurvePoint(strategy="flat", application=Application.MODULES, regions=(), peak=peak(6), extra_flops=0, step_seconds=0.1),
+        CurvePoint(
+            strategy="flat", application=Application.MODULES, regions=(), peak=peak(6), extra_flops=0, step_seconds=0.1
+        ),
         CurvePoint(strategy="flat", application=Application.GRAPH, regions=(STEM,), peak=peak(4), extra_flops=None),
-        CurvePoint(strategy="flat", application=Application.MODULES, regions=(*BLOCKS, STEM), peak=peak(2.5), extra_flops=96_005_000_000),
+        CurvePoint(
+            strategy="flat",
+            application=Application.MODULES,
+            regions=(*BLOCKS, STEM),
+            peak=peak(2.5),
+            extra_flops=96_005_000_000,
+        ),
     )
     text = table(plan(curve=points, budget_bytes=None), width=100)
     assert [row for row in text.splitlines() if "->  " in row or "-> " in row.lstrip()[:3]] == [

@@ -1,6 +1,7 @@
 """The reports a person reads: goldens at two widths, the rules of the table, and names nobody should trust.
 
-`FXMEM_UPDATE=1 pytest tests/show/text/test_report.py` writes the goldens anew; look at the difference before committing it.
+`FXMEM_UPDATE=1 pytest tests/show/text/test_report.py` writes the goldens anew; look at the difference before committing
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ def report(profile: Profile, **options: Any) -> str:
 
 def call(name: str, module: str = "", **fields: Any) -> Node:
     """A call of a module, or of a function if there is no such module."""
-    return Node(**{"name": name, "op": "call_module" if module else "call_function", "target": name, "module": module, "forward_flops": 0, **fields})
+    return Node(
+        **{
+            "name": name,
+            "op": "call_module" if module else "call_function",
+            "target": name,
+            "module": module,
+            "forward_flops": 0,
+            **fields,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,11 +68,27 @@ def test_no_line_is_longer_than_the_width(width: int) -> None:
         model=long,
         target=TINY_CARD,
         nodes=[
-            call(long, f"層.{long}.注意機構注意機構注意機構注意機構注意機構", module_type=long, source={"file": f"/{long}/モデル.py", "line": 3, "code": long}),
+            call(
+                long,
+                f"層.{long}.注意機構注意機構注意機構注意機構注意機構",
+                module_type=long,
+                source={"file": f"/{long}/モデル.py", "line": 3, "code": long},
+            ),
             call("f", forward_flops=None, outputs=(TensorInfo(shape=(123456,) * 8, dtype="float8_e4m3fnuz"),)),
         ],
         ops=[Op(name=f"custom.{long}", node=0, phase=Phase.FORWARD, begin=0, end=1)],
-        storages=[Storage(nbytes=10**17, kind=Kind.OPTIMIZER_STATE, birth=0, death=1, node=0, name=long, shape=(123456,) * 8, dtype="float8_e4m3fnuz")],
+        storages=[
+            Storage(
+                nbytes=10**17,
+                kind=Kind.OPTIMIZER_STATE,
+                birth=0,
+                death=1,
+                node=0,
+                name=long,
+                shape=(123456,) * 8,
+                dtype="float8_e4m3fnuz",
+            )
+        ],
     )
     for profile in (small_profile(), deep_profile(12), nasty, make_profile(ticks=0)):
         assert max(map(cell_len, report(profile, width=width).splitlines())) <= width
@@ -74,7 +100,16 @@ def test_wider_terminals_get_more_columns_and_lose_none() -> None:
         return re.split(r"  +", line.strip())
 
     assert headings(80) == ["Module", "Params", "Output", "Saved", "At peak"]
-    assert headings(160) == [*headings(80), "Fwd FLOPs", "Live", "Scratch", "Bwd FLOPs", "Output shape", "Dtype", "Calls"]
+    assert headings(160) == [
+        *headings(80),
+        "Fwd FLOPs",
+        "Live",
+        "Scratch",
+        "Bwd FLOPs",
+        "Output shape",
+        "Dtype",
+        "Calls",
+    ]
     for narrow, wide in pairwise(headings(width) for width in range(60, 200, 5)):
         assert wide[: len(narrow)] == narrow
 
@@ -92,13 +127,17 @@ def test_total_is_the_sum_over_the_nodes_and_the_peak() -> None:
 
 
 def test_what_no_node_owns_stands_in_a_row_of_its_own() -> None:
-    profile = make_profile(ticks=1, nodes=[call("f")], storages=[Storage(nbytes=7 * MIB, kind=Kind.BUFFER, birth=0, death=1)])
+    profile = make_profile(
+        ticks=1, nodes=[call("f")], storages=[Storage(nbytes=7 * MIB, kind=Kind.BUFFER, birth=0, death=1)]
+    )
     assert re.search(r"^buffer \(of no node\) +0 +0 +0 +7\.00 MiB$", report(profile, width=80), re.MULTILINE)
 
 
 def test_optimizer_state_belongs_to_the_optimizer() -> None:
     nodes = [Node(name="optimizer", op="optimizer", target="SGD")]
-    profile = make_profile(ticks=1, nodes=nodes, storages=[Storage(nbytes=7 * MIB, kind=Kind.OPTIMIZER_STATE, birth=0, death=1)])
+    profile = make_profile(
+        ticks=1, nodes=nodes, storages=[Storage(nbytes=7 * MIB, kind=Kind.OPTIMIZER_STATE, birth=0, death=1)]
+    )
     assert re.search(r"^optimizer \(SGD\) +0 +0 +0 +7\.00 MiB$", report(profile, width=80), re.MULTILINE)
 
 
@@ -112,7 +151,10 @@ def titles(row: Row) -> list[str]:
 
 
 def test_equal_numbered_siblings_fold() -> None:
-    layers = [call(f"l{i}", f"layers.{i}", saved_bytes=5, live_bytes=PhaseBytes(forward=10 + i, backward=None)) for i in range(4)]
+    layers = [
+        call(f"l{i}", f"layers.{i}", saved_bytes=5, live_bytes=PhaseBytes(forward=10 + i, backward=None))
+        for i in range(4)
+    ]
     (folded,) = tree(*layers).children[0].children
     assert (folded.title, folded.alike) == ("0-3 x4", 4)
     assert (folded.figures.saved, folded.figures.live) == (5, 13)
@@ -130,7 +172,11 @@ def test_unequal_siblings_do_not_fold() -> None:
 
 
 def test_folded_blocks_keep_their_insides() -> None:
-    nodes = [call(f"{i}{part}", f"{i}.{part}", live_bytes=PhaseBytes(forward=i, backward=None)) for i in range(3) for part in "ab"]
+    nodes = [
+        call(f"{i}{part}", f"{i}.{part}", live_bytes=PhaseBytes(forward=i, backward=None))
+        for i in range(3)
+        for part in "ab"
+    ]
     (folded,) = tree(*nodes).children
     assert (folded.title, titles(folded)) == ("0-2 x3", ["a", "b"])
     assert [child.figures.live for child in folded.children] == [2, 2]
@@ -139,24 +185,34 @@ def test_folded_blocks_keep_their_insides() -> None:
 def test_modules_that_only_hold_others_show_their_class() -> None:
     modules = {"": "Net", "stages": "ModuleList", "stages.0": "Stage", "stages.0.conv": "Conv2d"}
     profile = make_profile(ticks=0, nodes=[call("c", "stages.0.conv", module_type="Conv2d")], modules=modules)
-    rows = [(row.label, row.type_name) for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)]
+    rows = [
+        (row.label, row.type_name) for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)
+    ]
     assert rows == [("Toy", "Net"), ("stages", "ModuleList"), ("0", "Stage"), ("conv", "Conv2d")]
 
 
 def test_the_class_is_not_said_twice_of_the_model_itself() -> None:
     profile = make_profile(ticks=0, nodes=[call("c", "conv")], modules={"": "Toy", "conv": "Conv2d"})
-    assert [row.type_name for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)] == ["", "Conv2d"]
+    assert [row.type_name for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)] == [
+        "",
+        "Conv2d",
+    ]
 
 
 def test_equal_siblings_of_different_classes_do_not_fold() -> None:
     nodes = [call(f"l{i}", f"layers.{i}.norm", module_type="LayerNorm") for i in range(3)]
-    profile = make_profile(ticks=0, nodes=nodes, modules={"layers.0": "Local", "layers.1": "Global", "layers.2": "Global"})
+    profile = make_profile(
+        ticks=0, nodes=nodes, modules={"layers.0": "Local", "layers.1": "Global", "layers.2": "Global"}
+    )
     assert titles(module_tree(profile, timeline(profile)).children[0]) == ["0", "1-2 x2"]
 
 
 def test_calls_of_one_name_share_a_row_beside_a_module_of_that_name() -> None:
     root = tree(call("f.relu"), call("relu", "relu"), call("g.relu"), call("relu_1", "relu"))
-    assert [(child.kind, child.title) for child in root.children] == [("call", "relu, 2 calls"), ("module", "relu, 2 calls")]
+    assert [(child.kind, child.title) for child in root.children] == [
+        ("call", "relu, 2 calls"),
+        ("module", "relu, 2 calls"),
+    ]
 
 
 def test_depth_limits_modules_and_shows_every_call() -> None:
@@ -179,7 +235,12 @@ def test_shapes_that_differ_between_calls() -> None:
 
 
 def test_unknown_flops_are_never_zero() -> None:
-    text = report(make_profile(ticks=0, nodes=[call("known", "known", forward_flops=10**9), call("odd", "odd", forward_flops=None)]), width=100)
+    text = report(
+        make_profile(
+            ticks=0, nodes=[call("known", "known", forward_flops=10**9), call("odd", "odd", forward_flops=None)]
+        ),
+        width=100,
+    )
     assert re.search(r"^  known .* 1\.0 G", text, re.MULTILINE)
     assert re.search(r"^  odd .* unknown", text, re.MULTILINE)
     assert re.search(r"^Toy .* >=1\.0 G", text, re.MULTILINE)
@@ -188,7 +249,12 @@ def test_unknown_flops_are_never_zero() -> None:
 
 
 def test_what_cannot_compute_has_no_unknown_flops() -> None:
-    text = report(make_profile(ticks=0, nodes=[Node(name="x", op="placeholder", target="x"), Node(name="w", op="get_attr", target="w")]), width=100)
+    text = report(
+        make_profile(
+            ticks=0, nodes=[Node(name="x", op="placeholder", target="x"), Node(name="w", op="get_attr", target="w")]
+        ),
+        width=100,
+    )
     assert "unknown" not in text
     assert "no formula" not in text
 
@@ -209,12 +275,17 @@ def test_fits() -> None:
     tight = profile.model_copy(update={"target": TINY_CARD})
     fitting, sentence = fits(tight, peak)
     assert fitting is False
-    assert sentence.startswith("does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. Counted: requested bytes; not counted: the allocator")
+    assert sentence.startswith(
+        "does NOT fit: 2.00 GiB of 1.00 GiB on tiny, 200.0 %. Counted: requested bytes; not counted: the allocator"
+    )
     roomy = profile.model_copy(update={"target": TINY_CARD.model_copy(update={"memory_bytes": 3 << 30})})
     assert fits(roomy, peak)[0] is True
     replayed = peak.model_copy(update={"fits": False, "reserved_bytes": 4 << 30, "shortage": "It runs out at op 3"})
     counted = "Counted: what the allocator reserves; not counted: the CUDA context, other processes"
-    assert fits(roomy, replayed) == (False, f"does NOT fit: 4.00 GiB of 3.00 GiB on tiny, 133.3 %. It runs out at op 3. {counted}")
+    assert fits(roomy, replayed) == (
+        False,
+        f"does NOT fit: 4.00 GiB of 3.00 GiB on tiny, 133.3 %. It runs out at op 3. {counted}",
+    )
     # More is reserved than there is only as long as nobody asks for it back.
     giving_back = replayed.model_copy(update={"fits": True, "shortage": ""})
     assert fits(roomy, giving_back) == (True, f"fits: 3.00 GiB of 3.00 GiB on tiny, 100.0 %. {counted}")
@@ -226,14 +297,19 @@ def test_byte_counts_of_the_allocator_appear_when_known() -> None:
     profile = small_profile()
     line = timeline(profile)
     assert "Reserved" not in table(profile, line)
-    known = line.peak.model_copy(update={"allocated_bytes": 210 * MIB, "reserved_bytes": 260 * MIB, "process_bytes": 700 * MIB})
+    known = line.peak.model_copy(
+        update={"allocated_bytes": 210 * MIB, "reserved_bytes": 260 * MIB, "process_bytes": 700 * MIB}
+    )
     text = table(profile, line.model_copy(update={"peak": known}))
     assert re.search(r"^Allocated +210\.0 MiB \(220,200,960 bytes\)", text, re.MULTILINE)
     assert re.search(r"^Reserved +260\.0 MiB .*\n^Process +700\.0 MiB", text, re.MULTILINE)
 
 
 def test_alike_tensors_are_counted_on_one_line() -> None:
-    assert re.search(r"256\.0 KiB  layers\.0\.linear\.weight and 5 alike:\n +parameter, 256x256 float32\n", report(deep_profile(6), width=80))
+    assert re.search(
+        r"256\.0 KiB  layers\.0\.linear\.weight and 5 alike:\n +parameter, 256x256 float32\n",
+        report(deep_profile(6), width=80),
+    )
     assert "layers.0.linear.weight and 5 alike: parameter, 256x256 float32\n" in report(deep_profile(6), width=100)
 
 
@@ -243,7 +319,9 @@ def test_where_between_ops_and_before_them() -> None:
 
     def where(tick: int) -> str:
         storages = [Storage(nbytes=5, kind=Kind.INPUT, birth=tick, death=tick + 1)]
-        return re.search(r"^Where +(.*)$", report(make_profile(ticks=4, nodes=nodes, ops=ops, storages=storages)), re.MULTILINE).group(1)  # type: ignore[union-attr]
+        return re.search(
+            r"^Where +(.*)$", report(make_profile(ticks=4, nodes=nodes, ops=ops, storages=storages)), re.MULTILINE
+        ).group(1)  # type: ignore[union-attr]
 
     assert [where(tick) for tick in (0, 1, 3)] == ["before the first operator", "f, during aten.f", "f, after aten.f"]
 
@@ -330,7 +408,10 @@ class Balanced(HTMLParser):
         return parser
 
 
-@pytest.mark.parametrize("text", ['"><script>alert(1)</script>', "</style><img src=x onerror=alert(1)>", "a & b <b>'c'", "]]>--><svg onload=x>"])
+@pytest.mark.parametrize(
+    "text",
+    ['"><script>alert(1)</script>', "</style><img src=x onerror=alert(1)>", "a & b <b>'c'", "]]>--><svg onload=x>"],
+)
 def test_html_escapes_every_name(text: str) -> None:
     profile = hostile(text)
     parsed = Balanced.check(html(profile, timeline(profile)))
@@ -344,7 +425,14 @@ def test_html_loads_nothing_and_carries_the_figures() -> None:
     fragment = html(profile, timeline(profile))
     assert not re.search(r"https?:|url\(|@import|<script", fragment)
     parsed = Balanced.check(fragment)
-    for text in ("200.0 MiB (209,715,204 bytes)", "workspace", "Conv2d", "32.0 %", "custom::swish (2 times)", "/home/user/project/model.py:17"):
+    for text in (
+        "200.0 MiB (209,715,204 bytes)",
+        "workspace",
+        "Conv2d",
+        "32.0 %",
+        "custom::swish (2 times)",
+        "/home/user/project/model.py:17",
+    ):
         assert text in parsed.text
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([0-9.]+)%"', fragment)]
     assert len(widths) == 8
@@ -367,8 +455,9 @@ def test_text_shows_what_a_terminal_would_obey() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(None, "unknown"), (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10188, "9.95 KiB"), (10240, "10.0 KiB"), (1023 * 1024, "1.00 MiB"),
-     (999 * 1024, "999.0 KiB"), (84_942_979_072, "79.1 GiB"), (5 << 50, "5120.0 TiB"), (-3 * MIB, "-3.00 MiB")],
+    [(None, "unknown"), (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10188, "9.95 KiB"), (10240, "10.0 KiB"),
+     (1023 * 1024, "1.00 MiB"), (999 * 1024, "999.0 KiB"), (84_942_979_072, "79.1 GiB"), (5 << 50, "5120.0 TiB"),
+     (-3 * MIB, "-3.00 MiB")],
 )  # fmt: skip
 def test_format_bytes(nbytes: int | None, text: str) -> None:
     assert format_bytes(nbytes) == text

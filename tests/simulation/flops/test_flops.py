@@ -48,7 +48,7 @@ def flops_of(func: Any, *args: Any, **kwargs: Any) -> int | None:
     return op_flops(func, args, kwargs, func(*args, **kwargs))
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------------------------
+# --- by hand ----------------------------------------------------------------------------------------------------------
 
 BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     # Element by element: one per element of the result, broadcasting included.
@@ -101,17 +101,32 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten.mv.default, (t(3, 5), t(5)), {}, 2 * 3 * 5),
     (aten.addmv.default, (t(3), t(3, 5), t(5)), {}, 2 * 3 * 5),
     (aten.dot.default, (t(5), t(5)), {}, 2 * 5),
-    (aten.convolution.default, (t(2, 3, 8, 8), t(5, 3, 3, 3), t(5), [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {}, 2 * 2 * 5 * 64 * 3 * 9),
+    (
+        aten.convolution.default,
+        (t(2, 3, 8, 8), t(5, 3, 3, 3), t(5), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        {},
+        2 * 2 * 5 * 64 * 3 * 9,
+    ),
     (aten.affine_grid_generator.default, (t(2, 2, 3), [2, 1, 5, 7], False), {}, 2 * 3 * (2 * 5 * 7 * 2)),
     # Pooling: 3 x 2 windows; 7 elements in 3 windows are [0, 3), [2, 5), [4, 7), 5 in 2 are [0, 3), [2, 5).
     (aten.max_pool2d_with_indices.default, (t(2, 3, 6, 6), [3, 2], [3, 2]), {}, (2 * 3 * 2 * 3) * 6),
     (aten.avg_pool2d.default, (t(2, 3, 6, 6), [3, 2], [3, 2]), {}, (2 * 3 * 2 * 3) * (6 + 1)),
-    (aten.avg_pool2d_backward.default, (t(2, 3, 2, 3), t(2, 3, 6, 6), [3, 2], [3, 2], [0, 0], False, True, None), {}, (2 * 3 * 2 * 3) * (6 + 1)),
+    (
+        aten.avg_pool2d_backward.default,
+        (t(2, 3, 2, 3), t(2, 3, 6, 6), [3, 2], [3, 2], [0, 0], False, True, None),
+        {},
+        (2 * 3 * 2 * 3) * (6 + 1),
+    ),
     (aten.max_pool3d_with_indices.default, (t(1, 3, 4, 4, 4), [2]), {}, (3 * 2 * 2 * 2) * 8),
     (aten._adaptive_avg_pool2d.default, (t(2, 3, 7, 5), [3, 2]), {}, (2 * 3) * (9 * 6 + 3 * 2)),
     (aten._adaptive_avg_pool2d_backward.default, (t(2, 3, 3, 2), t(2, 3, 7, 5)), {}, (2 * 3) * (9 * 6 + 3 * 2)),
     (aten.adaptive_max_pool2d.default, (t(2, 3, 7, 5), [3, 2]), {}, (2 * 3) * (9 * 6)),
-    (aten.max_pool2d_with_indices_backward.default, (t(2, 3, 2, 2), t(2, 3, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, i(2, 3, 2, 2)), {}, 24),
+    (
+        aten.max_pool2d_with_indices_backward.default,
+        (t(2, 3, 2, 2), t(2, 3, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, i(2, 3, 2, 2)),
+        {},
+        24,
+    ),
     # Interpolation: what each new point, or each gradient, is made of.
     (aten.upsample_nearest2d.default, (t(1, 2, 3, 3), [6, 6]), {}, 0),
     (aten.upsample_bilinear2d.default, (t(1, 2, 3, 3), [6, 6], False), {}, 72 * (4 + 2 + 2 + 1)),
@@ -119,7 +134,12 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
     (aten.upsample_bicubic2d.default, (t(1, 2, 3, 3), [6, 6], False), {}, 72 * 5 * (4 + 3)),
     (aten.upsample_bicubic2d_backward.default, (t(1, 2, 6, 6), [6, 6], [1, 2, 3, 3], False), {}, 72 * 16 * (2 + 1)),
     (aten.upsample_trilinear3d.default, (t(1, 1, 3, 3, 3), [6, 6, 6], False), {}, 216 * 7 * (2 + 1)),
-    (aten.upsample_trilinear3d_backward.default, (t(1, 1, 6, 6, 6), [6, 6, 6], [1, 1, 3, 3, 3], False), {}, 216 * 8 * (3 + 1)),
+    (
+        aten.upsample_trilinear3d_backward.default,
+        (t(1, 1, 6, 6, 6), [6, 6, 6], [1, 1, 3, 3, 3], False),
+        {},
+        216 * 8 * (3 + 1),
+    ),
     (aten.reflection_pad2d_backward.default, (t(1, 2, 5, 5), t(1, 2, 3, 3), [1, 1, 1, 1]), {}, 50),
     (aten.col2im.default, (t(1, 18, 4), [4, 4], [3, 3], [1, 1], [0, 0], [1, 1]), {}, 72),
     # Normalisation that is not training.
@@ -176,8 +196,12 @@ BY_HAND: list[tuple[Any, tuple[Any, ...], dict[str, Any], int | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("func", "args", "kwargs", "expected"), [pytest.param(*case, id=f"{n}-{case[0]}") for n, case in enumerate(BY_HAND)])
-def test_count_is_the_one_done_by_hand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "expected"), [pytest.param(*case, id=f"{n}-{case[0]}") for n, case in enumerate(BY_HAND)]
+)
+def test_count_is_the_one_done_by_hand(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: int | None
+) -> None:
     assert flops_of(func, *args, **kwargs) == expected
 
 
@@ -186,7 +210,7 @@ def test_arguments_may_be_given_by_name() -> None:
     assert op_flops(aten.add.Tensor, (), {"self": t(3, 5), "other": t(3, 5), "alpha": 2}, out) == 30
 
 
-# --- a fused op counts what its definition counts, written in elementary ops ------------------------------------------------------------
+# --- a fused op counts what its definition counts, written in elementary ops ------------------------------------------
 
 X, Y, Z = t(3, 5), t(3, 5), t(3, 5)
 
@@ -304,14 +328,20 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
     "sigmoid": (lambda: flops_of(aten.sigmoid.default, X), lambda: (X.neg().exp() + 1).reciprocal()),
     "silu": (lambda: flops_of(aten.silu.default, X), lambda: X / (X.neg().exp() + 1)),
     "gelu": (lambda: flops_of(aten.gelu.default, X), lambda: 0.5 * X * (1 + torch.erf(X * 0.7))),
-    "gelu tanh": (lambda: flops_of(aten.gelu.default, X, approximate="tanh"), lambda: 0.5 * X * (1 + torch.tanh(0.8 * (X + 0.04 * (X * X * X))))),
+    "gelu tanh": (
+        lambda: flops_of(aten.gelu.default, X, approximate="tanh"),
+        lambda: 0.5 * X * (1 + torch.tanh(0.8 * (X + 0.04 * (X * X * X)))),
+    ),
     "mish": (lambda: flops_of(aten.mish.default, X), lambda: X * X.exp().log1p().tanh()),
     "softplus": (lambda: flops_of(aten.softplus.default, X), lambda: (X * 2).exp().log1p() / 2),
     "hardswish": (lambda: flops_of(aten.hardswish.default, X), lambda: X * (X + 3).clamp(0, 6) / 6),
     "hardsigmoid": (lambda: flops_of(aten.hardsigmoid.default, X), lambda: (X + 3).clamp(0, 6) / 6),
     "hardtanh": (lambda: flops_of(aten.hardtanh.default, X), lambda: X.clamp(-1, 1)),
     "elu": (lambda: flops_of(aten.elu.default, X), lambda: (X * 1.5).expm1() * 1.5),
-    "log_sigmoid": (lambda: flops_of(aten.log_sigmoid_forward.default, X), lambda: X.clamp(max=0) - X.abs().neg().exp().log1p()),
+    "log_sigmoid": (
+        lambda: flops_of(aten.log_sigmoid_forward.default, X),
+        lambda: X.clamp(max=0) - X.abs().neg().exp().log1p(),
+    ),
     "glu": (lambda: flops_of(aten.glu.default, t(3, 10), 1), lambda: X * Y.sigmoid()),
     "lerp": (lambda: flops_of(aten.lerp.Scalar, X, Y, 0.5), lambda: X + 0.5 * (Y - X)),
     "logaddexp": (lambda: flops_of(aten.logaddexp.default, X, Y), lambda: (X.exp() + Y.exp()).log()),
@@ -329,21 +359,42 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
     "sigmoid'": (lambda: flops_of(aten.sigmoid_backward.default, X, Y), lambda: X * (1 - Y) * Y),
     "tanh'": (lambda: flops_of(aten.tanh_backward.default, X, Y), lambda: X * (1 - Y * Y)),
     "silu'": (lambda: flops_of(aten.silu_backward.default, X, Y), lambda: X * Y.sigmoid() * (1 + Y * (1 - Y))),
-    "gelu'": (lambda: flops_of(aten.gelu_backward.default, X, Y), lambda: X * (0.5 * (1 + torch.erf(Y * 0.7)) + Y * (0.4 * (Y * Y * -0.5).exp()))),
-    "gelu tanh'": (lambda: flops_of(aten.gelu_backward.default, X, Y, approximate="tanh"), lambda: gelu_tanh_backward(X, Y)),
-    "mish'": (lambda: flops_of(aten.mish_backward.default, X, Y), lambda: X * (Y.exp().log1p().tanh() + Y * Y.sigmoid() * (1 - Z * Z))),
+    "gelu'": (
+        lambda: flops_of(aten.gelu_backward.default, X, Y),
+        lambda: X * (0.5 * (1 + torch.erf(Y * 0.7)) + Y * (0.4 * (Y * Y * -0.5).exp())),
+    ),
+    "gelu tanh'": (
+        lambda: flops_of(aten.gelu_backward.default, X, Y, approximate="tanh"),
+        lambda: gelu_tanh_backward(X, Y),
+    ),
+    "mish'": (
+        lambda: flops_of(aten.mish_backward.default, X, Y),
+        lambda: X * (Y.exp().log1p().tanh() + Y * Y.sigmoid() * (1 - Z * Z)),
+    ),
     "softplus'": (lambda: flops_of(aten.softplus_backward.default, X, Y, 2, 20), lambda: X * (Y * 2).exp() / (Z + 1)),
-    "log_sigmoid'": (lambda: flops_of(aten.log_sigmoid_backward.default, X, Y, Z), lambda: X * (Z - Z * Y.abs().neg().exp() / (1 + Z))),
+    "log_sigmoid'": (
+        lambda: flops_of(aten.log_sigmoid_backward.default, X, Y, Z),
+        lambda: X * (Z - Z * Y.abs().neg().exp() / (1 + Z)),
+    ),
     "hardswish'": (lambda: flops_of(aten.hardswish_backward.default, X, Y), lambda: X * (Y / 3 + 0.5)),
     "elu'": (lambda: flops_of(aten.elu_backward.default, X, 2, 2, 2, False, Y), lambda: X * 2 * (Y * 2).exp()),
     "elu' of the result": (lambda: flops_of(aten.elu_backward.default, X, 2, 2, 2, True, Y), lambda: X * 2 * (Y + 2)),
-    "glu'": (lambda: flops_of(aten.glu_backward.default, X, t(3, 10), 1), lambda: (X * Y.sigmoid(), (1 - Y) * Y * X * Z)),
+    "glu'": (
+        lambda: flops_of(aten.glu_backward.default, X, t(3, 10), 1),
+        lambda: (X * Y.sigmoid(), (1 - Y) * Y * X * Z),
+    ),
     "logit'": (lambda: flops_of(aten.logit_backward.default, X, Y), lambda: X / (Y * (1 - Y))),
     "prelu'": (lambda: flops_of(aten._prelu_kernel_backward.default, X, Y, Z), lambda: (X * Z, X * Y)),
     "softmax": (lambda: flops_of(aten._softmax.default, X, 1, False), lambda: softmax(X)),
     "log_softmax": (lambda: flops_of(aten._log_softmax.default, X, 1, False), lambda: log_softmax(X)),
-    "softmax'": (lambda: flops_of(aten._softmax_backward_data.default, X, Y, 1, X.dtype), lambda: (X - (X * Y).sum(1, True)) * Y),
-    "log_softmax'": (lambda: flops_of(aten._log_softmax_backward_data.default, X, Y, 1, X.dtype), lambda: X - Y.exp() * X.sum(1, True)),
+    "softmax'": (
+        lambda: flops_of(aten._softmax_backward_data.default, X, Y, 1, X.dtype),
+        lambda: (X - (X * Y).sum(1, True)) * Y,
+    ),
+    "log_softmax'": (
+        lambda: flops_of(aten._log_softmax_backward_data.default, X, Y, 1, X.dtype),
+        lambda: X - Y.exp() * X.sum(1, True),
+    ),
     "logsumexp": (lambda: flops_of(aten.logsumexp.default, X, [1]), lambda: logsumexp(X)),
     "var": (lambda: flops_of(aten.var.correction, X, [1]), lambda: var(X)),
     "std_mean": (lambda: flops_of(aten.std_mean.correction, X, [1]), lambda: var(X).sqrt()),
@@ -357,7 +408,10 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
         lambda: flops_of(aten._weight_norm_interface_backward.default, X, Y, t(3, 1), t(3, 1), 0),
         lambda: weight_norm_backward(X, Y, t(3, 1), t(3, 1)),
     ),
-    "layer_norm": (lambda: flops_of(aten.native_layer_norm.default, X, [5], t(5), t(5), 1e-5), lambda: layer_norm(X, t(5), t(5))),
+    "layer_norm": (
+        lambda: flops_of(aten.native_layer_norm.default, X, [5], t(5), t(5), 1e-5),
+        lambda: layer_norm(X, t(5), t(5)),
+    ),
     "layer_norm'": (
         lambda: flops_of(aten.native_layer_norm_backward.default, X, Y, [5], t(3, 1), t(3, 1), t(5), t(5), ALL),
         lambda: layer_norm_backward(X, Y, t(3, 1), t(3, 1), t(5)),
@@ -367,7 +421,9 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
         lambda: layer_norm(t(3, 35), t(35), t(35)),
     ),
     "group_norm'": (
-        lambda: flops_of(aten.native_group_norm_backward.default, t(3, 5, 7), t(3, 5, 7), t(3, 1), t(3, 1), t(5), 3, 5, 7, 1, ALL),
+        lambda: flops_of(
+            aten.native_group_norm_backward.default, t(3, 5, 7), t(3, 5, 7), t(3, 1), t(3, 1), t(5), 3, 5, 7, 1, ALL
+        ),
         lambda: layer_norm_backward(t(3, 35), t(3, 35), t(3, 1), t(3, 1), t(35)),
     ),
     "rms_norm": (lambda: flops_of(aten._fused_rms_norm.default, X, [5], t(5), 1e-5), lambda: rms_norm(X, t(5))),
@@ -388,7 +444,12 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
         lambda: batch_norm_backward(N, N, C, C, C),
     ),
     "batch_norm' of cuDNN": (
-        lambda: op_flops(aten.cudnn_batch_norm_backward.default, (N, N, t(3), t(3), t(3), t(3), t(3), 1e-5, t(0)), {}, (N, t(3), t(3))),
+        lambda: op_flops(
+            aten.cudnn_batch_norm_backward.default,
+            (N, N, t(3), t(3), t(3), t(3), t(3), 1e-5, t(0)),
+            {},
+            (N, t(3), t(3)),
+        ),
         lambda: batch_norm_backward(N, N, C, C, C),
     ),
     "batch_norm' of eval": (
@@ -398,11 +459,26 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
     "mse_loss": (lambda: flops_of(aten.mse_loss.default, X, Y), lambda: (X - Y).square().mean()),
     "mse_loss'": (lambda: flops_of(aten.mse_loss_backward.default, t(), X, Y, MEAN), lambda: 0.1 * (X - Y) * t()),
     "huber_loss": (lambda: flops_of(aten.huber_loss.default, X, Y, SUM), lambda: (0.5 * Z.mul((X - Y).abs())).sum()),
-    "huber_loss'": (lambda: flops_of(aten.huber_loss_backward.default, t(), X, Y, MEAN, 1.0), lambda: 0.1 * (X - Y) * t()),
-    "smooth_l1_loss": (lambda: flops_of(aten.smooth_l1_loss.default, X, Y), lambda: (0.5 * Z.mul((X - Y).abs()) / 2).mean()),
-    "smooth_l1_loss'": (lambda: flops_of(aten.smooth_l1_loss_backward.default, t(), X, Y, MEAN, 2.0), lambda: 0.1 * (X - Y) * t() / 2),
-    "bce": (lambda: flops_of(aten.binary_cross_entropy.default, X, Y), lambda: (Y * X.log() + (1 - Y) * (1 - X).log()).neg().mean()),
-    "bce, weighted": (lambda: flops_of(aten.binary_cross_entropy.default, X, Y, Z), lambda: ((Y * X.log() + (1 - Y) * (1 - X).log()).neg() * Z).mean()),
+    "huber_loss'": (
+        lambda: flops_of(aten.huber_loss_backward.default, t(), X, Y, MEAN, 1.0),
+        lambda: 0.1 * (X - Y) * t(),
+    ),
+    "smooth_l1_loss": (
+        lambda: flops_of(aten.smooth_l1_loss.default, X, Y),
+        lambda: (0.5 * Z.mul((X - Y).abs()) / 2).mean(),
+    ),
+    "smooth_l1_loss'": (
+        lambda: flops_of(aten.smooth_l1_loss_backward.default, t(), X, Y, MEAN, 2.0),
+        lambda: 0.1 * (X - Y) * t() / 2,
+    ),
+    "bce": (
+        lambda: flops_of(aten.binary_cross_entropy.default, X, Y),
+        lambda: (Y * X.log() + (1 - Y) * (1 - X).log()).neg().mean(),
+    ),
+    "bce, weighted": (
+        lambda: flops_of(aten.binary_cross_entropy.default, X, Y, Z),
+        lambda: ((Y * X.log() + (1 - Y) * (1 - X).log()).neg() * Z).mean(),
+    ),
     "bce'": (
         lambda: flops_of(aten.binary_cross_entropy_backward.default, t(), X, Y, None, MEAN),
         lambda: t() * (X - Y) / ((1 - X) * X).clamp_min(1e-12) / 15,
@@ -428,7 +504,9 @@ BY_DEFINITION: dict[str, tuple[Callable[[], int | None], Callable[[], object]]] 
         lambda: gru_cell(G3, G3, H, t(21), t(21)),
     ),
     "gru_cell'": (
-        lambda: op_flops(aten._thnn_fused_gru_cell_backward.default, (H, t(2, 35), True), {}, (G3, G3, H, t(21), t(21))),
+        lambda: op_flops(
+            aten._thnn_fused_gru_cell_backward.default, (H, t(2, 35), True), {}, (G3, G3, H, t(21), t(21))
+        ),
         lambda: (gru_cell_backward(H, H, H, H, H, H), G3.sum(0), G3.sum(0)),
     ),
 }
@@ -443,7 +521,9 @@ def test_fused_op_counts_what_its_definition_counts(name: str) -> None:
     assert fused() == counter.total
 
 
-@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True], [False, False, False]])
+@pytest.mark.parametrize(
+    "mask", [[True, False, False], [False, True, False], [False, False, True], [False, False, False]]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_nobody_asks_for_are_not_counted(mask: list[bool], training: bool) -> None:
     n, c = 30, 3
@@ -452,10 +532,12 @@ def test_gradients_nobody_asks_for_are_not_counted(mask: list[bool], training: b
     assert flops_of(aten.native_batch_norm_backward.default, *args) == dx * mask[0] + dw * mask[1] + db * mask[2]
 
 
-# --- recurrent layers -------------------------------------------------------------------------------------------------------------------
+# --- recurrent layers -------------------------------------------------------------------------------------------------
 
 
-def recurrent_weights(gates: int, layers: int, directions: int, inputs: int, hidden: int, biases: bool, projection: int = 0) -> list[Tensor]:
+def recurrent_weights(
+    gates: int, layers: int, directions: int, inputs: int, hidden: int, biases: bool, projection: int = 0
+) -> list[Tensor]:
     weights = []
     for layer in range(layers):
         for _ in range(directions):
@@ -466,7 +548,9 @@ def recurrent_weights(gates: int, layers: int, directions: int, inputs: int, hid
     return weights
 
 
-@pytest.mark.parametrize(("mode", "gates", "cell", "cell_backward"), [(0, 1, 1, 2), (1, 1, 1, 4), (2, 4, 18, 24), (3, 3, 14, 17)])
+@pytest.mark.parametrize(
+    ("mode", "gates", "cell", "cell_backward"), [(0, 1, 1, 2), (1, 1, 1, 4), (2, 4, 18, 24), (3, 3, 14, 17)]
+)
 def test_recurrent_layers(mode: int, gates: int, cell: int, cell_backward: int) -> None:
     """Two layers of two directions, 11 inputs, 7 hidden elements, 5 steps of 3 sequences."""
     weights = recurrent_weights(gates, 2, 2, 11, 7, biases=True)
@@ -479,7 +563,27 @@ def test_recurrent_layers(mode: int, gates: int, cell: int, cell_backward: int) 
 
     def backward(*mask: bool) -> int | None:
         grads = (t(5, 3, 14), t(5, 3, 14), None, None)
-        args = (t(5, 3, 11), weights, 4, t(1), t(4, 3, 7), t(4, 3, 7), *grads, mode, 7, 0, 2, False, 0.0, True, True, [], None, t(1), list(mask))
+        args = (
+            t(5, 3, 11),
+            weights,
+            4,
+            t(1),
+            t(4, 3, 7),
+            t(4, 3, 7),
+            *grads,
+            mode,
+            7,
+            0,
+            2,
+            False,
+            0.0,
+            True,
+            True,
+            [],
+            None,
+            t(1),
+            list(mask),
+        )
         return op_flops(aten._cudnn_rnn_backward.default, args, {}, (t(5, 3, 11), t(4, 3, 7), t(4, 3, 7), weights))
 
     assert backward(True, True, True, True) == steps * (2 * products + biases + cells * cell_backward)
@@ -488,9 +592,28 @@ def test_recurrent_layers(mode: int, gates: int, cell: int, cell_backward: int) 
 
 def test_recurrent_layer_of_packed_sequences_with_a_projection_and_no_bias() -> None:
     weights = recurrent_weights(4, 1, 1, 11, 7, biases=False, projection=2)
-    args = (t(13, 11), weights, 3, None, t(1, 3, 2), t(1, 3, 7), 2, 7, 2, 1, False, 0.0, True, False, [3] * 4 + [1], None)
+    args = (
+        t(13, 11),
+        weights,
+        3,
+        None,
+        t(1, 3, 2),
+        t(1, 3, 7),
+        2,
+        7,
+        2,
+        1,
+        False,
+        0.0,
+        True,
+        False,
+        [3] * 4 + [1],
+        None,
+    )
     products = 2 * (28 * 11 + 28 * 2 + 2 * 7)
-    assert op_flops(aten._cudnn_rnn.default, args, {}, (t(13, 2), t(1), t(1), t(1), t(1))) == 13 * (products + 28 + 7 * 18)
+    assert op_flops(aten._cudnn_rnn.default, args, {}, (t(13, 2), t(1), t(1), t(1), t(1))) == 13 * (
+        products + 28 + 7 * 18
+    )
 
 
 def test_lstm_layer_on_the_cpu_counts_as_on_the_gpu() -> None:
@@ -498,7 +621,24 @@ def test_lstm_layer_on_the_cpu_counts_as_on_the_gpu() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), Counter() as counter:
         out, _ = layer(torch.empty(5, 3, 11))
     assert not counter.uncounted
-    cuda = (t(5, 3, 11), recurrent_weights(4, 1, 1, 11, 7, biases=True), 4, None, t(1, 3, 7), t(1, 3, 7), 2, 7, 0, 1, False, 0.0, True, False, [], None)
+    cuda = (
+        t(5, 3, 11),
+        recurrent_weights(4, 1, 1, 11, 7, biases=True),
+        4,
+        None,
+        t(1, 3, 7),
+        t(1, 3, 7),
+        2,
+        7,
+        0,
+        1,
+        False,
+        0.0,
+        True,
+        False,
+        [],
+        None,
+    )
     assert counter.total == op_flops(aten._cudnn_rnn.default, cuda, {}, (t(*out.shape), t(1), t(1), t(1), t(1)))
 
 
@@ -506,17 +646,30 @@ def test_lstm_layer_backward_on_the_cpu_counts_as_on_the_gpu() -> None:
     weights, x, h, y = recurrent_weights(4, 1, 1, 11, 7, biases=True), t(5, 3, 11), t(3, 7), t(5, 3, 7)
     cpu = (x, *weights, h, h, y, h, h, y, h, h, False, 2, 7, 1, True, True, False, [], False, t(1))
     cuda = (x, weights, 4, t(1), h, h, y, y, h, h, 2, 7, 0, 1, False, 0.0, True, False, [], None, t(1), [True] * 4)
-    assert op_flops(aten.mkldnn_rnn_layer_backward.default, cpu, {}, (x, *weights, h, h)) == 15 * (2 * 2 * 28 * 18 + 2 * 28 + 7 * 24)
-    assert op_flops(aten._cudnn_rnn_backward.default, cuda, {}, (x, h, h, weights)) == 15 * (2 * 2 * 28 * 18 + 2 * 28 + 7 * 24)
+    assert op_flops(aten.mkldnn_rnn_layer_backward.default, cpu, {}, (x, *weights, h, h)) == 15 * (
+        2 * 2 * 28 * 18 + 2 * 28 + 7 * 24
+    )
+    assert op_flops(aten._cudnn_rnn_backward.default, cuda, {}, (x, h, h, weights)) == 15 * (
+        2 * 2 * 28 * 18 + 2 * 28 + 7 * 24
+    )
 
 
-# --- attention and grouped products -----------------------------------------------------------------------------------------------------
+# --- attention and grouped products -----------------------------------------------------------------------------------
 
 Q, K, V = t(2, 3, 5, 8), t(2, 3, 7, 8), t(2, 3, 7, 8)
 FORWARD, BACKWARD = 2 * 2 * 3 * 5 * 7 * (8 + 8), 2 * 2 * 3 * 5 * 7 * (3 * 8 + 2 * 8)
 
 
-@pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu", "fused_attention_overrideable"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+        "fused_attention_overrideable",
+    ],
+)
 def test_attention_counts_two_products_and_five_in_backward(kernel: str) -> None:
     forward = getattr(aten, f"_scaled_dot_product_{kernel}").default
     backward = getattr(aten, f"_scaled_dot_product_{kernel}_backward").default
@@ -528,8 +681,13 @@ def test_attention_counts_two_products_and_five_in_backward(kernel: str) -> None
 def test_grouped_query_heads_count_as_if_repeated(kernel: str) -> None:
     """As torch 2.15 counts them; 2.11's formula refuses them."""
     few = t(2, 1, 7, 8)
-    assert op_flops(getattr(aten, f"_scaled_dot_product_{kernel}").default, (Q, few, few), {}, (Q, t(2, 3, 5))) == FORWARD
-    assert op_flops(getattr(aten, f"_scaled_dot_product_{kernel}_backward").default, (Q, Q, few, few), {}, (Q, few, few)) == BACKWARD
+    assert (
+        op_flops(getattr(aten, f"_scaled_dot_product_{kernel}").default, (Q, few, few), {}, (Q, t(2, 3, 5))) == FORWARD
+    )
+    assert (
+        op_flops(getattr(aten, f"_scaled_dot_product_{kernel}_backward").default, (Q, Q, few, few), {}, (Q, few, few))
+        == BACKWARD
+    )
 
 
 def test_attention_over_packed_sequences_is_torchs_own() -> None:
@@ -550,7 +708,7 @@ def test_grouped_product(a: tuple[int, ...], b: tuple[int, ...], expected: int) 
     assert op_flops(aten._grouped_mm.default, (t(*a), t(*b)), {}, t(11, 7)) == expected
 
 
-# --- optimizers -------------------------------------------------------------------------------------------------------------------------
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 FORMS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 STEPS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
@@ -564,7 +722,10 @@ STEPS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
     "SGD": (torch.optim.SGD, 2),
     "SGD, momentum": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, **form), 4),
     "SGD, damped": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, dampening=0.1, **form), 5),
-    "SGD, Nesterov, decay": (lambda p, **form: torch.optim.SGD(p, momentum=0.9, nesterov=True, weight_decay=0.1, **form), 8),
+    "SGD, Nesterov, decay": (
+        lambda p, **form: torch.optim.SGD(p, momentum=0.9, nesterov=True, weight_decay=0.1, **form),
+        8,
+    ),
     "Adagrad": (torch.optim.Adagrad, 7),
     "Adagrad, decay": (lambda p, **form: torch.optim.Adagrad(p, weight_decay=0.1, **form), 9),
 }
@@ -601,13 +762,21 @@ def test_other_optimizers_are_counted(name: str, form: str) -> None:
 
 def test_gradient_scaling_inside_a_fused_step_is_a_division() -> None:
     params = [t(3, 5), t(7)]
-    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    options = {
+        "lr": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.9,
+        "weight_decay": 0.0,
+        "eps": 1e-8,
+        "amsgrad": False,
+        "maximize": False,
+    }
     args = (params, params, params, params, [], [t(), t()])
     assert op_flops(aten._fused_adamw_.default, args, options, None) == 13 * 22
     assert op_flops(aten._fused_adamw_.default, args, options | {"grad_scale": t()}, None) == 14 * 22
 
 
-# --- whole models -----------------------------------------------------------------------------------------------------------------------
+# --- whole models -----------------------------------------------------------------------------------------------------
 
 
 def vision(name: str, size: int = 64) -> Callable[[], Callable[[], Tensor]]:
@@ -661,7 +830,7 @@ def test_models_have_nothing_uncounted(counted: tuple[Counter, FlopCounterMode])
     assert counter.total > counter.as_torch
 
 
-# --- what is unknown, and how to make it known ------------------------------------------------------------------------------------------
+# --- what is unknown, and how to make it known ------------------------------------------------------------------------
 
 
 @torch.library.custom_op("fxmem_test_flops::twice", mutates_args=())
@@ -714,7 +883,7 @@ def test_formula_registered_with_torch_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert op_flops(TWICE.default, (X,), {}, Y) == 15
 
 
-# --- the tables -------------------------------------------------------------------------------------------------------------------------
+# --- the tables -------------------------------------------------------------------------------------------------------
 
 
 def forms(name: str) -> Iterator[tuple[Any, str]]:

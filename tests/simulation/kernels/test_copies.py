@@ -51,7 +51,9 @@ def probabilities() -> nn.Module:
         (probabilities, torch.ones(8, 32, 16, 16).to(memory_format=torch.channels_last), "infer", IMAGES),
     ],
 )
-def test_on_the_cpu_the_copies_are_those_of_a_real_run(build: Callable[[], nn.Module], x: torch.Tensor, mode: str, copied: int) -> None:
+def test_on_the_cpu_the_copies_are_those_of_a_real_run(
+    build: Callable[[], nn.Module], x: torch.Tensor, mode: str, copied: int
+) -> None:
     found = validate(build, x, mode=mode, optimizer="sgd")  # type: ignore[arg-type]
     errors = {each.quantity: each.predicted_bytes - each.measured_bytes for each in found.comparisons}
     # The sums of a layer norm's backward by thread, of one channel each, are the machine's.
@@ -63,7 +65,10 @@ def test_on_a_card_the_copies_stand_where_its_kernels_make_them() -> None:
     """SoftMax.cu: after the result. layer_norm_kernel.cu: the input before the results, the gradient after them."""
     profile = analyze(Language(), TOKENS, target="h100").profile
     (loss,) = (i for i, op in enumerate(profile.ops) if op.name == "aten._log_softmax.default")
-    assert [(s.kind is Kind.WORKSPACE, s.nbytes) for s in profile.storages if s.op == loss] == [(False, LOGITS), (True, LOGITS)]
+    assert [(s.kind is Kind.WORKSPACE, s.nbytes) for s in profile.storages if s.op == loss] == [
+        (False, LOGITS),
+        (True, LOGITS),
+    ]
     profile = analyze(images(), torch.ones(8, 32, 16, 16), target="h100").profile
     norms = [(i, op.phase) for i, op in enumerate(profile.ops) if op.name.startswith("aten.native_layer_norm")]
     assert [phase for _, phase in norms] == [Phase.FORWARD, Phase.BACKWARD]

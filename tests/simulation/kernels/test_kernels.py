@@ -26,10 +26,23 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Target
 from fxmem.simulation.kernels import attention, card_emulation, recurrent
-from fxmem.simulation.kernels.attention import DEFAULT_ORDER, AttentionCall, Operand, Settings, attend, attention_backend, preferred_order
+from fxmem.simulation.kernels.attention import (
+    DEFAULT_ORDER,
+    AttentionCall,
+    Operand,
+    Settings,
+    attend,
+    attention_backend,
+    preferred_order,
+)
 from tests import ROOT
 
-FLASH, EFFICIENT, CUDNN, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
+FLASH, EFFICIENT, CUDNN, MATH = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 H100, A100, T4 = target("h100"), target("a100"), target("t4")
 
@@ -43,7 +56,12 @@ class Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.calls.append((str(func), [(tuple(t.shape), t.dtype, t.stride()) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]))
+        self.calls.append(
+            (
+                str(func),
+                [(tuple(t.shape), t.dtype, t.stride()) for t in tree_leaves(result) if isinstance(t, torch.Tensor)],
+            )
+        )
         return result
 
     @property
@@ -71,17 +89,27 @@ def on_cuda(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                setattr(module, name, nn.Parameter(torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cuda")))
+                setattr(
+                    module,
+                    name,
+                    nn.Parameter(
+                        torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cuda")
+                    ),
+                )
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                setattr(module, name, torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cuda"))
+                setattr(
+                    module, name, torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="cuda")
+                )
     return model
 
 
-# --- which attention backend ------------------------------------------------------------------------------------------------
+# --- which attention backend ------------------------------------------------------------------------------------------
 
 
-def operand(*shape: int, dtype: torch.dtype = BF16, stride: tuple[int, ...] | None = None, offset: int = 0, grad: bool = False) -> Operand:
+def operand(
+    *shape: int, dtype: torch.dtype = BF16, stride: tuple[int, ...] | None = None, offset: int = 0, grad: bool = False
+) -> Operand:
     dense = tuple(torch.empty(shape, device="meta").stride())
     return Operand(shape, dense if stride is None else stride, dtype, offset, grad)
 
@@ -105,7 +133,9 @@ def grouped(k: tuple[int, ...] = (2, 2, 64, 64), **rest: Any) -> AttentionCall:
     return call(k=k, v=(2, 2, 64, 64), enable_gqa=True, **rest)
 
 
-def on_sm(major: int, minor: int = 0, version: tuple[int, int] = (2, 11), cudnn: int | None = 91900, **rest: Any) -> Settings:
+def on_sm(
+    major: int, minor: int = 0, version: tuple[int, int] = (2, 11), cudnn: int | None = 91900, **rest: Any
+) -> Settings:
     rest.setdefault("order", preferred_order((major, minor), version, cudnn))
     return Settings((major, minor), version, cudnn, **rest)
 
@@ -121,62 +151,91 @@ TABLE: list[tuple[str, AttentionCall, Settings, SDPBackend, str]] = [
     ("Hopper with no cuDNN", call(), on_sm(9, cudnn=None), FLASH, "flash_attention runs"),
     ("float16 on Turing", call(dtype=FP16), on_sm(7, 5), EFFICIENT, "flash_attention: not for sm75"),
     ("bfloat16 on Turing", call(), on_sm(7, 5), MATH, "efficient_attention: dtype bfloat16"),
-    ("float32", call(dtype=FP32), on_sm(9), EFFICIENT, "cudnn_attention: dtype float32; flash_attention: dtype float32"),
+    ("float32", call(dtype=FP32), on_sm(9), EFFICIENT,
+     "cudnn_attention: dtype float32; flash_attention: dtype float32"),
     ("float64", call(dtype=torch.float64), on_sm(8), MATH, "efficient_attention: dtype float64"),
     ("a mask", call(mask=MASK), on_sm(8), EFFICIENT, "flash_attention: an attention mask is given"),
     ("a mask on Hopper", call(mask=MASK), on_sm(9), CUDNN, "cudnn_attention runs"),
-    ("a mask that learns", call(mask=operand(64, 64, grad=True)), on_sm(9), EFFICIENT, "cudnn_attention: the mask requires a gradient"),
-    ("a mask of three dimensions", call(mask=operand(8, 64, 64)), on_sm(9), EFFICIENT, "cudnn_attention: mask of shape (8, 64, 64)"),
-    ("a mask with strides", call(mask=operand(64, 64, stride=(1, 64))), on_sm(8), MATH, "efficient_attention: the mask's last dimension is not dense"),
+    ("a mask that learns", call(mask=operand(64, 64, grad=True)), on_sm(9), EFFICIENT,
+     "cudnn_attention: the mask requires a gradient"),
+    ("a mask of three dimensions", call(mask=operand(8, 64, 64)), on_sm(9), EFFICIENT,
+     "cudnn_attention: mask of shape (8, 64, 64)"),
+    ("a mask with strides", call(mask=operand(64, 64, stride=(1, 64))), on_sm(8), MATH,
+     "efficient_attention: the mask's last dimension is not dense"),
     ("grouped queries", grouped(), on_sm(8), FLASH, "flash_attention runs"),
-    ("grouped queries in float32", grouped(dtype=FP32), on_sm(8), MATH, "efficient_attention: grouped-query attention is not supported"),
-    ("grouped queries, other values", grouped(k=(2, 4, 64, 64)), on_sm(8), MATH, "flash_attention: 4 key heads and 2 value heads"),
+    ("grouped queries in float32", grouped(dtype=FP32), on_sm(8), MATH,
+     "efficient_attention: grouped-query attention is not supported"),
+    ("grouped queries, other values", grouped(k=(2, 4, 64, 64)), on_sm(8), MATH,
+     "flash_attention: 4 key heads and 2 value heads"),
     ("the same for cuDNN", grouped(k=(2, 4, 64, 64)), on_sm(9), CUDNN, "cudnn_attention runs"),
-    ("heads that do not divide", call(k=(2, 3, 64, 64), enable_gqa=True), on_sm(8), MATH, "8 query heads are no multiple of 3"),
-    ("fewer heads, unsaid", call(k=(2, 2, 64, 64)), on_sm(8), MATH, "flash_attention: 8 query, 2 key and 2 value heads"),
+    ("heads that do not divide", call(k=(2, 3, 64, 64), enable_gqa=True), on_sm(8), MATH,
+     "8 query heads are no multiple of 3"),
+    ("fewer heads, unsaid", call(k=(2, 2, 64, 64)), on_sm(8), MATH,
+     "flash_attention: 8 query, 2 key and 2 value heads"),
     ("batch sizes that differ", call(k=(1, 8, 64, 64)), on_sm(8), MATH, "batch sizes differ"),
-    ("causal, unequal lengths", call(k=(2, 8, 32, 64), is_causal=True), on_sm(8), EFFICIENT, "flash_attention: causal with 64 queries and 32 keys"),
+    ("causal, unequal lengths", call(k=(2, 8, 32, 64), is_causal=True), on_sm(8), EFFICIENT,
+     "flash_attention: causal with 64 queries and 32 keys"),
     ("head size 20", call(q=(2, 8, 64, 20)), on_sm(8), FLASH, "flash_attention runs"),
-    ("head size 20 on Hopper", call(q=(2, 8, 64, 20)), on_sm(9), FLASH, "cudnn_attention: head sizes 20 and 20 are no multiples of 8"),
+    ("head size 20 on Hopper", call(q=(2, 8, 64, 20)), on_sm(9), FLASH,
+     "cudnn_attention: head sizes 20 and 20 are no multiples of 8"),
     ("head size 264", call(q=(2, 8, 64, 264)), on_sm(8), EFFICIENT, "flash_attention: head size 264 is over 256"),
     ("head size 256 on Hopper", call(q=(2, 8, 64, 256)), on_sm(9), CUDNN, "cudnn_attention runs"),
-    ("head size 256 on Blackwell", call(q=(2, 8, 64, 256)), on_sm(10), FLASH, "cudnn_attention: head size 256 is over 128"),
-    ("latent attention on Blackwell", call(q=(2, 8, 64, 192), v=(2, 8, 64, 128)), on_sm(10), CUDNN, "cudnn_attention runs"),
-    ("latent attention on Ampere", call(q=(2, 8, 64, 192), v=(2, 8, 64, 128)), on_sm(8), EFFICIENT, "flash_attention: head sizes differ"),
+    ("head size 256 on Blackwell", call(q=(2, 8, 64, 256)), on_sm(10), FLASH,
+     "cudnn_attention: head size 256 is over 128"),
+    ("latent attention on Blackwell", call(q=(2, 8, 64, 192), v=(2, 8, 64, 128)), on_sm(10), CUDNN,
+     "cudnn_attention runs"),
+    ("latent attention on Ampere", call(q=(2, 8, 64, 192), v=(2, 8, 64, 128)), on_sm(8), EFFICIENT,
+     "flash_attention: head sizes differ"),
     ("head size 20, float32", call(q=(2, 8, 64, 20), dtype=FP32), on_sm(8), EFFICIENT, "efficient_attention runs"),
-    ("head size 18, float32", call(q=(2, 8, 64, 18), dtype=FP32), on_sm(8), MATH, "efficient_attention: head sizes 18 and 18 are no multiples of 4"),
-    ("head size 18, float32, Pascal", call(q=(2, 8, 64, 18), dtype=FP32), on_sm(6), EFFICIENT, "efficient_attention runs"),
+    ("head size 18, float32", call(q=(2, 8, 64, 18), dtype=FP32), on_sm(8), MATH,
+     "efficient_attention: head sizes 18 and 18 are no multiples of 4"),
+    ("head size 18, float32, Pascal", call(q=(2, 8, 64, 18), dtype=FP32), on_sm(6), EFFICIENT,
+     "efficient_attention runs"),
     ("head size 20, float16, Volta", call(q=(2, 8, 64, 20), dtype=FP16), on_sm(7), MATH, "no multiples of 8"),
-    ("head size 200, training on sm89", call(q=(2, 8, 64, 200)), on_sm(8, 9), EFFICIENT, "flash_attention: no backward for head size 200 on sm89"),
+    ("head size 200, training on sm89", call(q=(2, 8, 64, 200)), on_sm(8, 9), EFFICIENT,
+     "flash_attention: no backward for head size 200 on sm89"),
     ("head size 200, no gradients", call(q=(2, 8, 64, 200), grad=False), on_sm(8, 9), FLASH, "flash_attention runs"),
-    ("head size 200 under no_grad", call(q=(2, 8, 64, 200), grad_enabled=False), on_sm(8, 9), FLASH, "flash_attention runs"),
+    ("head size 200 under no_grad", call(q=(2, 8, 64, 200), grad_enabled=False), on_sm(8, 9), FLASH,
+     "flash_attention runs"),
     ("head size 200, training on sm80", call(q=(2, 8, 64, 200)), on_sm(8), FLASH, "flash_attention runs"),
     ("head size 256, training on sm120", call(q=(2, 8, 64, 256)), on_sm(12), FLASH, "flash_attention runs"),
-    ("the same with dropout", call(q=(2, 8, 64, 256), dropout_p=0.1), on_sm(12), EFFICIENT, "flash_attention: no backward for head size 256 on sm120"),
+    ("the same with dropout", call(q=(2, 8, 64, 256), dropout_p=0.1), on_sm(12), EFFICIENT,
+     "flash_attention: no backward for head size 256 on sm120"),
     ("one key", call(q=(2, 8, 1, 64)), on_sm(9), FLASH, "cudnn_attention: one key only"),
-    ("one query with dropout", call(q=(2, 8, 1, 64), k=(2, 8, 64, 64), dropout_p=0.1), on_sm(9), FLASH, "cudnn_attention: one query only, with dropout"),
+    ("one query with dropout", call(q=(2, 8, 1, 64), k=(2, 8, 64, 64), dropout_p=0.1), on_sm(9), FLASH,
+     "cudnn_attention: one query only, with dropout"),
     ("no keys", call(k=(2, 8, 0, 64)), on_sm(9), MATH, "flash_attention: a sequence is empty"),
     ("three dimensions", call(q=(8, 64, 64)), on_sm(8), MATH, "query, key and value have [3, 3, 3] dimensions, not 4"),
     ("deterministic", call(), on_sm(9, deterministic=True), FLASH, "cudnn_attention: not deterministic"),
-    ("dropout with cuDNN 9.12", call(dropout_p=0.1), on_sm(9, cudnn=91200, order=(CUDNN, FLASH)), FLASH, "cudnn_attention: cuDNN 91200 has no dropout"),
-    ("flash switched off", call(), on_sm(8, enabled=frozenset({EFFICIENT, MATH})), EFFICIENT, "flash_attention: switched off"),
+    ("dropout with cuDNN 9.12", call(dropout_p=0.1), on_sm(9, cudnn=91200, order=(CUDNN, FLASH)), FLASH,
+     "cudnn_attention: cuDNN 91200 has no dropout"),
+    ("flash switched off", call(), on_sm(8, enabled=frozenset({EFFICIENT, MATH})), EFFICIENT,
+     "flash_attention: switched off"),
     ("math first", call(), on_sm(8, order=(MATH, FLASH)), MATH, "math runs"),
     # later releases
     ("any Hopper or Blackwell since 2.13", call(), on_sm(10, 1, version=(2, 13)), CUDNN, "cudnn_attention runs"),
     ("not so before", call(), on_sm(10, 1, version=(2, 12)), FLASH, "flash_attention runs"),
-    ("dropout 0.1 since 2.12", call(dropout_p=0.1), on_sm(9, version=(2, 12)), FLASH, "cudnn_attention: dropout 0.1 is no multiple of 1/16"),
+    ("dropout 0.1 since 2.12", call(dropout_p=0.1), on_sm(9, version=(2, 12)), FLASH,
+     "cudnn_attention: dropout 0.1 is no multiple of 1/16"),
     ("dropout 1/8 since 2.12", call(dropout_p=0.125), on_sm(9, version=(2, 12)), CUDNN, "cudnn_attention runs"),
-    ("huge batch since 2.13", call(q=(65536, 8, 64, 64)), on_sm(9, version=(2, 13)), FLASH, "cudnn_attention: batch size or heads over 65535"),
-    ("huge batch since 2.15", call(q=(65536, 8, 64, 64)), on_sm(8, version=(2, 15)), EFFICIENT, "flash_attention: batch size or heads over 65535"),
-    ("grouped queries in float32 since 2.14", grouped(dtype=FP32), on_sm(8, version=(2, 14)), EFFICIENT, "efficient_attention runs"),
+    ("huge batch since 2.13", call(q=(65536, 8, 64, 64)), on_sm(9, version=(2, 13)), FLASH,
+     "cudnn_attention: batch size or heads over 65535"),
+    ("huge batch since 2.15", call(q=(65536, 8, 64, 64)), on_sm(8, version=(2, 15)), EFFICIENT,
+     "flash_attention: batch size or heads over 65535"),
+    ("grouped queries in float32 since 2.14", grouped(dtype=FP32), on_sm(8, version=(2, 14)), EFFICIENT,
+     "efficient_attention runs"),
     ("one shared head since 2.14", call(k=(2, 1, 64, 64)), on_sm(8, version=(2, 14)), FLASH, "flash_attention runs"),
     ("three dimensions since 2.14", call(q=(8, 64, 64)), on_sm(8, version=(2, 14)), FLASH, "flash_attention runs"),
-    ("head size 256 since 2.14", call(q=(2, 8, 64, 256)), on_sm(10, version=(2, 14), cudnn=92400), CUDNN, "cudnn_attention runs"),
-    ("head size 200 since 2.14", call(q=(2, 8, 64, 200)), on_sm(9, version=(2, 14), cudnn=92400), FLASH, "no backward for head sizes 200 and 200"),
+    ("head size 256 since 2.14", call(q=(2, 8, 64, 256)), on_sm(10, version=(2, 14), cudnn=92400), CUDNN,
+     "cudnn_attention runs"),
+    ("head size 200 since 2.14", call(q=(2, 8, 64, 200)), on_sm(9, version=(2, 14), cudnn=92400), FLASH,
+     "no backward for head sizes 200 and 200"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("made", "settings", "expected", "reason"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    ("made", "settings", "expected", "reason"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
 def test_backend(made: AttentionCall, settings: Settings, expected: SDPBackend, reason: str) -> None:
     choice = attention_backend(made, settings)
     assert choice.backend is expected, choice.reason
@@ -200,12 +259,15 @@ def test_since_2_13_storage_offsets_must_be_aligned_for_the_efficient_kernel() -
 
 
 def recorded() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((ROOT / "tests" / "golden" / "attention_backends.json").read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = json.loads(
+        (ROOT / "tests" / "golden" / "attention_backends.json").read_text(encoding="utf-8")
+    )
     return rows
 
 
 def test_the_choice_is_that_of_torch_itself() -> None:
-    """Answers of torch 2.11's own `select_sdp_backend` with cuDNN 9.19, recorded on a machine with no GPU by telling it a compute capability."""
+    """Answers of torch 2.11's own `select_sdp_backend` with cuDNN 9.19, recorded on a machine with no GPU by telling it
+    a compute capability."""
 
     def read(value: list[Any]) -> Operand:
         shape, stride, dtype, grad = value
@@ -215,7 +277,12 @@ def test_the_choice_is_that_of_torch_itself() -> None:
     for row in recorded():
         sm = tuple(row["sm"])
         mask = read(row["mask"]) if "mask" in row else None
-        options = (row.get("dropout", 0.0), row.get("causal", False), row.get("gqa", False), not row.get("no_grad", False))
+        options = (
+            row.get("dropout", 0.0),
+            row.get("causal", False),
+            row.get("gqa", False),
+            not row.get("no_grad", False),
+        )
         made = AttentionCall(read(row["query"]), read(row["key"]), read(row["value"]), mask, *options)
         order = tuple(members[name] for name in row["order"]) if "order" in row else preferred_order(sm, (2, 11), 91900)
         enabled = frozenset(DEFAULT_ORDER) - {members[name] for name in row.get("off", [])}
@@ -225,7 +292,13 @@ def test_the_choice_is_that_of_torch_itself() -> None:
                 attention_backend(made, settings)
         else:
             assert attention_backend(made, settings).backend is members[row["runs"]], row
-    assert Counter(row["runs"] for row in recorded()).keys() == {"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH", "none"}
+    assert Counter(row["runs"] for row in recorded()).keys() == {
+        "FLASH_ATTENTION",
+        "EFFICIENT_ATTENTION",
+        "CUDNN_ATTENTION",
+        "MATH",
+        "none",
+    }
 
 
 def test_an_override_goes_before_the_order_but_not_before_the_rules() -> None:
@@ -235,7 +308,9 @@ def test_an_override_goes_before_the_order_but_not_before_the_rules() -> None:
 
 
 def test_when_nothing_can_run_the_reasons_are_all_there() -> None:
-    with pytest.raises(AnalysisError, match=r"on sm75.*flash_attention: not for sm75.*cudnn_attention: dtype bfloat16") as raised:
+    with pytest.raises(
+        AnalysisError, match=r"on sm75.*flash_attention: not for sm75.*cudnn_attention: dtype bfloat16"
+    ) as raised:
         attention_backend(call(), on_sm(7, 5, enabled=frozenset({FLASH, CUDNN})))
     assert "math: switched off" in str(raised.value)
     assert "sdpa_kernel" in str(raised.value)
@@ -243,10 +318,12 @@ def test_when_nothing_can_run_the_reasons_are_all_there() -> None:
 
 def test_cudnn_goes_first_on_hopper_unless_told_otherwise() -> None:
     assert preferred_order((9, 0), (2, 11), 91900) == (CUDNN, FLASH, EFFICIENT, MATH)
-    assert preferred_order((9, 0), (2, 11), 91900, deprioritized=True) == DEFAULT_ORDER == (FLASH, EFFICIENT, MATH, CUDNN)
+    assert (
+        preferred_order((9, 0), (2, 11), 91900, deprioritized=True) == DEFAULT_ORDER == (FLASH, EFFICIENT, MATH, CUDNN)
+    )
 
 
-# --- what runs then ---------------------------------------------------------------------------------------------------------
+# --- what runs then ---------------------------------------------------------------------------------------------------
 
 
 def attention_ops(ops: Ops) -> list[str]:
@@ -270,7 +347,10 @@ def test_no_tensor_of_queries_times_keys_where_a_fused_kernel_runs(card: Target,
         assert squares
     else:
         assert not squares
-        assert attention_ops(ops) == [f"aten._scaled_dot_product_{kernel}_attention.default", f"aten._scaled_dot_product_{kernel}_attention_backward.default"]
+        assert attention_ops(ops) == [
+            f"aten._scaled_dot_product_{kernel}_attention.default",
+            f"aten._scaled_dot_product_{kernel}_attention_backward.default",
+        ]
 
 
 def test_the_memory_efficient_kernel_and_its_backward() -> None:
@@ -299,7 +379,9 @@ def test_flash_pads_the_head_size_and_slices_the_result() -> None:
         q = cuda(2, 8, 64, 20, grad=True)
         out = F.scaled_dot_product_attention(q, q, q)
     assert out.shape == q.shape
-    assert [outputs[0][0] for name, outputs in ops.calls if name == "aten.constant_pad_nd.default"] == [(2, 8, 64, 24)] * 3
+    assert [outputs[0][0] for name, outputs in ops.calls if name == "aten.constant_pad_nd.default"] == [
+        (2, 8, 64, 24)
+    ] * 3
     assert ops.outputs("aten._scaled_dot_product_flash_attention.default")[0][0] == (2, 8, 64, 24)
     assert "aten.slice.Tensor" in ops.names
 
@@ -315,15 +397,24 @@ def test_cudnn_keeps_no_log_sum_exp_where_nothing_wants_a_gradient() -> None:
         with Ops() as wide, torch.no_grad():
             F.scaled_dot_product_attention(q.transpose(1, 2).contiguous().transpose(1, 2), q, q[..., :32])
     assert ((2, 8, 64, 1), FP32, (512, 64, 1, 1)) in training.outputs(name)
-    assert [(shape, dtype) for shape, dtype, _ in inference.outputs(name)] == [((2, 8, 64, 64), BF16), ((), torch.int64), ((), torch.int64)]
+    assert [(shape, dtype) for shape, dtype, _ in inference.outputs(name)] == [
+        ((2, 8, 64, 64), BF16),
+        ((), torch.int64),
+        ((), torch.int64),
+    ]
     assert wide.outputs(name)[0] == ((2, 8, 64, 32), BF16, (16384, 32, 256, 1))
 
 
 def memory_events(run: Callable[[], Any]) -> list[int]:
-    """Signed bytes of every allocation and free on the CPU, scalars left out; what is freed at the very end comes sorted."""
+    """Signed bytes of every allocation and free on the CPU, scalars left out; what is freed at the very end comes
+    sorted."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as trace:
         run()
-    events = [(event.start_ns(), event.nbytes()) for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in trace.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
     sizes = [nbytes for _, nbytes in sorted(events, key=lambda event: event[0]) if abs(nbytes) > 8]
     end = max(i for i, nbytes in enumerate(sizes) if nbytes > 0) + 1
     return sizes[:end] + sorted(sizes[end:])
@@ -332,7 +423,16 @@ def memory_events(run: Callable[[], Any]) -> list[int]:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"is_causal": True}, {"mask": torch.bool}, {"mask": None}, {"dropout_p": 0.3}, {"scale": -0.5}, {"scale": 2.0, "is_causal": True}, {"gqa": True}],
+    [
+        {},
+        {"is_causal": True},
+        {"mask": torch.bool},
+        {"mask": None},
+        {"dropout_p": 0.3},
+        {"scale": -0.5},
+        {"scale": 2.0, "is_causal": True},
+        {"gqa": True},
+    ],
     ids=["plain", "causal", "boolean mask", "additive mask", "dropout", "negative scale", "scale", "grouped"],
 )
 def test_math_written_out_is_torchs_own_to_the_byte(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -414,11 +514,26 @@ def test_multi_head_attention_and_encoder_layers_take_the_same_way() -> None:
             assert attention_ops(ops) == ["aten._scaled_dot_product_efficient_attention.default"]
 
 
-# --- the context ------------------------------------------------------------------------------------------------------------
+# --- the context ------------------------------------------------------------------------------------------------------
 
 PATCHED = (
-    *((torch.cuda, name) for name in ("is_available", "device_count", "get_device_capability", "get_rng_state", "synchronize", "_exchange_device")),
-    *((torch.nn.functional, "scaled_dot_product_attention"), (torch, "lstm"), (torch._VF, "gru"), (torch.cuda.amp.common, "amp_definitely_not_available")),
+    *(
+        (torch.cuda, name)
+        for name in (
+            "is_available",
+            "device_count",
+            "get_device_capability",
+            "get_rng_state",
+            "synchronize",
+            "_exchange_device",
+        )
+    ),
+    *(
+        (torch.nn.functional, "scaled_dot_product_attention"),
+        (torch, "lstm"),
+        (torch._VF, "gru"),
+        (torch.cuda.amp.common, "amp_definitely_not_available"),
+    ),
     *((FakeTensorMode, "avoid_device_init"), (torch.backends.mha, "get_fastpath_enabled")),
 )
 
@@ -432,7 +547,9 @@ def test_everything_is_put_back_also_after_an_error() -> None:
 
     def fail() -> None:
         with card_emulation.target_kernels(H100), card_emulation.target_kernels(A100):
-            changed.extend(getattr(owner, name) is not original for (owner, name), original in zip(PATCHED, before, strict=True))
+            changed.extend(
+                getattr(owner, name) is not original for (owner, name), original in zip(PATCHED, before, strict=True)
+            )
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -467,7 +584,13 @@ def test_other_threads_see_torch_unchanged() -> None:
 
         def look() -> None:
             q = torch.ones(1, 1, 2, 4)
-            found.extend([torch.cuda.is_available(), card_emulation.replacement(builtin), F.scaled_dot_product_attention(q, q, q).sum().item()])
+            found.extend(
+                [
+                    torch.cuda.is_available(),
+                    card_emulation.replacement(builtin),
+                    F.scaled_dot_product_attention(q, q, q).sum().item(),
+                ]
+            )
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -476,7 +599,10 @@ def test_other_threads_see_torch_unchanged() -> None:
 
 
 def test_a_target_without_capability_is_refused() -> None:
-    with pytest.raises(UsageError, match="compute capability"), card_emulation.target_kernels(Target(name="odd", device="cuda")):
+    with (
+        pytest.raises(UsageError, match="compute capability"),
+        card_emulation.target_kernels(Target(name="odd", device="cuda")),
+    ):
         pass
 
 
@@ -523,7 +649,7 @@ def test_real_tensors_are_left_to_torch() -> None:
     assert torch.equal(card_emulation.scaled_dot_product_attention(q, q, q), expected)
 
 
-# --- what torch.cuda answers ------------------------------------------------------------------------------------------------
+# --- what torch.cuda answers ------------------------------------------------------------------------------------------
 
 
 def test_torch_cuda_speaks_of_the_target() -> None:
@@ -590,7 +716,9 @@ def test_inside_attention_nothing_is_cast_again() -> None:
     with on(A100), torch.autocast("cuda", dtype=BF16), Ops() as ops, sdpa_kernel(MATH):
         q = cuda(2, 2, 16, 8, dtype=FP32)
         assert F.scaled_dot_product_attention(q, q, q).dtype is BF16
-    assert {outputs[0][1] for name, outputs in ops.calls if name == "aten.bmm.default"} == {FP32}  # math computes in float32
+    assert {outputs[0][1] for name, outputs in ops.calls if name == "aten.bmm.default"} == {
+        FP32
+    }  # math computes in float32
 
 
 def test_transformers_asks_anew_on_both_borders() -> None:
@@ -605,7 +733,13 @@ def test_transformers_asks_anew_on_both_borders() -> None:
 def test_a_mixture_of_experts_takes_the_grouped_matrix_product(dtype: torch.dtype) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.MixtralConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, vocab_size=50
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        vocab_size=50,
     )
     with torch.device("meta"):
         model = transformers.MixtralForCausalLM(config).to(dtype)
@@ -628,7 +762,7 @@ def test_grouped_products_have_rows_of_sixteen_bytes() -> None:
     assert made == [((32, 6), FP32, (8, 1)), ((4, 8, 8), FP32, (64, 8, 1)), ((4, 8, 8), BF16, (64, 8, 1))]
 
 
-# --- recurrent modules ------------------------------------------------------------------------------------------------------
+# --- recurrent modules ------------------------------------------------------------------------------------------------
 
 CUDNN_ANSWERS = [
     # mode (0 relu, 1 tanh, 2 LSTM, 3 GRU), input, hidden, projection, layers, directions;
@@ -675,7 +809,9 @@ def flat_rnn(cls: type[nn.RNNBase], **options: Any) -> nn.RNNBase:
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize(("cls", "options"), RNNS, ids=[f"{cls.__name__} {options}" for cls, options in RNNS])
-def test_recurrent_modules_run_forward_and_backward_through_cudnn(cls: type[nn.RNNBase], options: dict[str, Any]) -> None:
+def test_recurrent_modules_run_forward_and_backward_through_cudnn(
+    cls: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
     batch_first = options.get("batch_first", False)
     expected = cls(4, 8, **options)(torch.randn(3, 7, 4) if batch_first else torch.randn(7, 3, 4))
     with on(H100):
@@ -756,7 +892,9 @@ def test_under_autocast_cudnn_gets_float16_whatever_was_asked_for() -> None:
         assert ops.outputs("aten._cudnn_rnn.default")[-1][:2] == ((448,), FP16)
         gradients = out.grad_fn.apply(torch.empty_like(out), None, None)
         assert {gradient.dtype for gradient in gradients if gradient is not None} == {FP16}
-        assert [type(node).__name__ for node, _ in out.grad_fn.next_functions if node is not None] == ["CopyBackwards"] * 4
+        assert [type(node).__name__ for node, _ in out.grad_fn.next_functions if node is not None] == [
+            "CopyBackwards"
+        ] * 4
 
 
 def test_packed_sequences_are_refused() -> None:
@@ -789,7 +927,7 @@ def test_cells_run_forward_and_backward() -> None:
         assert [g.shape for g in state.grad_fn(torch.empty_like(state))] == [(3, 24), (3, 24), (3, 8), (24,), (24,)]
 
 
-# --- batch normalisation and the optimizer ----------------------------------------------------------------------------------
+# --- batch normalisation and the optimizer ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -821,7 +959,9 @@ def test_the_optimizers_default_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "op"), [({"foreach": True}, "aten._foreach_addcdiv_.ScalarList"), ({"fused": True}, "aten._fused_adamw_.default")], ids=["foreach", "fused"]
+    ("options", "op"),
+    [({"foreach": True}, "aten._foreach_addcdiv_.ScalarList"), ({"fused": True}, "aten._fused_adamw_.default")],
+    ids=["foreach", "fused"],
 )
 def test_optimizers_step_on_fakes(options: dict[str, bool], op: str) -> None:
     with on(H100):
@@ -852,27 +992,43 @@ def test_random_calls_run_what_was_chosen() -> None:
             for _ in range(15):
                 dtype, head = chance.choice([BF16, FP16, FP32]), chance.choice([16, 20, 64, 128, 256])
                 heads, length = chance.choice([2, 8]), chance.choice([1, 33, 64])
-                q, k = cuda(2, 8, length, head, dtype=dtype, grad=chance.random() < 0.5), cuda(2, heads, length, head, dtype=dtype)
+                q, k = (
+                    cuda(2, 8, length, head, dtype=dtype, grad=chance.random() < 0.5),
+                    cuda(2, heads, length, head, dtype=dtype),
+                )
                 mask = cuda(length, length, dtype=torch.bool) if chance.random() < 0.4 else None
                 options: dict[str, Any] = {"enable_gqa": heads != 8, "dropout_p": chance.choice([0, 0.1])}
                 with Ops() as ops:
                     F.scaled_dot_product_attention(q, k, k, mask, **options)
                 described = AttentionCall(
-                    Operand.of(q), Operand.of(k), Operand.of(k), None if mask is None else Operand.of(mask), options["dropout_p"], False, heads != 8
+                    Operand.of(q),
+                    Operand.of(k),
+                    Operand.of(k),
+                    None if mask is None else Operand.of(mask),
+                    options["dropout_p"],
+                    False,
+                    heads != 8,
                 )
                 version = torch.backends.cudnn.version()
                 assert card.capability is not None
                 order = preferred_order(card.capability, attention.TORCH_VERSION, version)
-                backend = attention_backend(described, Settings(card.capability, attention.TORCH_VERSION, version, order)).backend
+                backend = attention_backend(
+                    described, Settings(card.capability, attention.TORCH_VERSION, version, order)
+                ).backend
                 ran[backend] += 1
-                assert attention_ops(ops) == ([f"aten._scaled_dot_product_{names[backend]}_attention.default"] if backend in names else [])
+                assert attention_ops(ops) == (
+                    [f"aten._scaled_dot_product_{names[backend]}_attention.default"] if backend in names else []
+                )
     assert ran.keys() == {FLASH, EFFICIENT, CUDNN, MATH}
 
 
 @pytest.mark.parametrize(("card", "kept"), [("h100", True), ("t4", False), ("a100", True)])
 def test_bfloat16_convolutions_keep_channels_last_where_cudnn_takes_them(card: str, kept: bool) -> None:
     with card_emulation.target_kernels(target(card)), FakeTensorMode():
-        x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last) for shape in ((2, 8, 16, 16), (8, 8, 3, 3)))
+        x, weight = (
+            torch.empty(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+            for shape in ((2, 8, 16, 16), (8, 8, 3, 3))
+        )
         result = F.conv2d(x, weight.requires_grad_(), padding=1)
         assert result.grad_fn is not None
         gradient = result.grad_fn(torch.empty_like(result))[1]

@@ -26,7 +26,12 @@ class Judged(nn.Module):
 
 
 KEPT = [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy, partial(F.mse_loss, reduction="sum")]
-SMALL = [F.l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, lambda a, b: F.mse_loss(a, b, reduction="none").mean()]
+SMALL = [
+    F.l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy_with_logits,
+    lambda a, b: F.mse_loss(a, b, reduction="none").mean(),
+]
 
 
 @pytest.mark.parametrize("loss", [*KEPT, *SMALL])

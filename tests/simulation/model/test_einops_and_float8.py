@@ -37,7 +37,9 @@ def packed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "weave",
     [
-        lambda a, b: einops.rearrange(a, "b s (h d) -> b h s d", h=4) @ einops.rearrange(b, "b s (h d) -> b h d s", h=4),
+        lambda a, b: (
+            einops.rearrange(a, "b s (h d) -> b h s d", h=4) @ einops.rearrange(b, "b s (h d) -> b h d s", h=4)
+        ),
         lambda a, b: einops.reduce(a * b, "b s d -> b d", "mean"),
         lambda a, b: einops.repeat(a, "b s d -> b s (r d)", r=3) + einops.repeat(b, "b s d -> b s (d r)", r=3),
         lambda a, b: einops.einsum(a, b, "b i d, b j d -> b i j").softmax(-1),
@@ -51,11 +53,13 @@ def test_functions_of_einops(weave: Callable[[torch.Tensor, torch.Tensor], torch
 def test_layers_of_einops() -> None:
     image, pooled = Rearrange("b (h w) d -> b d h w", h=8), Reduce("b d (h p) (w q) -> b d h w", "max", p=2, q=2)
     mixed = EinMix("b s (h c) -> b s (h e)", weight_shape="h c e", bias_shape="h e", h=4, c=16, e=32)
-    assert_as_measured(nn.Sequential(nn.Linear(64, 64), image, pooled, Rearrange("b d h w -> b (d h w)"), nn.Linear(1024, 8)), EXAMPLE)
+    assert_as_measured(
+        nn.Sequential(nn.Linear(64, 64), image, pooled, Rearrange("b d h w -> b (d h w)"), nn.Linear(1024, 8)), EXAMPLE
+    )
     assert_as_measured(nn.Sequential(nn.Linear(64, 64), mixed), EXAMPLE)
 
 
-# --- float8 -------------------------------------------------------------------------------------------------------------------------
+# --- float8 -----------------------------------------------------------------------------------------------------------
 
 
 class ScaledProduct(nn.Module):
@@ -68,7 +72,13 @@ class ScaledProduct(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(torch.bfloat16)
         scale = (x.abs().amax().float() / 448).clamp(min=1e-12)
-        return torch._scaled_mm((x / scale).to(torch.float8_e4m3fn), self.weight.t(), scale_a=scale, scale_b=torch.ones_like(scale), out_dtype=torch.bfloat16)
+        return torch._scaled_mm(
+            (x / scale).to(torch.float8_e4m3fn),
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=torch.ones_like(scale),
+            out_dtype=torch.bfloat16,
+        )
 
 
 def in_float8(recipe: str) -> nn.Module:
@@ -84,7 +94,9 @@ def test_a_float8_product_takes_one_byte_per_number() -> None:
     x = torch.randn(512, 256)
     assert_as_measured(ScaledProduct(), x, modes=("infer",))
     profile = analyze(ScaledProduct(), x, mode="infer").profile
-    assert {storage.name: storage.nbytes for storage in profile.storages if storage.kind is Kind.BUFFER} == {"weight": 256 * 256}
+    assert {storage.name: storage.nbytes for storage in profile.storages if storage.kind is Kind.BUFFER} == {
+        "weight": 256 * 256
+    }
     assert products(profile) == [2 * 512 * 256 * 256]
 
 
@@ -99,6 +111,7 @@ def test_training_in_float8() -> None:
 
 @pytest.mark.parametrize(("recipe", "in_half"), [("tensorwise", 0), ("rowwise", 0), ("rowwise_with_gw_hp", 2)])
 def test_recipes_of_float8_on_a_card(recipe: str, in_half: int) -> None:
-    """The CPU has no scales by row. Forward, the input's gradient and the weight's, of each layer; the last in bfloat16 with the third recipe."""
+    """The CPU has no scales by row. Forward, the input's gradient and the weight's, of each layer; the last in bfloat16
+    with the third recipe."""
     profile = analyze(lambda: in_float8(recipe), torch.randn(512, 256).bfloat16()).profile
     assert products(profile) == [2 * 512 * 256 * 512] * (6 - in_half)

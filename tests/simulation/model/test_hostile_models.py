@@ -1,4 +1,5 @@
-"""Models that stop an analysis where they please, analyses side by side, and many in a row: the process is as it was before."""
+"""Models that stop an analysis where they please, analyses side by side, and many in a row: the process is as it was
+before."""
 
 from __future__ import annotations
 
@@ -23,12 +24,36 @@ import fxmem
 from fxmem.errors import AnalysisError, FxmemError
 from fxmem.simulation.lock import one_at_a_time
 
-# --- what an analysis might leave behind ------------------------------------------------------------------------------------
+# --- what an analysis might leave behind ------------------------------------------------------------------------------
 
 OWNERS: tuple[Any, ...] = (
-    *(torch, torch.Tensor, torch._C, torch._C._autograd, torch.nn.Module, torch.nn.functional, torch.cuda, torch.cuda.amp.common, torch.autograd),
-    *(torch.autograd.Variable, torch.autograd.function.FunctionCtx, torch.autograd.graph, torch.backends.mha, torch.backends.cudnn, torch.fx, torch.fx.Node),
-    *(torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction, torch.optim.Optimizer, torch.random, torch.nn.Parameter),
+    *(
+        torch,
+        torch.Tensor,
+        torch._C,
+        torch._C._autograd,
+        torch.nn.Module,
+        torch.nn.functional,
+        torch.cuda,
+        torch.cuda.amp.common,
+        torch.autograd,
+    ),
+    *(
+        torch.autograd.Variable,
+        torch.autograd.function.FunctionCtx,
+        torch.autograd.graph,
+        torch.backends.mha,
+        torch.backends.cudnn,
+        torch.fx,
+        torch.fx.Node,
+    ),
+    *(
+        torch.utils.checkpoint,
+        torch.utils.checkpoint.CheckpointFunction,
+        torch.optim.Optimizer,
+        torch.random,
+        torch.nn.Parameter,
+    ),
 )
 """Whatever is patched during an analysis is an attribute of one of these."""
 
@@ -47,13 +72,27 @@ def process() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
-        "autocast": [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
+        "autocast": [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        ],
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "kernels": (torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()),
-        "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()),
+        "kernels": (
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
+        ),
+        "attention": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+        ),
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "random": (torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()),  # type: ignore[index]
-        "module hooks": [len(hooks) for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_") and isinstance(hooks, dict)],
+        "module hooks": [
+            len(hooks)
+            for name, hooks in vars(nn.modules.module).items()
+            if name.startswith("_global_") and isinstance(hooks, dict)
+        ],
         "path": list(sys.path),
         "streams": (sys.stdout, sys.stderr),
         "watchers": (sys.gettrace(), sys.getprofile(), threading.excepthook),
@@ -168,7 +207,9 @@ def loaded() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stops])
 @pytest.mark.parametrize(("target", "precision"), [("cpu", None), ("h100", "bf16")])
 @pytest.mark.parametrize("where", WHERE)
-def test_wherever_a_model_stops_the_process_is_as_it_was(where: str, target: str, precision: Any, error: type[BaseException]) -> None:
+def test_wherever_a_model_stops_the_process_is_as_it_was(
+    where: str, target: str, precision: Any, error: type[BaseException]
+) -> None:
     model = Model(where, error)
     before, names = process(), attributes()
     stopped(model, target, precision)
@@ -187,11 +228,13 @@ def test_an_analysis_after_an_interrupted_one_says_the_same() -> None:
     assert told() == before
 
 
-# --- analyses within each other and side by side ----------------------------------------------------------------------------
+# --- analyses within each other and side by side ----------------------------------------------------------------------
 
 
 def peak(width: int, target: str = "h100") -> int:
-    return fxmem.analyze(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)), torch.zeros(8, width), target=target).peak.requested_bytes
+    return fxmem.analyze(
+        nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)), torch.zeros(8, width), target=target
+    ).peak.requested_bytes
 
 
 class Nested(nn.Linear):
@@ -275,7 +318,7 @@ def test_forked_workers_analyse_too_even_if_another_thread_was_at_it() -> None:
         thread.join()
 
 
-# --- many in a row ----------------------------------------------------------------------------------------------------------
+# --- many in a row ----------------------------------------------------------------------------------------------------
 
 
 def test_analyses_in_a_row_keep_nothing() -> None:

@@ -1,4 +1,5 @@
-"""Models of other shapes than a plain module of plain tensors: analysed and held against a real CPU run, or refused in one line that says what to do."""
+"""Models of other shapes than a plain module of plain tensors: analysed and held against a real CPU run, or refused in
+one line that says what to do."""
 
 import typing
 
@@ -8,7 +9,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention.flex_attention import flex_attention
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 from torchao import quantization
 
 from fxmem import analyze
@@ -21,7 +27,8 @@ WIDTH = 64
 
 
 class Doing(nn.Module):
-    """A module whose forward is a function of it and its arguments, over two linear layers and whatever else is given."""
+    """A module whose forward is a function of it and its arguments, over two linear layers and whatever else is
+    given."""
 
     def __init__(self, function, **parts):
         super().__init__()
@@ -36,7 +43,11 @@ class Doing(nn.Module):
 
 def squares(out):
     """A loss whose gradient is no expanded scalar, which CPU products would copy."""
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    leaves = [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(out)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
     return sum(leaf.square().sum() for leaf in leaves)
 
 
@@ -45,7 +56,8 @@ def batch(rows=512, width=WIDTH):
 
 
 def assert_as_measured(model, inputs, *, modes=("train", "infer"), loss=squares, optimizer="adamw"):
-    """The predicted peak against the profiler's, what kernels take within one call set aside; the two differ by a scalar or two at most."""
+    """The predicted peak against the profiler's, what kernels take within one call set aside; the two differ by a
+    scalar or two at most."""
     for mode in modes:
         step = {"loss": loss, "optimizer": optimizer} if mode == "train" else {}
         found = validate(model, inputs, mode=mode, **step)
@@ -68,7 +80,7 @@ def notes(analysis, topic="model"):
     return [assumption.text for assumption in analysis.profile.assumptions if assumption.topic == topic]
 
 
-# --- custom autograd functions ------------------------------------------------------------------------------------------------
+# --- custom autograd functions ----------------------------------------------------------------------------------------
 
 
 class Product(torch.autograd.Function):
@@ -158,7 +170,7 @@ def test_a_step_that_clips_gradients():
     assert analyze(layers(), batch(), optimizer=clipping).profile.step.optimizer == "AdamW"
 
 
-# --- torch.compile, wrappers, exported programs ---------------------------------------------------------------------------------
+# --- torch.compile, wrappers, exported programs -----------------------------------------------------------------------
 
 
 def layers():
@@ -183,8 +195,14 @@ COMPILED = {
         lambda: Doing(lambda m, x: m.part(m.first(x)), part=torch.compile(layers(), backend="eager")),
         lambda: Doing(lambda m, x: m.part(m.first(x)), part=layers()),
     ),
-    "a function": (lambda: Doing(lambda m, x: m.second(compiled_function(m.first(x)))), lambda: Doing(lambda m, x: m.second(torch.sin(y := m.first(x)) * y))),
-    "in mid-step": (lambda: Doing(lambda m, x: torch.compile(m.second, backend="eager")(m.first(x))), lambda: Doing(lambda m, x: m.second(m.first(x)))),
+    "a function": (
+        lambda: Doing(lambda m, x: m.second(compiled_function(m.first(x)))),
+        lambda: Doing(lambda m, x: m.second(torch.sin(y := m.first(x)) * y)),
+    ),
+    "in mid-step": (
+        lambda: Doing(lambda m, x: torch.compile(m.second, backend="eager")(m.first(x))),
+        lambda: Doing(lambda m, x: m.second(m.first(x))),
+    ),
 }
 
 
@@ -207,14 +225,19 @@ def test_the_graph_of_a_compiled_part_runs_on_the_given_model():
 
 @pytest.mark.parametrize("target", ["cpu", "h100"])
 def test_data_parallel_is_taken_off(target):
-    plain, wrapped = analyze(layers(), batch(), target=target), analyze(nn.DataParallel(layers()), batch(), target=target)
+    plain, wrapped = (
+        analyze(layers(), batch(), target=target),
+        analyze(nn.DataParallel(layers()), batch(), target=target),
+    )
     assert wrapped.peak.requested_bytes == plain.peak.requested_bytes
     assert wrapped.profile.model == "Sequential"
     assert any("DataParallel is left out" in note for note in notes(wrapped))
 
 
 @pytest.mark.parametrize("path", ["", "part"])
-@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, batch())], ids=["script", "trace"])
+@pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda model: torch.jit.trace(model, batch())], ids=["script", "trace"]
+)
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript_is_refused(make, path):
     scripted = make(layers())
@@ -234,7 +257,10 @@ def one_process():
 def test_distributed_data_parallel_is_taken_off_and_its_buckets_are_named(one_process):
     plain, wrapped = analyze(layers(), batch()), analyze(nn.parallel.DistributedDataParallel(layers()), batch())
     assert wrapped.peak.requested_bytes == plain.peak.requested_bytes
-    assert any(f"its buckets for reducing gradients ({2 * (WIDTH * WIDTH + WIDTH) * 4} bytes" in note for note in notes(wrapped))
+    assert any(
+        f"its buckets for reducing gradients ({2 * (WIDTH * WIDTH + WIDTH) * 4} bytes" in note
+        for note in notes(wrapped)
+    )
 
 
 def test_sharded_modules_are_refused(one_process):
@@ -256,7 +282,7 @@ def test_graph_modules():
     assert_as_measured(torch.fx.symbolic_trace(layers()), batch())
 
 
-# --- what has no shape of its own ---------------------------------------------------------------------------------------------
+# --- what has no shape of its own -------------------------------------------------------------------------------------
 
 
 def test_lazy_modules_are_refused_until_they_have_run():
@@ -284,7 +310,7 @@ def test_torch_ao_quantised_modules_are_refused():
     assert "torchao.quantization.quantize_" in text
 
 
-# --- quantised weights, adapters ------------------------------------------------------------------------------------------------
+# --- quantised weights, adapters --------------------------------------------------------------------------------------
 
 
 def quantised(config):
@@ -350,7 +376,7 @@ def test_lora_trains_the_adapters_only():
     assert all("lora_" in name for name in trained)
 
 
-# --- embeddings, complex numbers, parametrizations ------------------------------------------------------------------------------
+# --- embeddings, complex numbers, parametrizations --------------------------------------------------------------------
 
 
 def tokens(*shape):
@@ -373,23 +399,37 @@ def with_buffers():
 
 
 PLAIN = {
-    "EmbeddingBag": lambda: (Doing(lambda m, x, o: m.first(m.bag(x, o)).relu(), bag=nn.EmbeddingBag(1000, WIDTH)), (tokens(512), torch.arange(0, 512, 4))),
-    "EmbeddingBag max": lambda: (Doing(lambda m, x: m.first(m.bag(x)).relu(), bag=nn.EmbeddingBag(1000, WIDTH, mode="max")), tokens(128, 8)),
+    "EmbeddingBag": lambda: (
+        Doing(lambda m, x, o: m.first(m.bag(x, o)).relu(), bag=nn.EmbeddingBag(1000, WIDTH)),
+        (tokens(512), torch.arange(0, 512, 4)),
+    ),
+    "EmbeddingBag max": lambda: (
+        Doing(lambda m, x: m.first(m.bag(x)).relu(), bag=nn.EmbeddingBag(1000, WIDTH, mode="max")),
+        tokens(128, 8),
+    ),
     "tied weights": lambda: (tied(), tokens(8, 16)),
     "buffers of many dtypes": lambda: (with_buffers(), batch()),
     "FFT": lambda: (
-        Doing(lambda m, x: torch.fft.irfft(torch.fft.rfft(m.first(x)) * m.filter, n=WIDTH), filter=nn.Parameter(torch.ones(33, dtype=torch.cfloat))),
+        Doing(
+            lambda m, x: torch.fft.irfft(torch.fft.rfft(m.first(x)) * m.filter, n=WIDTH),
+            filter=nn.Parameter(torch.ones(33, dtype=torch.cfloat)),
+        ),
         batch(),
     ),
     "complex Linear": lambda: (
-        Doing(lambda m, x: m.mixing(torch.complex(m.first(x), m.second(x))).abs(), mixing=nn.Linear(WIDTH, WIDTH, dtype=torch.cfloat)),
+        Doing(
+            lambda m, x: m.mixing(torch.complex(m.first(x), m.second(x))).abs(),
+            mixing=nn.Linear(WIDTH, WIDTH, dtype=torch.cfloat),
+        ),
         batch(),
     ),
     "weight_norm": lambda: (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))), batch()),
     "spectral_norm": lambda: (nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))), batch()),
     "functional_call": lambda: (
         Doing(
-            lambda m, x: torch.func.functional_call(m.first, {"weight": m.maker(x.mean(0)).view(WIDTH, WIDTH), "bias": m.first.bias}, (x,)),
+            lambda m, x: torch.func.functional_call(
+                m.first, {"weight": m.maker(x.mean(0)).view(WIDTH, WIDTH), "bias": m.first.bias}, (x,)
+            ),
             maker=nn.Linear(WIDTH, WIDTH * WIDTH),
         ),
         batch(),
@@ -397,7 +437,10 @@ PLAIN = {
     "GRU": lambda: (Doing(lambda m, x: m.part(m.first(x))[0], part=nn.GRU(WIDTH, WIDTH, 2)), torch.randn(16, 4, WIDTH)),
     "detached branch": lambda: (Doing(lambda m, x: m.second(m.first(x)) + m.first(x).detach() * 2), batch()),
     "no_grad part": lambda: (Doing(lambda m, x: m.second(torch.no_grad()(m.first)(x).relu())), batch()),
-    "inference_mode part": lambda: (Doing(lambda m, x: m.second(torch.inference_mode()(m.first)(x).relu().clone())), batch()),
+    "inference_mode part": lambda: (
+        Doing(lambda m, x: m.second(torch.inference_mode()(m.first)(x).relu().clone())),
+        batch(),
+    ),
 }
 
 
@@ -443,7 +486,7 @@ def test_a_complex_output_needs_a_loss():
     assert_as_measured(model, x, loss=lambda out: out.abs().square().sum())
 
 
-# --- what a model returns -------------------------------------------------------------------------------------------------------
+# --- what a model returns ---------------------------------------------------------------------------------------------
 
 
 class Pair(typing.NamedTuple):
@@ -460,7 +503,7 @@ def test_outputs_of_many_shapes(pack):
     assert_as_measured(Doing(lambda m, x: pack(m.first(x), m.second(x))), batch())
 
 
-# --- checkpointing and saved tensors that a program has of its own ----------------------------------------------------------------
+# --- checkpointing and saved tensors that a program has of its own ----------------------------------------------------
 
 
 def selective(model, x):
@@ -487,9 +530,15 @@ def on_cpu(model, x):
 
 
 CHECKPOINTED = {
-    "reentrant": lambda m, x: checkpoint(lambda y: m.second(torch.tanh(m.first(y))), m.first(x), use_reentrant=True, preserve_rng_state=False),
-    "non-reentrant": lambda m, x: checkpoint(lambda y: m.second(torch.tanh(m.first(y))), m.first(x), use_reentrant=False, preserve_rng_state=False),
-    "sequential": lambda m, x: checkpoint_sequential([m.first, m.second, m.first, m.second], 2, x, use_reentrant=False, preserve_rng_state=False),
+    "reentrant": lambda m, x: checkpoint(
+        lambda y: m.second(torch.tanh(m.first(y))), m.first(x), use_reentrant=True, preserve_rng_state=False
+    ),
+    "non-reentrant": lambda m, x: checkpoint(
+        lambda y: m.second(torch.tanh(m.first(y))), m.first(x), use_reentrant=False, preserve_rng_state=False
+    ),
+    "sequential": lambda m, x: checkpoint_sequential(
+        [m.first, m.second, m.first, m.second], 2, x, use_reentrant=False, preserve_rng_state=False
+    ),
     "selective": selective,
     "packed in half precision": in_half,
     "save_on_cpu": on_cpu,
@@ -508,7 +557,7 @@ def test_save_on_cpu_takes_what_is_saved_off_the_card():
     assert offloaded.profile.saved_bytes == 0
 
 
-# --- hooks ----------------------------------------------------------------------------------------------------------------------
+# --- hooks ------------------------------------------------------------------------------------------------------------
 
 
 def deep(width=256, layers=4):
@@ -545,7 +594,9 @@ def watched_backward():
 
 @pytest.mark.parametrize("make", [stepping_in_backward, scaling_gradients, watched_backward])
 def test_hooks_of_parameters_and_modules(make):
-    assert_as_measured(make, batch(64, 256), modes=("train",), optimizer=None if make is stepping_in_backward else "adamw")
+    assert_as_measured(
+        make, batch(64, 256), modes=("train",), optimizer=None if make is stepping_in_backward else "adamw"
+    )
 
 
 def test_an_optimizer_within_backward_frees_gradients_as_it_goes():
@@ -579,7 +630,8 @@ def test_hooks_that_keep_features_keep_them_in_the_copy():
     model = extractor()
     kept = analyze(model, batch(64, 256), mode="infer", target="cpu")
     assert not model.features  # nothing of the run is left in the user's own dictionary
-    # The four of the step before are there until each is replaced: at the peak with the first layer's results, before and after its ReLU.
+    # The four of the step before are there until each is replaced: at the peak with the first layer's results, before
+    # and after its ReLU.
     assert kept.peak.requested_bytes == 4 * (256 * 256 + 256) * 4 + (1 + 4 + 2) * 64 * 256 * 4
 
 
@@ -598,12 +650,13 @@ def test_a_loss_that_closes_over_the_model():
     assert plain.peak.requested_bytes <= decayed.peak.requested_bytes
 
 
-# --- torch.func -----------------------------------------------------------------------------------------------------------------
+# --- torch.func -------------------------------------------------------------------------------------------------------
 
 ACTIVATION = 512 * WIDTH * 4
 PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH) * 4
 FUNC = {
-    # The profiler does not see what a transform frees, so these are counted by hand: activations alive at the peak, beside the input.
+    # The profiler does not see what a transform frees, so these are counted by hand: activations alive at the peak,
+    # beside the input.
     "vmap": (lambda m, x: torch.func.vmap(lambda row: torch.tanh(m.first(row)))(x), 2),
     "grad": (lambda m, x: torch.func.grad(lambda y: torch.tanh(m.first(y)).sum())(x), 3),
     "jvp": (lambda m, x: torch.func.jvp(torch.tanh, (m.first(x),), (x,))[1], 3),
@@ -622,13 +675,15 @@ def test_gradients_for_each_sample():
         def loss(parameters, row):
             return torch.func.functional_call(model.first, parameters, (row,)).square().sum()
 
-        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.first.named_parameters()), x)["weight"]
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.first.named_parameters()), x)[
+            "weight"
+        ]
 
     analysis = analyze(Doing(each), batch(64), mode="infer")
     assert any(storage.nbytes == 64 * WIDTH * WIDTH * 4 for storage in analysis.profile.storages)
 
 
-# --- operators of one's own -----------------------------------------------------------------------------------------------------
+# --- operators of one's own -------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("fxmem_tests::unknown", mutates_args=())
@@ -657,7 +712,10 @@ def test_custom_operators_with_a_fake_kernel():
 
 @pytest.mark.parametrize(
     ("call", "name"),
-    [(lambda m, x: unknown(x), "fxmem_tests::unknown"), (lambda m, x: torch.ops.fxmem_tests_cpu.only(x), "fxmem_tests_cpu::only")],
+    [
+        (lambda m, x: unknown(x), "fxmem_tests::unknown"),
+        (lambda m, x: torch.ops.fxmem_tests_cpu.only(x), "fxmem_tests_cpu::only"),
+    ],
     ids=["custom_op", "Library"],
 )
 def test_custom_operators_without_one_are_refused(call, name):
@@ -686,7 +744,7 @@ def test_triton_kernels_are_not_launched():
     assert any(u.topic == "flops" and u.what == "triton.double" for u in analysis.profile.unknowns)
 
 
-# --- refused, with the line -------------------------------------------------------------------------------------------------------
+# --- refused, with the line -------------------------------------------------------------------------------------------
 
 
 def with_values(model, x):
@@ -796,6 +854,7 @@ def test_calls_of_torch_cuda_are_answered_for_the_target():
 
 
 def test_a_kernel_that_tracers_take_apart_in_python_is_one_operator():
-    """Not `_native_batch_norm_legit`, into which `torch._decomp` takes it apart, nor the products that SiLU's backward is where there is no kernel for it."""
+    """Not `_native_batch_norm_legit`, into which `torch._decomp` takes it apart, nor the products that SiLU's backward
+    is where there is no kernel for it."""
     found = analyze(nn.Sequential(nn.BatchNorm1d(3), nn.SiLU()), torch.empty(2, 3, device="meta"), target="cpu")
     assert {"aten.native_batch_norm.default", "aten.silu_backward.default"} <= {op.name for op in found.profile.ops}

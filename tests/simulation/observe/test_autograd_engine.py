@@ -69,7 +69,12 @@ class Mixed(nn.Module):
 
     def __init__(self, reentrant):
         super().__init__()
-        self.linear, self.norm, self.dropout, self.reentrant = nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.3), reentrant
+        self.linear, self.norm, self.dropout, self.reentrant = (
+            nn.Linear(8, 8),
+            nn.LayerNorm(8),
+            nn.Dropout(0.3),
+            reentrant,
+        )
 
     def block(self, x):
         return self.dropout(self.norm(self.linear(x)).relu()) * x
@@ -212,13 +217,27 @@ def test_second_gradient_is_added_in_place():
 
 
 def test_everything_is_put_back_after_an_error():
-    before = torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine
-    applied = vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")
+    before = (
+        torch.autograd._engine_run_backward,
+        torch._C._current_graph_task_id,
+        torch.autograd.Variable._execution_engine,
+    )
+    applied = (
+        vars(torch.autograd.Function).get("apply"),
+        vars(torch.autograd.function._SingleLevelFunction).get("apply"),
+    )
     engine = Engine(Watching())
     with pytest.raises(ZeroDivisionError), engine.routed(lambda cls, args, apply: apply(*args)):
         raise ZeroDivisionError
-    assert (torch.autograd._engine_run_backward, torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine) == before
-    assert (vars(torch.autograd.Function).get("apply"), vars(torch.autograd.function._SingleLevelFunction).get("apply")) == applied
+    assert (
+        torch.autograd._engine_run_backward,
+        torch._C._current_graph_task_id,
+        torch.autograd.Variable._execution_engine,
+    ) == before
+    assert (
+        vars(torch.autograd.Function).get("apply"),
+        vars(torch.autograd.function._SingleLevelFunction).get("apply"),
+    ) == applied
     x = torch.randn(3, requires_grad=True)
     (x * x).sum().backward()
     assert torch.equal(x.grad, 2 * x)
@@ -236,7 +255,8 @@ def test_saved_handles_die_with_the_graph():
 
 @pytest.mark.parametrize("shape", [(5, 4), (2, 3, 4)])
 def test_an_in_place_op_on_a_view_keeps_what_it_saved_until_it_runs(shape):
-    """A linear layer of a 3-d input returns a view of its product; ReLU in place rebuilds that view's history before it saves."""
+    """A linear layer of a 3-d input returns a view of its product; ReLU in place rebuilds that view's history before it
+    saves."""
     torch.manual_seed(0)
     reference = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
     ours = copy.deepcopy(reference)

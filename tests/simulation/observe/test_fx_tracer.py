@@ -80,7 +80,8 @@ def _wrapped_functions():
 
 
 def _made_of_buffers(nodes, buffers):
-    """Nodes that read nothing but buffers: symbolic_trace computes them while it traces and keeps the result as a constant."""
+    """Nodes that read nothing but buffers: symbolic_trace computes them while it traces and keeps the result as a
+    constant."""
     made = {i for i, n in enumerate(nodes) if n.op == "get_attr" and n.target in buffers}
     for i, n in enumerate(nodes):
         if n.op in ("call_function", "call_method") and n.inputs and made.issuperset(n.inputs):
@@ -95,11 +96,17 @@ def test_same_graph_as_symbolic_trace(name):
     analysis = analyze(model, torch.empty(shape, device="meta"), mode="infer", target="cpu")
     nodes = analysis.profile.nodes
     symbolic = torch.fx.symbolic_trace(model)
-    assert [n.target for n in nodes if n.op == "call_module"] == [n.target for n in symbolic.graph.nodes if n.op == "call_module"]
+    assert [n.target for n in nodes if n.op == "call_module"] == [
+        n.target for n in symbolic.graph.nodes if n.op == "call_module"
+    ]
     wrapped, constant = _wrapped_functions(), _made_of_buffers(nodes, dict(model.named_buffers()))
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     theirs = _Producing(fake_model(symbolic, fakes, torch.device("cpu")), wrapped)
-    with fakes, torch.no_grad(), contextlib.suppress(TypeError):  # swin3d's wrapped functions write to lists that torch.fx has frozen
+    with (
+        fakes,
+        torch.no_grad(),
+        contextlib.suppress(TypeError),
+    ):  # swin3d's wrapped functions write to lists that torch.fx has frozen
         theirs.run(torch.empty(shape))
         ours = [
             _SAME.get(short, short)
@@ -167,7 +174,9 @@ class Odd(nn.Module):
 
 def _equal(a, b):
     left, right = tree_leaves(a), tree_leaves(b)
-    return len(left) == len(right) and all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(left, right, strict=True))
+    return len(left) == len(right) and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(left, right, strict=True)
+    )
 
 
 def test_odd_program_runs_again_from_its_graph():
@@ -187,7 +196,9 @@ def test_odd_program_runs_again_from_its_graph():
     assert [n.target for n in analysis.profile.nodes if n.op == "call_module"] == ["linear", "linear"]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "swin_t", "googlenet", "deeplabv3_resnet50", "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_b_16", "swin_t", "googlenet", "deeplabv3_resnet50", "shufflenet_v2_x0_5"]
+)
 def test_graph_module_returns_what_the_model_returns(name):
     torch.manual_seed(0)
     options = {"weights_backbone": None} if "deeplab" in name else {}
@@ -278,7 +289,19 @@ def test_module_calls_and_checkpointed_regions_are_noted() -> None:
             return self.head(x)
 
     profile = analyze(Twice(), torch.zeros(2, 4), target="cpu").profile
-    assert [node.name for node in profile.nodes[1:8]] == ["inner_0", "inner_1", "inner_2", "inner_3", "inner_4", "inner_5", "head"]
-    assert [(call.module, call.first_node, call.last_node) for call in profile.calls] == [("inner", 1, 3), ("inner", 3, 5), ("inner", 5, 7)]
+    assert [node.name for node in profile.nodes[1:8]] == [
+        "inner_0",
+        "inner_1",
+        "inner_2",
+        "inner_3",
+        "inner_4",
+        "inner_5",
+        "head",
+    ]
+    assert [(call.module, call.first_node, call.last_node) for call in profile.calls] == [
+        ("inner", 1, 3),
+        ("inner", 3, 5),
+        ("inner", 5, 7),
+    ]
     assert next(call.source.code for call in profile.calls if call.source) == "x = self.inner(x)"
     assert [(region.first_node, region.last_node) for region in profile.recomputed] == [(3, 5), (5, 7)]

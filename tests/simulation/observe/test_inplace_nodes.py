@@ -1,4 +1,5 @@
-"""What C++ autograd nodes and kernels do to real tensors and not to fakes, in place or beside their results, is counted all the same."""
+"""What C++ autograd nodes and kernels do to real tensors and not to fakes, in place or beside their results, is counted
+all the same."""
 
 from collections.abc import Callable
 
@@ -20,7 +21,14 @@ class Indexes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
         gathered = y.gather(1, torch.zeros(4, 128, 64, dtype=torch.long, device=x.device))
-        chosen = (y[:, self.every_fourth], y.index_select(1, self.every_fourth), gathered, y.sort(dim=1)[0], y.max(dim=1)[0], y.topk(5, dim=1)[0])
+        chosen = (
+            y[:, self.every_fourth],
+            y.index_select(1, self.every_fourth),
+            gathered,
+            y.sort(dim=1)[0],
+            y.max(dim=1)[0],
+            y.topk(5, dim=1)[0],
+        )
         return torch.stack([tensor.sum() for tensor in chosen]).sum()
 
 
@@ -50,26 +58,38 @@ class Written(nn.Module):
         lambda y: y[:, :32].unflatten(1, (4, 8)).mul_(2),
     ],
 )
-def test_the_gradient_of_a_view_that_was_written_to_goes_into_a_tensor_of_its_own(through: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_the_gradient_of_a_view_that_was_written_to_goes_into_a_tensor_of_its_own(
+    through: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """The sum's gradient is one number seen from everywhere, so that this tensor is the first of its size."""
     assert validate(Written(through), torch.ones(512, 64), tolerance=0.0001).within_tolerance
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_backward_of_batch_norm_makes_its_input_s_gradient_twice(layout: torch.memory_format, trained: bool) -> None:
+def test_the_backward_of_batch_norm_makes_its_input_s_gradient_twice(
+    layout: torch.memory_format, trained: bool
+) -> None:
     model = nn.Sequential(nn.BatchNorm2d(32), nn.Tanh(), nn.BatchNorm2d(32), nn.Sigmoid()).to(memory_format=layout)
     model[2].requires_grad_(trained)
     found = validate(model, torch.ones(16, 32, 16, 16).to(memory_format=layout))
     errors = {each.quantity: each.predicted_bytes - each.measured_bytes for each in found.comparisons}
-    assert errors == {Quantity.REQUESTED: 0, Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: 0, Quantity.REQUESTED_WITHOUT_SCRATCH: 0}
+    assert errors == {
+        Quantity.REQUESTED: 0,
+        Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: 0,
+        Quantity.REQUESTED_WITHOUT_SCRATCH: 0,
+    }
     assert found.predicted.by_kind[Kind.WORKSPACE] == 16 * 32 * 16 * 16 * 4
 
 
 def test_where_layouts_differ_batch_norm_makes_it_once() -> None:
     class Mixed(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.contiguous(memory_format=torch.channels_last)).contiguous(memory_format=torch.contiguous_format)
+            return (
+                super()
+                .forward(x.contiguous(memory_format=torch.channels_last))
+                .contiguous(memory_format=torch.contiguous_format)
+            )
 
     found = validate(Mixed(nn.Linear(16, 16), nn.BatchNorm2d(32)), torch.ones(16, 32, 16, 16))
     assert Kind.WORKSPACE not in found.predicted.by_kind

@@ -46,14 +46,22 @@ CALLS: dict[str, tuple[object, Callable[[], tuple[object, ...]], tuple[str, ...]
     "slice": (aten.slice.Tensor, lambda: (x(), 0, 1, 3), ("_View",)),
     "unsafe view": (aten._unsafe_view.default, lambda: (x(), [24]), ("_View",)),
     "several views": (aten.split.Tensor, lambda: (x(), 2), ("_View", "_View")),
-    "several tensors": (aten.native_layer_norm.default, lambda: (x(), [6], x(6), x(6), 1e-5), ("Fresh", "Fresh", "Fresh")),
+    "several tensors": (
+        aten.native_layer_norm.default,
+        lambda: (x(), [6], x(6), x(6), 1e-5),
+        ("Fresh", "Fresh", "Fresh"),
+    ),
     "none among them": (
         aten.native_layer_norm_backward.default,
         lambda: (x(), x(), [6], x(4, 1), x(4, 1), x(6), x(6), [True, False, True]),
         ("Fresh", "NoneType", "Fresh"),
     ),
     "lists": (aten._foreach_sqrt.default, lambda: ([x(), x(3)],), ("Fresh", "Fresh")),
-    "a new tensor": (aten.empty_like.default, lambda: (x(2, 3, 4, 5).to(memory_format=torch.channels_last),), ("Fresh",)),
+    "a new tensor": (
+        aten.empty_like.default,
+        lambda: (x(2, 3, 4, 5).to(memory_format=torch.channels_last),),
+        ("Fresh",),
+    ),
     "no tensor": (aten.empty.memory_format, lambda: ([3, 5],), ("Fresh",)),
     "another dtype": (aten._to_copy.default, lambda: (x(),), ("Fresh",)),
     "numbers among them": (
@@ -103,7 +111,9 @@ def test_a_second_call_is_made_as_the_first_came_out(fakes: torch_common.FakeTen
         lambda: (x(), True),
     ],
 )
-def test_a_call_that_looks_different_is_another(fakes: torch_common.FakeTensorMode, change: Callable[[], tuple[object, ...]]) -> None:
+def test_a_call_that_looks_different_is_another(
+    fakes: torch_common.FakeTensorMode, change: Callable[[], tuple[object, ...]]
+) -> None:
     replayer = Replayer(fakes)
     assert learned(replayer, aten.add.Tensor, x(), x(6)).replay is not None  # type: ignore[union-attr]
     learned(replayer, aten.add.Tensor, x(), 1)
@@ -121,7 +131,11 @@ def test_the_default_dtype_tells_calls_apart(fakes: torch_common.FakeTensorMode)
         second = learned(replayer, aten.div.Tensor, ints, 2)
     finally:
         torch.set_default_dtype(before)
-    dtypes = [call.replay.outputs[0].dtype for call in (first, second) if call and call.replay and isinstance(call.replay.outputs[0], Fresh)]
+    dtypes = [
+        call.replay.outputs[0].dtype
+        for call in (first, second)
+        if call and call.replay and isinstance(call.replay.outputs[0], Fresh)
+    ]
     assert dtypes == [torch.float32, torch.float64]
 
 
@@ -136,7 +150,9 @@ def test_the_default_dtype_tells_calls_apart(fakes: torch_common.FakeTensorMode)
         (aten.add.Tensor, lambda: (torch.tensor([1.0]), x())),
     ],
 )
-def test_what_looks_do_not_tell_is_not_replayed(fakes: torch_common.FakeTensorMode, func: object, args: Callable[[], tuple[object, ...]]) -> None:
+def test_what_looks_do_not_tell_is_not_replayed(
+    fakes: torch_common.FakeTensorMode, func: object, args: Callable[[], tuple[object, ...]]
+) -> None:
     assert Replayer(fakes).call(func, args(), {}) is None
 
 
@@ -231,7 +247,7 @@ def test_few_contexts_are_remembered(fakes: torch_common.FakeTensorMode) -> None
     assert torch_fakes.remembered("first") is not first
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def lifted(mode: torch_common.FakeTensorMode, real: Tensor) -> Tensor:
@@ -251,7 +267,9 @@ def test_a_number_is_made_as_fake_tensor_mode_makes_it(fakes: torch_common.FakeT
     assert repr(lifted(fakes, real).item()) == repr(value)
 
 
-def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(fakes: torch_common.FakeTensorMode) -> None:
+def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(
+    fakes: torch_common.FakeTensorMode,
+) -> None:
     with torch_common.no_modes():
         real = torch.tensor(3.0)
     number = lifted(fakes, real)
@@ -266,9 +284,18 @@ def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(
 
 
 @pytest.mark.parametrize(
-    "real", [torch.zeros(2), torch.tensor(1), torch.tensor(1.0).double(), torch.zeros((), requires_grad=True), torch.zeros((), device="meta")]
+    "real",
+    [
+        torch.zeros(2),
+        torch.tensor(1),
+        torch.tensor(1.0).double(),
+        torch.zeros((), requires_grad=True),
+        torch.zeros((), device="meta"),
+    ],
 )
-def test_what_is_not_one_plain_number_is_left_to_fake_tensor_mode(fakes: torch_common.FakeTensorMode, real: Tensor) -> None:
+def test_what_is_not_one_plain_number_is_left_to_fake_tensor_mode(
+    fakes: torch_common.FakeTensorMode, real: Tensor
+) -> None:
     assert Replayer(fakes).number(aten.lift_fresh.default, (real,)) is None
 
 
@@ -277,7 +304,9 @@ def test_only_new_numbers_are(fakes: torch_common.FakeTensorMode) -> None:
     assert Replayer(fakes, "0").number(aten.lift_fresh.default, (torch.tensor(1.0),)) is None
 
 
-def test_a_number_that_comes_out_otherwise_is_an_error(fakes: torch_common.FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_comes_out_otherwise_is_an_error(
+    fakes: torch_common.FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with torch_common.no_modes():
         one, two = torch.tensor(1.0), torch.tensor(2.0)
     replayer, make = Replayer(fakes, "1"), torch_fakes.Maker.number

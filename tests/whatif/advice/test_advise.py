@@ -26,7 +26,10 @@ class Speaker(nn.Module):
     def __init__(self, vocabulary: int = 2000, width: int = 64) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(4)
+        )
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.embed(ids)
@@ -55,7 +58,16 @@ def test_what_frees_most_comes_first_and_everything_tried_is_accounted_for(advic
     assert saved == sorted(saved, reverse=True)
     assert saved[0] > 0
     keys = {each.key for each in (*advice.suggestions, *advice.refused)}
-    assert keys >= {"inplace", "bf16-autocast", "bf16-weights", "channels-last", "micro-batches-2", "chunked-loss", "sgd-optimizer", "checkpoint"}
+    assert keys >= {
+        "inplace",
+        "bf16-autocast",
+        "bf16-weights",
+        "channels-last",
+        "micro-batches-2",
+        "chunked-loss",
+        "sgd-optimizer",
+        "checkpoint",
+    }
     assert any(key.startswith("release:head") for key in keys)
     for each in advice.suggestions:
         assert each.saved_bytes == budgets.counted_bytes(advice.before) - budgets.counted_bytes(each.peak)
@@ -115,7 +127,9 @@ def test_it_is_written_as_its_schema_says(advice: Advice) -> None:
 
 
 def test_inference_has_changes_of_its_own() -> None:
-    advice = fxmem.advise(analyze(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(4, 3, 64, 64), mode="infer"))
+    advice = fxmem.advise(
+        analyze(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(4, 3, 64, 64), mode="infer")
+    )
     keys = {each.key for each in (*advice.suggestions, *advice.refused)}
     assert "bf16-weights" in keys
     assert not [key for key in keys if "optimizer" in key or key.startswith("checkpoint")]
@@ -124,7 +138,8 @@ def test_inference_has_changes_of_its_own() -> None:
 def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\nfrom torch import nn\n\n"
-        "def build():\n    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU())))\n"
+        "def build():\n    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), "
+        "nn.LayerNorm(32), nn.GELU())))\n"
     )
     monkeypatch.chdir(tmp_path)
     common = ["own.py:build", "--input", "2048x32", "--target", "cpu", "--quiet"]
@@ -156,8 +171,13 @@ def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], mon
     assert main(["plan", "report.json", "--strategy", "cube"]) == 2
 
 
-def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.py").write_text("from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))\n")
+def test_parts_are_frozen_and_batches_wait_on_the_command_line(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), "
+        "nn.Linear(512, 8))\n"
+    )
     monkeypatch.chdir(tmp_path)
     common = ["analyze", "own.py:build", "--input", "4x64", "--target", "cpu", "--quiet", "--json", "-"]
 
@@ -168,7 +188,9 @@ def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, ca
     plain = report()["peak"]["by_kind"]
     for options in (["--freeze", "0"], ["--freeze", "0.*"], ["--freeze", "0.weight", "--freeze", "0.bias"]):
         frozen = report(*options)
-        assert plain["optimizer_state"] - frozen["peak"]["by_kind"]["optimizer_state"] == 8 * (64 * 512 + 512) + 8  # two float32 per number, two counters
+        assert (
+            plain["optimizer_state"] - frozen["peak"]["by_kind"]["optimizer_state"] == 8 * (64 * 512 + 512) + 8
+        )  # two float32 per number, two counters
         assert any("frozen by --freeze" in each["text"] for each in frozen["assumptions"])
     waiting = report("--prefetch", "3")
     assert waiting["peak"]["by_kind"]["input"] == 4 * plain["input"]
@@ -183,10 +205,16 @@ def test_parts_are_frozen_and_batches_wait_on_the_command_line(tmp_path: Any, ca
     ("command", "complaint"),
     [
         ("analyze own.py:buidl", "own.py has no 'buidl'; closest: build"),
-        ("advise own.py:build --input 4x64 --budget 24Gigs", "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB)"),
+        (
+            "advise own.py:build --input 4x64 --budget 24Gigs",
+            "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB)",
+        ),
         ("cards own.py:build --input 4x64 --only h1000", "unknown target 'h1000': did you mean h100 or v100?"),
         ("max-batch own.py:build --input 4x64 --dim sq", "expected a dimension as batch, seq, a number or NAME:AXIS"),
-        ("max-batch own.py:build --input 4x64 --budget 50%", "expected --budget in bytes or with a unit (16GiB), got '50%'"),
+        (
+            "max-batch own.py:build --input 4x64 --budget 50%",
+            "expected --budget in bytes or with a unit (16GiB), got '50%'",
+        ),
         ("plan own.py:build --input 4x64 --strategy norm", "got 'norm', did you mean norms?"),
         ("advise own.py:build --bugdet 24GiB", "no option --bugdet, did you mean --budget?"),
         ("advice own.py:build", "got 'advice', did you mean advise?"),
@@ -205,10 +233,17 @@ def test_a_mistake_is_one_line_that_says_what_to_write(
 
 
 def test_a_point_of_a_curve_is_shown_for_what_it_is() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(6)))
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)) for _ in range(6))
+    )
     plan = fxmem.plan(fxmem.analyze(model, torch.randn(256, 64), target="cpu", optimizer=None))
     assert len(plan.curve) > 3
     for point in plan.curve[1:]:
         shown = advise._at(plan, point)
-        assert (shown.application, shown.chosen, shown.regions, shown.after) == (point.application, point.strategy, point.regions, point.peak)
+        assert (shown.application, shown.chosen, shown.regions, shown.after) == (
+            point.application,
+            point.strategy,
+            point.regions,
+            point.peak,
+        )
         assert not shown.extent.startswith("0 ")

@@ -93,7 +93,10 @@ def test_activations_are_put_in_place_where_autograd_allows_it() -> None:
         gradients(model, x)
 
 
-@pytest.mark.parametrize(("key", "optimizer"), [("sgd-optimizer", "sgd"), ("sgd-momentum-optimizer", "sgd-momentum"), ("adafactor-optimizer", "adafactor")])
+@pytest.mark.parametrize(
+    ("key", "optimizer"),
+    [("sgd-optimizer", "sgd"), ("sgd-momentum-optimizer", "sgd-momentum"), ("adafactor-optimizer", "adafactor")],
+)
 def test_another_optimizer_is_worth_what_a_real_run_says(key: str, optimizer: str) -> None:
     model, x = Mlp(), torch.randn(16, 64)
     changed = made(analyze(model, x, target="cpu"), key)
@@ -161,16 +164,21 @@ def test_a_change_that_is_there_already_is_not_offered_twice() -> None:
         with pytest.raises(NotToBeHadError, match="already"):
             made(analysis, key)
     assert "expandable-segments" not in by_key(analysis)
-    assert not [key for key in by_key(analyze(Mlp(), torch.randn(2, 64), target="cpu", optimizer=None)) if "optimizer" in key]
+    assert not [
+        key for key in by_key(analyze(Mlp(), torch.randn(2, 64), target="cpu", optimizer=None)) if "optimizer" in key
+    ]
 
 
-# --- changes of kernels, of what is trained, and of what waits ------------------------------------------------------------------
+# --- changes of kernels, of what is trained, and of what waits --------------------------------------------------------
 
 
 def test_a_frozen_part_is_worth_what_a_real_run_says() -> None:
     model, x = Mlp(), torch.randn(64, 64)
     analysis = analyze(model, x, target="cpu")
-    for key, paths in (("freeze:all-but-last", ("a", "b", "kept", "one", "two", "three", "c")[:2]), ("freeze:b", ("b",))):
+    for key, paths in (
+        ("freeze:all-but-last", ("a", "b", "kept", "one", "two", "three", "c")[:2]),
+        ("freeze:b", ("b",)),
+    ):
         changed = made(analysis, key)
         assert all(p.requires_grad for p in model.parameters())
         real = copy.deepcopy(model)
@@ -230,7 +238,9 @@ def test_attention_kernels_that_do_not_run_are_offered_and_one_the_card_lacks_is
 
 
 def test_eager_attention_of_transformers_gets_one_kernel() -> None:
-    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100, n_positions=256, attn_implementation="eager")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=2, vocab_size=100, n_positions=256, attn_implementation="eager"
+    )
     with torch.device("meta"):
         model = transformers.GPT2Model(config)
     ids = {"input_ids": torch.zeros(2, 256, dtype=torch.int64)}
@@ -242,14 +252,20 @@ def test_eager_attention_of_transformers_gets_one_kernel() -> None:
         made(changed.analysis, "sdpa")
 
 
-def test_optimizers_of_other_packages_are_tried_where_they_are_and_never_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizers_of_other_packages_are_tried_where_they_are_and_never_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class AdamW8bit(torch.optim.SGD):
         def __init__(self, params: Any) -> None:
             super().__init__(params, momentum=0.9)
 
     analysis = analyze(Mlp(), torch.zeros(16, 64), target="cpu")
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in ("bitsandbytes", "torchao") else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in ("bitsandbytes", "torchao") else find(name, *rest),
+    )
     for package in ("bitsandbytes", "torchao"):
         with pytest.raises(NotToBeHadError, match=f"{package} is not installed"):
             made(analysis, f"{package}-8bit")
@@ -257,16 +273,24 @@ def test_optimizers_of_other_packages_are_tried_where_they_are_and_never_guessed
     inner.AdamW8bit = AdamW8bit  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", inner)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object() if name == "bitsandbytes" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: object() if name == "bitsandbytes" else find(name, *rest)
+    )
     assert made(analysis, "bitsandbytes-8bit").peak == made(analysis, "sgd-momentum-optimizer").peak
 
 
-# --- what is printed can be pasted ----------------------------------------------------------------------------------------------
+# --- what is printed can be pasted ------------------------------------------------------------------------------------
 
 
 def pasted(analysis: Analysis, key: str, **names: Any) -> dict[str, Any]:
     """What the code of a change does to the program's own names."""
-    namespace = {"torch": torch, "model": copy.deepcopy(analysis.model), "x": analysis.call.args[0], "loss_fn": lambda out: out.sum(), **names}
+    namespace = {
+        "torch": torch,
+        "model": copy.deepcopy(analysis.model),
+        "x": analysis.call.args[0],
+        "loss_fn": lambda out: out.sum(),
+        **names,
+    }
     exec(by_key(analysis)[key].code, namespace)
     return namespace
 
@@ -276,7 +300,11 @@ def test_the_code_of_every_change_runs_and_does_what_it_says(monkeypatch: pytest
     model, x = Mlp(), torch.randn(8, 64)
     analysis = analyze(model, x, target="cpu", prefetch=1)
     changed = pasted(analysis, "inplace")["model"]
-    assert [name for name in ("kept", "one", "two", "three") if changed.get_submodule(name).inplace] == ["one", "two", "three"]
+    assert [name for name in ("kept", "one", "two", "three") if changed.get_submodule(name).inplace] == [
+        "one",
+        "two",
+        "three",
+    ]
     assert pasted(analysis, "bf16-weights")["model"].a.weight.dtype is torch.bfloat16
     assert pasted(analysis, "bf16-autocast")["loss"].isfinite()
     images = analyze(nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(1, 3, 8, 8))
@@ -298,7 +326,11 @@ def test_the_code_of_every_change_runs_and_does_what_it_says(monkeypatch: pytest
         assert type(made_with).__name__ == kind
         assert setting.items() <= made_with.defaults.items()
     logits, labels = torch.randn(64, 50), torch.randint(0, 50, (64,))
-    assert torch.allclose(pasted(analysis, "chunked-loss", logits=logits, labels=labels)["loss"], F.cross_entropy(logits, labels), rtol=1e-5)
+    assert torch.allclose(
+        pasted(analysis, "chunked-loss", logits=logits, labels=labels)["loss"],
+        F.cross_entropy(logits, labels),
+        rtol=1e-5,
+    )
     assert pasted(analysis, "prefetch-less", batches=iter([7]))["batch"] == 7
 
 
@@ -310,7 +342,13 @@ def test_the_code_of_changes_for_a_card_runs(monkeypatch: pytest.MonkeyPatch) ->
     seen = []
 
     def loss_fn(out: torch.Tensor) -> torch.Tensor:
-        seen.append((torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()))
+        seen.append(
+            (
+                torch.backends.cuda.flash_sdp_enabled(),
+                torch.backends.cuda.mem_efficient_sdp_enabled(),
+                torch.backends.cuda.cudnn_sdp_enabled(),
+            )
+        )
         return out.sum()
 
     for key, model in (("sdpa-flash", nn.Identity()), ("sdpa-efficient", nn.Identity()), ("sdpa-cudnn", nn.Identity())):
@@ -343,7 +381,9 @@ def test_what_a_name_holds_is_let_go_by_name_and_what_has_none_otherwise(line: s
 
 
 def test_code_is_not_broken_in_a_terminal() -> None:
-    many = nn.Sequential(nn.Conv2d(3, 8, 3), *(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(40)))
+    many = nn.Sequential(
+        nn.Conv2d(3, 8, 3), *(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(40))
+    )
     changes = by_key(analyze(many, torch.zeros(1, 3, 8, 8), prefetch=1)).values()
     assert max(len(line) for change in changes for line in change.code.splitlines()) <= 64
     changed = pasted(analyze(many, torch.zeros(1, 3, 8, 8)), "inplace")["model"]

@@ -37,8 +37,15 @@ def reason(analysis: Analysis, key: str) -> str:
     return str(caught.value)
 
 
-def measured(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **step: Any) -> Measurement:
-    return measure_cpu(copy.deepcopy(model), inputs, kwargs or {}, **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step})
+def measured(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **step: Any
+) -> Measurement:
+    return measure_cpu(
+        copy.deepcopy(model),
+        inputs,
+        kwargs or {},
+        **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step},
+    )
 
 
 class AdamW8bit(Optimizer):
@@ -84,11 +91,23 @@ class Wide(nn.Module):
 
 
 def test_one_kernel_for_attention_is_worth_what_a_real_run_says() -> None:
-    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
-    config = transformers.GPT2Config(**sizes, attn_implementation="eager", attn_pdrop=0.0)  # with dropout the CPU has no such kernel
+    sizes = {
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 100,
+        "n_positions": 256,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    config = transformers.GPT2Config(
+        **sizes, attn_implementation="eager", attn_pdrop=0.0
+    )  # with dropout the CPU has no such kernel
     model, ids = transformers.GPT2Model(config), torch.zeros(2, 256, dtype=torch.int64)
     analysis = analyze(model, {"input_ids": ids}, target="cpu")
-    assert analysis.peak.requested_bytes == pytest.approx(measured(model, (), {"input_ids": ids}).peak_without_scratch_bytes, rel=SMALL)
+    assert analysis.peak.requested_bytes == pytest.approx(
+        measured(model, (), {"input_ids": ids}).peak_without_scratch_bytes, rel=SMALL
+    )
     changed = made(analysis, "sdpa")
     assert model.config._attn_implementation == "eager"
     model.set_attn_implementation("sdpa")
@@ -103,7 +122,9 @@ def test_eight_bits_of_state_are_worth_what_a_real_run_says(monkeypatch: pytest.
     inner.AdamW8bit = AdamW8bit  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", inner)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object() if name == "bitsandbytes" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: object() if name == "bitsandbytes" else find(name, *rest)
+    )
     model, x = Wide(), torch.randn(16, 256)
     analysis = analyze(model, x, target="cpu")
     changed = made(analysis, "bitsandbytes-8bit")
@@ -116,7 +137,10 @@ def test_eight_bits_of_state_are_worth_what_a_real_run_says(monkeypatch: pytest.
 def test_zeroed_gradients_cost_what_is_said_of_them(rows: int) -> None:
     model, x = Wide(), torch.randn(rows, 256)
     analysis = analyze(model, x, target="cpu")
-    said = re.search(r"with set_to_none=False its peak is .* \(([\d,]+) bytes\) higher|its peak is the same without", reason(analysis, "set-to-none"))
+    said = re.search(
+        r"with set_to_none=False its peak is .* \(([\d,]+) bytes\) higher|its peak is the same without",
+        reason(analysis, "set-to-none"),
+    )
     assert said is not None
     more = int((said[1] or "0").replace(",", ""))
     real = measured(model, (x,), optimizer=AdamWWithZeros).peak_without_scratch_bytes
@@ -136,8 +160,15 @@ def test_a_forward_with_gradients_costs_what_is_said_of_it() -> None:
 
 
 def test_what_the_step_does_anyway_stands_in_the_advice() -> None:
-    found = {mode: fxmem.advise(analyze(Wide(), torch.zeros(64, 256), target="cpu", mode=mode), plans=False) for mode in ("train", "infer")}  # type: ignore[arg-type]
+    found = {
+        mode: fxmem.advise(analyze(Wide(), torch.zeros(64, 256), target="cpu", mode=mode), plans=False)
+        for mode in ("train", "infer")
+    }  # type: ignore[arg-type]
     keys = {mode: {each.key for each in advice.refused} for mode, advice in found.items()}
     assert "set-to-none" in keys["train"] - keys["infer"]
     assert "no-grad" in keys["infer"] - keys["train"]
-    assert not [change for change in changes_for(analyze(Wide(), torch.zeros(4, 256), target="cpu", optimizer=None)) if change.key == "set-to-none"]
+    assert not [
+        change
+        for change in changes_for(analyze(Wide(), torch.zeros(4, 256), target="cpu", optimizer=None))
+        if change.key == "set-to-none"
+    ]

@@ -1,4 +1,5 @@
-"""Activations called as functions: which lines may run in place, what to write there, and what it is worth in a real run of the edited file."""
+"""Activations called as functions: which lines may run in place, what to write there, and what it is worth in a real
+run of the edited file."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def net_from(path: Path) -> nn.Module:
 
 
 def real_peak(model: nn.Module, x: torch.Tensor, **step: Any) -> int:
-    return measure_cpu(model, (x,), {}, **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step}).peak_without_scratch_bytes
+    return measure_cpu(
+        model, (x,), {}, **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step}
+    ).peak_without_scratch_bytes
 
 
 ALLOWED = """\
@@ -95,7 +98,9 @@ REPEATED = "for _ in range(4): x = F.leaky_relu(F.relu6(self.b(x)) if self.c els
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
-@pytest.mark.parametrize("body", [ALLOWED, "x = torch.relu(self.b(x))", "x = self.b(x).sigmoid()", "x = F.tanh(self.b(x))", REPEATED])
+@pytest.mark.parametrize(
+    "body", [ALLOWED, "x = torch.relu(self.b(x))", "x = self.b(x).sigmoid()", "x = F.tanh(self.b(x))", REPEATED]
+)
 def test_edited_lines_are_worth_what_a_real_run_says(tmp_path: Path, body: str, mode: str) -> None:
     model, x = net(tmp_path, body), torch.randn(2048, 64)
     analysis = analyze(model, x, target="cpu", mode=mode)  # type: ignore[arg-type]
@@ -114,7 +119,11 @@ def test_edited_lines_are_worth_what_a_real_run_says(tmp_path: Path, body: str, 
     exact = change(analysis).effect == "none"
     assert exact == (body != ALLOWED)
     for a, b in zip(wanted.parameters(), rewritten.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad) if exact else torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5 * float(a.grad.abs().max()))  # type: ignore[arg-type]
+        assert (
+            torch.equal(a.grad, b.grad)
+            if exact
+            else torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5 * float(a.grad.abs().max()))
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,10 @@ def test_edited_lines_are_worth_what_a_real_run_says(tmp_path: Path, body: str, 
         ("x = F.relu(torch.exp(x))", "exp keeps its input for backward"),
         ("y = F.elu(x); x = x + y", "add reads its input afterwards"),
         ("y, z = x.chunk(2, -1); x = torch.cat([F.elu(y), z], -1)", "one of several views that chunk made"),
-        ("x = checkpoint(lambda y: F.elu(self.b(y)), x, use_reentrant=False)", "it is checkpointed, and runs again in backward"),
+        (
+            "x = checkpoint(lambda y: F.elu(self.b(y)), x, use_reentrant=False)",
+            "it is checkpointed, and runs again in backward",
+        ),
         ("y = checkpoint(lambda y: self.b(y).abs(), x.clone(), use_reentrant=False); x = F.elu(y)", ""),
         (
             "w = x.clone(); y = checkpoint(lambda z: z + w.cos(), x, use_reentrant=False); x = F.elu(w)",
@@ -184,7 +196,9 @@ def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_ag
         ("x = (", "relu", True, ""),
     ],
 )
-def test_a_statement_is_written_anew_or_not_at_all(tmp_path: Path, text: str, name: str, keyword: bool, result: str) -> None:
+def test_a_statement_is_written_anew_or_not_at_all(
+    tmp_path: Path, text: str, name: str, keyword: bool, result: str
+) -> None:
     path = tmp_path / "some.py"
     path.write_text(f"def f(y):\n    {text.replace(chr(10), chr(10) + '    ')}\n", encoding="utf-8")
     assert list(calls_in_place(str(path), {(2, name): keyword})) == [(2, result)]

@@ -1,7 +1,8 @@
-"""Which attention kernel the target card runs for one call of `scaled_dot_product_attention`, and the tensors that brings.
+"""Which attention kernel the target card runs for one call of `scaled_dot_product_attention`, and the tensors that
+brings.
 
-`attention_backend` is the decision, a pure function of a call and the settings it meets (`calls`, `rules`); `attend` the call
-itself, with the kernel so chosen (`kernels`).
+`attention_backend` is the decision, a pure function of a call and the settings it meets (`calls`, `rules`); `attend`
+the call itself, with the kernel so chosen (`kernels`).
 """
 
 from __future__ import annotations
@@ -19,4 +20,15 @@ from fxmem.simulation.kernels.attention.call import (
     settings_on,
 )
 
-__all__ = ["DEFAULT_ORDER", "TORCH_VERSION", "AttentionCall", "Choice", "Operand", "Settings", "attend", "attention_backend", "preferred_order", "settings_on"]
+__all__ = [
+    "DEFAULT_ORDER",
+    "TORCH_VERSION",
+    "AttentionCall",
+    "Choice",
+    "Operand",
+    "Settings",
+    "attend",
+    "attention_backend",
+    "preferred_order",
+    "settings_on",
+]

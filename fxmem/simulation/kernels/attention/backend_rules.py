@@ -2,15 +2,16 @@
 
 Each rule below is one check of torch and bears its name:
 
-- aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: `select_sdp_backend`, `priority_order`, `can_use_flash_attention`,
-  `can_use_mem_efficient_attention`, `can_use_cudnn_attention`;
+- aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: `select_sdp_backend`, `priority_order`,
+  `can_use_flash_attention`, `can_use_mem_efficient_attention`, `can_use_cudnn_attention`;
 - aten/src/ATen/native/transformers/sdp_utils_cpp.h (in the wheel, under torch/include): the checks they share.
 
-Assumptions. torch runs the decision on the card it finds; here it is run for a card that is not there, so the rules had to
-be written again. They are those of torch 2.11, with later changes marked by the release that brought them (read off the
-2.12 to 2.15 wheels). Held against torch's own C++, made to believe in a card of any compute capability: 24,000 random calls
-on 2.11 and 6,000 on 2.15 without a difference. Not modelled: what 2.15 asks of cuDNN older than 9.26 on Hopper. Nested tensors
-are left to torch. External implementations (`torch.nn.attention.activate_flash_attention_impl`) are taken for the built-in ones.
+Assumptions. torch runs the decision on the card it finds; here it is run for a card that is not there, so the rules had
+to be written again. They are those of torch 2.11, with later changes marked by the release that brought them (read off
+the 2.12 to 2.15 wheels). Held against torch's own C++, made to believe in a card of any compute capability: 24,000
+random calls on 2.11 and 6,000 on 2.15 without a difference. Not modelled: what 2.15 asks of cuDNN older than 9.26 on
+Hopper. Nested tensors are left to torch. External implementations (`torch.nn.attention.activate_flash_attention_impl`)
+are taken for the built-in ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.simulation.kernels.attention.call import CUDNN, EFFICIENT, FLASH, HALVES, MATH, AttentionCall, Choice, Operand, Settings
+from fxmem.simulation.kernels.attention.call import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    HALVES,
+    MATH,
+    AttentionCall,
+    Choice,
+    Operand,
+    Settings,
+)
 
 __all__ = ["attention_backend"]
 
@@ -48,7 +59,11 @@ def attention_backend(call: AttentionCall, settings: Settings, override: SDPBack
     why = "; ".join(refusals)
     sm = _sm(settings)
     if override is not None:
-        raise UsageError(f"expected an attention backend that can run this call on {sm}; got {why}. Leave the choice to torch, or change the call.")
+        raise UsageError(
+            f"expected an attention backend that can run this call on {sm}; got {why}. Leave the choice to "
+            f"torch, or "
+            f"change the call."
+        )
     raise AnalysisError(
         f"expected an attention kernel that can run this call on {sm}; none of those enabled can: {why}. "
         "Allow another with torch.nn.attention.sdpa_kernel, or change the call."
@@ -80,7 +95,13 @@ def _with_batch(call: AttentionCall) -> AttentionCall:
 
     def batched(operand: Operand, dims: int) -> Operand:
         extra = dims - len(operand.shape)
-        return Operand((1,) * extra + operand.shape, (0,) * extra + operand.stride, operand.dtype, operand.storage_offset, operand.requires_grad)
+        return Operand(
+            (1,) * extra + operand.shape,
+            (0,) * extra + operand.stride,
+            operand.dtype,
+            operand.storage_offset,
+            operand.requires_grad,
+        )
 
     query, key, value = (batched(operand, 4) for operand in call.operands)
     mask = None if call.mask is None else batched(call.mask, 4)
@@ -101,7 +122,9 @@ def _check_nonzero_sequence_lengths(call: AttentionCall, _: Settings) -> str | N
 
 def _check_last_dim_stride(ignore_singleton_dim: bool) -> Rule:
     def check_last_dim_stride_equals_1_dense(call: AttentionCall, _: Settings) -> str | None:
-        dense = all(operand.stride[-1] == 1 for operand in call.operands) or (ignore_singleton_dim and call.query.shape[-1] == 1)
+        dense = all(operand.stride[-1] == 1 for operand in call.operands) or (
+            ignore_singleton_dim and call.query.shape[-1] == 1
+        )
         if not dense:
             return "the last dimension of query, key or value is not dense"
         return "the mask's last dimension is not dense" if call.mask is not None and call.mask.stride[-1] != 1 else None
@@ -121,7 +144,9 @@ def _check_batch_and_heads(*, supports_gqa: Callable[[Settings], bool], requires
             return f"{q} query heads are no multiple of {k} key and {v} value heads" if indivisible else None
         if q == k == v or (settings.torch_version >= (2, 14) and q > 0 and k == v == 1):
             return None
-        return "grouped-query attention is not supported" if call.enable_gqa else f"{q} query, {k} key and {v} value heads"
+        return (
+            "grouped-query attention is not supported" if call.enable_gqa else f"{q} query, {k} key and {v} value heads"
+        )
 
     return check_batch_size_and_num_heads_dense
 
@@ -167,7 +192,11 @@ def _check_backward_head_dim(call: AttentionCall, settings: Settings) -> str | N
     few_registers = (8, 6) <= settings.capability <= (8, 9) or (12, 0) <= settings.capability <= (12, 1)
     head_dim = call.query.shape[-1]
     unsupported = 192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0)
-    return f"no backward for head size {head_dim} on {_sm(settings)}" if call.requires_grad and few_registers and unsupported else None
+    return (
+        f"no backward for head size {head_dim} on {_sm(settings)}"
+        if call.requires_grad and few_registers and unsupported
+        else None
+    )
 
 
 def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: Settings) -> str | None:
@@ -177,7 +206,11 @@ def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: Settings) -> 
 
 def _check_flash_grid_size(call: AttentionCall, settings: Settings) -> str | None:
     """`check_flash_attention_grid_size` (since 2.15)."""
-    return "batch size or heads over 65535" if settings.torch_version >= (2, 15) and max(call.query.shape[:2]) > 65535 else None
+    return (
+        "batch size or heads over 65535"
+        if settings.torch_version >= (2, 15) and max(call.query.shape[:2]) > 65535
+        else None
+    )
 
 
 # Memory-efficient attention.
@@ -196,7 +229,11 @@ def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: Settings) 
     alignment = _minimum_gemm_alignment(call, settings)
     if q != k:
         return "head sizes of query and key differ"
-    return None if q > 0 and v > 0 and q % alignment == v % alignment == 0 else f"head sizes {q} and {v} are no multiples of {alignment}"
+    return (
+        None
+        if q > 0 and v > 0 and q % alignment == v % alignment == 0
+        else f"head sizes {q} and {v} are no multiples of {alignment}"
+    )
 
 
 def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Settings) -> str | None:
@@ -209,7 +246,11 @@ def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Setti
 
 
 def _efficient_dtypes(settings: Settings) -> Sequence[torch.dtype]:
-    return (torch.float16, torch.float32, torch.bfloat16) if settings.capability >= (8, 0) else (torch.float16, torch.float32)
+    return (
+        (torch.float16, torch.float32, torch.bfloat16)
+        if settings.capability >= (8, 0)
+        else (torch.float16, torch.float32)
+    )
 
 
 # cuDNN attention.
@@ -235,7 +276,11 @@ def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
     (batch, heads, queries), keys = call.query.shape[:3], call.key.shape[2]
     shape = mask.shape
     fits = len(shape) >= 2 and shape[-2] in (1, queries) and shape[-1] in (1, keys)
-    return None if fits and (len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads))) else f"mask of shape {shape}"
+    return (
+        None
+        if fits and (len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads)))
+        else f"mask of shape {shape}"
+    )
 
 
 def _check_cudnn_dropout(call: AttentionCall, settings: Settings) -> str | None:
@@ -273,7 +318,11 @@ def _cudnn_head_dim_limit(qk: int, v: int, settings: Settings) -> int:
 def _cudnn_takes_head_dim_256(settings: Settings) -> bool:
     version = settings.cudnn_version or 0
     least = 92500 if settings.capability == (10, 7) else 92200
-    return settings.torch_version >= (2, 14) and version > least and (settings.capability == (9, 0) or settings.capability[0] == 10)
+    return (
+        settings.torch_version >= (2, 14)
+        and version > least
+        and (settings.capability == (9, 0) or settings.capability[0] == 10)
+    )
 
 
 def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: Settings) -> str | None:
@@ -281,7 +330,9 @@ def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: Settings) ->
     if not call.requires_grad or not _cudnn_takes_head_dim_256(settings):
         return None
     qk, v = call.query.shape[-1], call.value.shape[-1]
-    return None if max(qk, v) <= 128 or (qk, v) in ((192, 128), (256, 256)) else f"no backward for head sizes {qk} and {v}"
+    return (
+        None if max(qk, v) <= 128 or (qk, v) in ((192, 128), (256, 256)) else f"no backward for head sizes {qk} and {v}"
+    )
 
 
 _RULES: Final[dict[SDPBackend, tuple[Rule, ...]]] = {

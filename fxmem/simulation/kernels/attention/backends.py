@@ -2,8 +2,8 @@
 
 The calls follow `scaled_dot_product_attention` and `_scaled_dot_product_attention_math` in
 aten/src/ATen/native/transformers/attention.cpp: the same operators on the same intermediate tensors in the same order.
-Held against torch's own C++, made to believe in a card of any compute capability: 3,000 random calls on 2.11 and 2,000 on 2.15
-without a difference in the operators called and the tensors they return (but for one: see `_math`).
+Held against torch's own C++, made to believe in a card of any compute capability: 3,000 random calls on 2.11 and 2,000
+on 2.15 without a difference in the operators called and the tensors they return (but for one: see `_math`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
 from fxmem.simulation.kernels.attention.backend_rules import attention_backend
-from fxmem.simulation.kernels.attention.call import CUDNN, EFFICIENT, FLASH, HALVES, MATH, TORCH_VERSION, AttentionCall, Operand, Settings
+from fxmem.simulation.kernels.attention.call import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    HALVES,
+    MATH,
+    TORCH_VERSION,
+    AttentionCall,
+    Operand,
+    Settings,
+)
 
 __all__ = ["attend"]
 
@@ -42,7 +52,9 @@ def attend(
     aten/src/ATen/autocast_mode.h); a leaf weight passed as an input is not put into autocast's weight cache.
     """
     if torch.is_autocast_enabled("cuda"):
-        attn_mask = None if attn_mask is None else _lowered(attn_mask)  # C++ evaluates the wrapper's arguments last to first
+        attn_mask = (
+            None if attn_mask is None else _lowered(attn_mask)
+        )  # C++ evaluates the wrapper's arguments last to first
         value, key, query = _lowered(value), _lowered(key), _lowered(query)
     _validate(query, key, value, attn_mask)
     call = AttentionCall(
@@ -59,7 +71,9 @@ def attend(
     with torch_kernels.without_autocast():
         if backend is not MATH and query.dim() == 3:
             mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
-            return _KERNELS[backend](query[None], key[None], value[None], mask, dropout_p, is_causal, scale, enable_gqa)[0]
+            return _KERNELS[backend](
+                query[None], key[None], value[None], mask, dropout_p, is_causal, scale, enable_gqa
+            )[0]
         return _KERNELS[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -72,9 +86,14 @@ def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
     """`validate_sdpa_input`."""
     tensors = (query, key, value)
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
-        raise RuntimeError(f"expected query, key and value of one dtype and device, got {', '.join(f'{t.dtype} on {t.device}' for t in tensors)}")
+        raise RuntimeError(
+            f"expected query, key and value of one dtype and device, got "
+            f"{', '.join(f'{t.dtype} on {t.device}' for t in tensors)}"
+        )
     if min(tensor.dim() for tensor in tensors) < 2:
-        raise RuntimeError(f"expected query, key and value of at least 2 dimensions, got {', '.join(str(t.dim()) for t in tensors)}")
+        raise RuntimeError(
+            f"expected query, key and value of at least 2 dimensions, got {', '.join(str(t.dim()) for t in tensors)}"
+        )
     if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(f"expected a mask of dtype bool, float32 or {query.dtype}, got {mask.dtype}")
 
@@ -91,30 +110,58 @@ def _additive(mask: Tensor | None, dtype: torch.dtype, blocked: float) -> Tensor
     return torch.where(mask, 0.0, torch.scalar_tensor(blocked, dtype=dtype, device=mask.device))
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
-    """Head sizes that are no multiple of 8 are padded with zeros, and the result is sliced (`pad_last_dim`, `post_process_flash_output`)."""
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, mask: None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
+) -> Tensor:
+    """Head sizes that are no multiple of 8 are padded with zeros, and the result is sliced (`pad_last_dim`,
+    `post_process_flash_output`)."""
     head_dim = q.shape[-1]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    padded = [torch.ops.aten.pad.default(tensor, [0, -head_dim % 8]) if head_dim % 8 else tensor for tensor in (q, k, v)]
-    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=scale)[0]
+    padded = [
+        torch.ops.aten.pad.default(tensor, [0, -head_dim % 8]) if head_dim % 8 else tensor for tensor in (q, k, v)
+    ]
+    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention.default(
+        *padded, dropout_p, is_causal, False, scale=scale
+    )[0]
     return out[..., :head_dim] if out.shape[-1] != head_dim else out
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
-    """The mask becomes an additive one with strides that are multiples of 8, expanded to (batch, heads, queries, keys) (`preprocess_mask`)."""
+def _efficient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Tensor:
+    """The mask becomes an additive one with strides that are multiples of 8, expanded to (batch, heads, queries, keys)
+    (`preprocess_mask`)."""
     bias = _additive(mask, q.dtype, -math.inf)
     if bias is not None:
         if bias.stride(-1) != 1 or any(stride % 8 for stride in bias.stride()[:-1]):
             keys = bias.shape[-1]
             bias = torch.ops.aten.pad.default(bias, [0, 8 - keys % 8])[..., :keys]
         bias = bias.expand(*q.shape[:3], k.shape[2])
-    wanted = (q, k, v) if bias is None or TORCH_VERSION < (2, 15) else (q, k, v, bias)  # the mask's gradient counts in 2.15, and did not in 2.11
+    wanted = (
+        (q, k, v) if bias is None or TORCH_VERSION < (2, 15) else (q, k, v, bias)
+    )  # the mask's gradient counts in 2.15, and did not in 2.11
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
     out: Tensor = kernel(q, k, v, bias, _requires_grad(*wanted), dropout_p, is_causal, scale=scale)[0]
     return out
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> Tensor:
+def _cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Tensor:
     """Blocked positions get float16's lowest number (`convert_boolean_attn_mask_cudnn`)."""
     bias = _additive(mask, q.dtype, -65504.0)
     kernel = torch.ops.aten._scaled_dot_product_cudnn_attention.default
@@ -122,7 +169,16 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: floa
     return out
 
 
-def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> Tensor:
+def _math(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
     """`_scaled_dot_product_attention_math`, written out.
 
     Torch's own composite adds the mask out of place when it sees tensor subclasses such as FakeTensors, one score
@@ -131,7 +187,11 @@ def _math(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropou
     """
     bias = _additive(mask, query.dtype, -math.inf)
     dtype = query.dtype
-    upcast = dtype in HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    upcast = (
+        dtype in HALVES
+        # Torch has no types for it.
+        and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    )
     q, k, v = (tensor.to(torch.float32) if upcast else tensor for tensor in (query, key, value))
     factor = math.sqrt(abs(scale) if scale is not None else 1.0 / math.sqrt(q.shape[-1]))
     scaled = q * (-factor if scale is not None and scale < 0 else factor)
@@ -164,4 +224,9 @@ def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return key.repeat_interleave(q // k, dim=-3), value.repeat_interleave(q // v, dim=-3)
 
 
-_KERNELS: Final[dict[SDPBackend, Callable[..., Tensor]]] = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn, MATH: _math}
+_KERNELS: Final[dict[SDPBackend, Callable[..., Tensor]]] = {
+    FLASH: _flash,
+    EFFICIENT: _efficient,
+    CUDNN: _cudnn,
+    MATH: _math,
+}

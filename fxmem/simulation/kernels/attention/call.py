@@ -58,7 +58,13 @@ class Operand:
     @classmethod
     def of(cls, tensor: Tensor) -> Operand:
         """Describe a tensor, real or fake."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, int(tensor.storage_offset()), tensor.requires_grad)
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            int(tensor.storage_offset()),
+            tensor.requires_grad,
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,11 @@ class Choice:
 
 
 def preferred_order(
-    capability: tuple[int, int], torch_version: tuple[int, int], cudnn_version: int | None, *, deprioritized: bool = False
+    capability: tuple[int, int],
+    torch_version: tuple[int, int],
+    cudnn_version: int | None,
+    *,
+    deprioritized: bool = False,
 ) -> tuple[SDPBackend, ...]:
     """The order in which backends are tried when the program sets none (`check_prefer_cudnn_attention`).
 
@@ -124,7 +134,11 @@ def preferred_order(
 
 
 def settings_on(
-    capability: tuple[int, int], *, cudnn_version: int | None, deprioritized: bool, unset: Collection[tuple[SDPBackend, ...]] = (DEFAULT_ORDER,)
+    capability: tuple[int, int],
+    *,
+    cudnn_version: int | None,
+    deprioritized: bool,
+    unset: Collection[tuple[SDPBackend, ...]] = (DEFAULT_ORDER,),
 ) -> Settings:
     """This process's settings as they would be on a card of `capability`.
 
@@ -136,13 +150,27 @@ def settings_on(
             (`sdpa_kernel(..., set_priority=True)`), and holds on the card too.
     """
     cuda = torch.backends.cuda
-    switches = {FLASH: cuda.flash_sdp_enabled, EFFICIENT: cuda.mem_efficient_sdp_enabled, CUDNN: cuda.cudnn_sdp_enabled, MATH: cuda.math_sdp_enabled}
-    current = tuple(backend for number in torch_kernels.sdpa_order() for backend in DEFAULT_ORDER if backend.value == number)
+    switches = {
+        FLASH: cuda.flash_sdp_enabled,
+        EFFICIENT: cuda.mem_efficient_sdp_enabled,
+        CUDNN: cuda.cudnn_sdp_enabled,
+        MATH: cuda.math_sdp_enabled,
+    }
+    current = tuple(
+        backend for number in torch_kernels.sdpa_order() for backend in DEFAULT_ORDER if backend.value == number
+    )
     return Settings(
         capability=capability,
         torch_version=TORCH_VERSION,
         cudnn_version=cudnn_version,
-        order=preferred_order(capability, TORCH_VERSION, cudnn_version, deprioritized=deprioritized) if current in unset else current,
-        enabled=frozenset(backend for backend, is_enabled in switches.items() if is_enabled()),  # type: ignore[no-untyped-call]
-        deterministic=torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
+        order=preferred_order(capability, TORCH_VERSION, cudnn_version, deprioritized=deprioritized)
+        if current in unset
+        else current,
+        enabled=frozenset(
+            backend
+            for backend, is_enabled in switches.items()
+            if is_enabled()  # type: ignore[no-untyped-call]
+        ),
+        deterministic=torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
