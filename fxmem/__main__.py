@@ -15,12 +15,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import NoReturn
 
-from fxmem import __version__
-from fxmem.cli.parser import Parser
-from fxmem.cli.verbs import VERBS
+from fxmem.cli.verbs import build_parser
 from fxmem.errors import FxmemError
 from fxmem.records.units import printable
 
@@ -97,25 +94,11 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    options, rest = _parser().parse_known_args(arguments)
+    parser, _ = build_parser()
+    options, rest = parser.parse_known_args(arguments)
     if rest:
         options.parser.refuse(rest)
     return options
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="fxmem", description="Predicts the memory of a PyTorch training step from the model alone, with no GPU."
-    )
-    parser.add_argument("--version", action="version", version=f"fxmem {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for verb in VERBS:
-        module = import_module(f"fxmem.cli.verbs.{verb.replace('-', '_')}")
-        added: Parser = commands.add_parser(verb, help=module.BRIEF, description=module.DESCRIPTION)
-        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        module.add_options(added)
-        added.set_defaults(run=module.run, parser=added)
-    return parser
 
 
 # --- stdout -----------------------------------------------------------------------------------------------------------

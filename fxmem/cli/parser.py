@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
             )
         raise UsageError(f"{message}; see {self.prog} --help")
 
+    def arguments(self) -> list[argparse.Action]:
+        """Every argument but `--help`, in the order of the help."""
+        return [action for action in self._actions if action.dest != "help"]
+
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Complain of words that no argument takes."""
         option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
