@@ -16,7 +16,6 @@ from torch.nn import functional as F
 import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
-from fxmem.memory import budgets
 from fxmem.records.advice import Advice
 from fxmem.simulation.analysis import analyze_call
 
@@ -95,7 +94,7 @@ def main() -> None:
     for name, spec, settings, inputs in MODELS:
         print(name, flush=True)
         advice = advised(spec, settings, inputs)
-        before = budgets.counted_bytes(advice.before)
+        before = advice.before.counted_bytes
         peaks[name] = before
         for each in advice.suggestions:
             key = each.key.partition(":")[0]

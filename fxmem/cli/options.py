@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from fxmem.cli.specs import BuiltModel
+    from fxmem.memory.budget import Budget, PeakShare
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.kernel_settings import KernelSettings
@@ -31,7 +32,6 @@ __all__ = [
     "add_step",
     "add_target",
     "analyzed",
-    "check_budget",
     "is_report",
     "loaded_or_analyzed",
     "model_and_inputs",
@@ -117,12 +117,11 @@ def add_prefetch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_budget(options: argparse.Namespace) -> None:
-    """Refuse a budget that cannot be understood before the work is done, not after."""
-    from fxmem.memory import budgets
+def parsed_budget(options: argparse.Namespace) -> Budget | PeakShare | None:
+    """The budget of the options; parsed before the analysis, so that a wrong one is refused first."""
+    from fxmem.memory.budget import parse_budget
 
-    if options.budget is not None:
-        budgets.parse(options.budget)
+    return None if options.budget is None else parse_budget(options.budget)
 
 
 def analyzed(options: argparse.Namespace, progress: Working) -> Analysis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxmem.errors import ExceededError, UsageError
-from fxmem.memory import budgets
+from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import Planner, ways_of
 from fxmem.records.plan import ONE_PLAN, Application, CurvePoint, Plan, Strategy
 from fxmem.records.profile import Assumption, Peak, Profile
@@ -17,7 +17,7 @@ def estimate(
     profile: Profile,
     peak: Peak,
     strategy: Strategy,
-    budget: str | int | float | None,
+    budget: BudgetLike | None,
     application: Application | str | None = None,
 ) -> Plan:
     """The plan a planner proposes for a profile; its peak is the planner's own estimate and `analysed` is False.
@@ -35,8 +35,8 @@ def estimate(
             "nothing "
             "to checkpoint"
         )
-    limit = None if budget is None else budgets.parse(budget).bytes_of(peak)
-    overhead = budgets.counted_bytes(peak) - peak.requested_bytes
+    limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).nbytes
+    overhead = peak.counted_bytes - peak.requested_bytes
     plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
     chosen = min(plans, key=lambda plan: plan.extra_flops or 0)
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"

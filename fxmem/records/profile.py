@@ -412,6 +412,11 @@ class Peak(Record):
     by_kind: dict[Kind, Bytes]
     """Splits `requested_bytes`; kinds with nothing alive are left out."""
 
+    @property
+    def counted_bytes(self) -> int:
+        """The bytes a budget bounds: allocated ones where an allocator is modelled, else the requested ones."""
+        return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
+
 
 class Report(Profile):
     """What `fxmem analyze --json` writes and every other verb reads: the profile and its peak."""

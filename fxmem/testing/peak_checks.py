@@ -6,7 +6,6 @@ beside the tests; what it compares and says is here. Nothing needs a GPU or weig
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from fxmem.errors import UsageError
-from fxmem.memory import budgets, fits
+from fxmem.memory.budget import Budget, parse_budget, parse_bytes
 from fxmem.memory.facts import describe
 from fxmem.records import json_reader
 from fxmem.records.profile import InputTensor, Kind, Node, Profile, Timeline
@@ -54,11 +53,7 @@ def assert_peak_below(
         AnalysisError: the model cannot be analysed.
     """
     __tracebackhide__ = True
-    limit = budgets.parse(budget).nbytes
-    if limit is None:
-        raise UsageError(
-            f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: a share of the peak is always exceeded"
-        )
+    limit = parse_bytes(budget)
     analysis = analyze(model, inputs, **options)
     found = complaint(analysis, limit)
     if found:
@@ -66,22 +61,22 @@ def assert_peak_below(
     return analysis
 
 
-def complaint(analysis: Analysis, limit: int) -> str:
-    """How a step goes beyond a budget in bytes, in some lines; empty if it keeps it."""
-    profile, peak = analysis.profile, analysis.peak
-    used, measure = budgets.counted_bytes(peak), _measure(peak.allocated_bytes)
+def complaint(analysis: Analysis, budget: Budget) -> str:
+    """How a step exceeds a budget, in some lines; empty if it keeps it."""
+    profile, peak, limit = analysis.profile, analysis.peak, budget.nbytes
+    if budget.keeps(profile, peak):
+        return ""
+    used, measure = peak.counted_bytes, _measure(peak.allocated_bytes)
     if used > limit:
         first = (
             f"the peak is {exact_bytes(used)} {measure}, {format_bytes(used - limit)} above the budget of "
             f"{exact_bytes(limit)}"
         )
-    elif not fits.keeps(profile, peak, limit):
+    else:
         first = (
             f"the peak of {exact_bytes(used)} {measure} is within the budget of {exact_bytes(limit)}, but in a "
             f"loop the allocator runs out of it"
         )
-    else:
-        return ""
     lines = [
         first,
         (
@@ -147,15 +142,13 @@ def allowed_growth(tolerance: str | int | float, before: PeakBaseline) -> int:
     if tolerance in (0, "0", "0%"):
         return 0
     try:
-        allowed = budgets.parse(tolerance)
+        allowed = parse_budget(tolerance)
     except UsageError as error:
         raise UsageError(
             f"expected a tolerance as a share of the peak (1%, 0.01), as bytes or with a unit (64MiB), got "
             f"{tolerance!r}"
         ) from error
-    return (
-        allowed.nbytes if allowed.nbytes is not None else math.floor((allowed.fraction or 0.0) * before.counted_bytes)
-    )
+    return allowed.resolve(before.counted_bytes).nbytes
 
 
 def growth(before: PeakBaseline, analysis: Analysis, allowed: int) -> str:

@@ -10,8 +10,8 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, roofline
-from fxmem.memory import allocator, budgets
-from fxmem.memory import fits as fitting
+from fxmem.memory import allocator
+from fxmem.memory.budget import peak_in_memory
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Target
 from fxmem.records.sizes import CardFit, CardFits
@@ -80,7 +80,7 @@ def cards_of(
         fits = [_card_fit(judged, card) for card in group]
         found += [fit for fit in fits if fit.fits or not plans]
         _filed(steps, judged, [fit for fit in fits if not fit.fits and plans])
-        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(budgets.counted_bytes(judged.peak))}"
+        what = f"{', '.join(card.name for card in group)}: peak {format_bytes(judged.peak.counted_bytes)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
     plan_analyses = 0
     for step, short in steps:
@@ -116,7 +116,7 @@ def _chosen(names: Iterable[str] | None) -> list[Target]:
 
 def _card_fit(analysis: Analysis, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    peak = fitting.within(_on(card, analysis.profile), analysis.peak, memory)
+    peak = peak_in_memory(_on(card, analysis.profile), analysis.peak, memory)
     return CardFit(
         target=card,
         requested_bytes=peak.requested_bytes,

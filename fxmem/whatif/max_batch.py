@@ -17,7 +17,7 @@ import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.memory import budgets, fits
+from fxmem.memory.budget import BudgetLike, parse_bytes, peak_in_memory
 from fxmem.records.profile import Assumption, Target
 from fxmem.records.sizes import SizeCurve, SizePoint
 from fxmem.records.units import format_bytes
@@ -44,7 +44,7 @@ def max_batch(
     inputs: Any,
     *,
     target: str | Target = "h100",
-    budget: int | str | None = None,
+    budget: BudgetLike | None = None,
     dim: str | int = "batch",
     limit: int = LIMIT,
     progress: Callable[[str], None] | None = None,
@@ -88,7 +88,7 @@ def max_batch(
 def curve_of(
     analysis: Analysis,
     *,
-    budget: int | str | None = None,
+    budget: BudgetLike | None = None,
     dim: str | int = "batch",
     limit: int = LIMIT,
     change: Change | None = None,
@@ -143,21 +143,14 @@ def curve_of(
 # --- one size ---------------------------------------------------------------------------------------------------------
 
 
-def _memory(target: Target, budget: int | str | None) -> int:
+def _memory(target: Target, budget: BudgetLike | None) -> int:
     if budget is None:
         if target.memory_bytes is None:
             raise UsageError(
                 f"expected a budget such as 16GiB, because the memory of target {target.name!r} is not known"
             )
         return target.memory_bytes
-    nbytes = budgets.parse(budget).nbytes
-    if nbytes is None:
-        raise UsageError(
-            f"expected a budget in bytes or with a unit (16GiB), got {budget!r}: every size has another peak to "
-            f"take "
-            f"a share of"
-        )
-    return nbytes
+    return parse_bytes(budget).nbytes
 
 
 def _check_limit(limit: int) -> None:
@@ -171,7 +164,7 @@ def _at(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
 
 
 def _point(size: int, analysis: Analysis, memory: int) -> SizePoint:
-    peak = fits.within(analysis.profile, analysis.peak, memory)
+    peak = peak_in_memory(analysis.profile, analysis.peak, memory)
     return SizePoint(
         size=size,
         requested_bytes=peak.requested_bytes,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware import roofline
-from fxmem.memory import budgets, fits
+from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
 from fxmem.planning.operators.choices import Call, Value
 from fxmem.planning.regions.cost_tables import Geometry
@@ -49,7 +49,7 @@ _POINTS = 12
 def plan(
     analysis: Analysis,
     strategy: Strategy = "auto",
-    budget: str | int | float | None = None,
+    budget: BudgetLike | None = None,
     *,
     application: Application | str | None = None,
     regions_only: bool = False,
@@ -81,7 +81,7 @@ def plan(
     search = _Search(
         analysis,
         strategy,
-        _limit(analysis, budget),
+        None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes),
         tuple(_applications(analysis, strategy, application, regions_only)),
         progress or (lambda _: None),
     )
@@ -108,15 +108,13 @@ def plans_within(
     first = _Search(
         analysis,
         "auto",
-        _Limit(None, False),
+        None,
         tuple(_applications(analysis, "auto", None)),
         progress or (lambda _: None),
     )
     found: dict[int, tuple[Plan, Analysis]] = {}
     for nbytes in sorted(set(budgets_bytes), reverse=True):
-        search = replace(
-            first, limit=_Limit(nbytes, analysis.profile.target.device == "cuda")
-        )  # with the same planners and the same proposals seen
+        search = replace(first, limit=Budget(nbytes))  # with the same planners and the same proposals seen
         try:
             best = search.best()
         except _REFUSALS:
@@ -170,24 +168,6 @@ class _Proposal:
     analysis: Analysis
 
 
-@dataclass(frozen=True)
-class _Limit:
-    """What a step has to keep."""
-
-    nbytes: int | None
-    capacity: bool
-    """Whether it bounds the allocator as well."""
-
-
-def _limit(analysis: Analysis, budget: str | int | float | None) -> _Limit:
-    if budget is None:
-        return _Limit(None, False)
-    parsed = budgets.parse(budget)
-    return _Limit(
-        parsed.bytes_of(analysis.peak), parsed.nbytes is not None and analysis.profile.target.device == "cuda"
-    )
-
-
 def _applications(
     analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False
 ) -> Iterable[_Way]:
@@ -233,18 +213,14 @@ class _Search:
 
     analysis: Analysis
     strategy: Strategy
-    limit: _Limit
+    limit: Budget | None
     ways: tuple[_Way, ...]
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], _Proposal] = field(default_factory=dict)
 
     def kept(self, analysis: Analysis) -> bool:
         """Whether a step keeps the limit."""
-        if self.limit.nbytes is None:
-            return True
-        if not self.limit.capacity:
-            return budgets.counted_bytes(analysis.peak) <= self.limit.nbytes
-        return fits.keeps(analysis.profile, analysis.peak, self.limit.nbytes)
+        return self.limit is None or self.limit.keeps(analysis.profile, analysis.peak)
 
     def carried_out(self, way: _Way, proposed: Plan) -> _Proposal:
         """What a planner proposes, applied and analysed."""
@@ -264,12 +240,12 @@ class _Search:
         """The plan with the least recomputation that keeps the limit."""
         best = self.best()
         if best is None:
-            raise ExceededError(self._out_of_reach())
+            raise ExceededError(self._out_of_reach(0 if self.limit is None else self.limit.nbytes))
         return self.finished(best)
 
     def best(self) -> _Proposal | None:
         """The proposal with the least recomputation that keeps the limit; None if there is none."""
-        if self.limit.nbytes is not None and Geometry(self.analysis.profile, ()).floor > self.limit.nbytes:
+        if self.limit is not None and Geometry(self.analysis.profile, ()).floor > self.limit.nbytes:
             return None  # of which no plan needs to be tried
         best: _Proposal | None = None
         refused: list[FxmemError] = []
@@ -286,7 +262,7 @@ class _Search:
 
     def _within(self, way: _Way, rival: _Proposal | None) -> _Proposal | None:
         """The cheapest proposal that keeps the limit."""
-        if self.limit.nbytes is None or self.strategy in ("sqrt", "norms"):
+        if self.limit is None or self.strategy in ("sqrt", "norms"):
             only = self.carried_out(way, way.planner.plan(self.strategy, None))
             return only if self.kept(only.analysis) else None
         best = self._asked(way, rival, self.strategy, self.limit.nbytes)
@@ -304,7 +280,7 @@ class _Search:
         """The same of one strategy. Where the analysis disagrees with the planner, it is asked again, for so much less
         or more."""
         ask, unplanned = (
-            nbytes - (budgets.counted_bytes(self.analysis.peak) - self.analysis.peak.requested_bytes),
+            nbytes - (self.analysis.peak.counted_bytes - self.analysis.peak.requested_bytes),
             self.analysis.peak.requested_bytes,
         )
         # Asked for as much as `below` or less, a plan keeps the limit or there is none; for as much as `above` or more,
@@ -326,7 +302,7 @@ class _Search:
                 ):
                     return best  # the planner's FLOPs are exact; only its bytes are an estimate
                 proposal = self.carried_out(way, proposed)
-                spare = nbytes - budgets.counted_bytes(proposal.analysis.peak)
+                spare = nbytes - proposal.analysis.peak.counted_bytes
                 if self.kept(proposal.analysis):
                     best, below = min((p for p in (best, proposal) if p is not None), key=_cost), ask
                     if not proposal.regions or spare <= nbytes // _CLOSE:
@@ -350,14 +326,12 @@ class _Search:
                 proposals += [
                     self.carried_out(way, point) for point in _thinned(way.planner.curve(), _POINTS) if point.regions
                 ]
-        proposals.sort(key=lambda p: (_cost(p), budgets.counted_bytes(p.analysis.peak)))
+        proposals.sort(key=lambda p: (_cost(p), p.analysis.peak.counted_bytes))
         front: list[_Proposal] = []
         for proposal in proposals:
-            if not front or budgets.counted_bytes(front[-1].analysis.peak) > budgets.counted_bytes(
-                proposal.analysis.peak
-            ):
+            if not front or front[-1].analysis.peak.counted_bytes > proposal.analysis.peak.counted_bytes:
                 front.append(proposal)
-        best = min(front, key=lambda p: budgets.counted_bytes(p.analysis.peak) * _total_flops(p.analysis.profile)[0])
+        best = min(front, key=lambda p: p.analysis.peak.counted_bytes * _total_flops(p.analysis.profile)[0])
         curve = tuple(
             CurvePoint(
                 strategy=p.chosen,
@@ -380,7 +354,7 @@ class _Search:
             strategy=self.strategy,
             chosen=proposal.chosen,
             application=proposal.way.application,
-            budget_bytes=self.limit.nbytes,
+            budget_bytes=None if self.limit is None else self.limit.nbytes,
             regions=proposal.regions,
             before=self.analysis.peak,
             after=proposal.analysis.peak,
@@ -397,7 +371,7 @@ class _Search:
 
     def _largest_batch(self, reached: _Proposal) -> str:
         """With the plan that reaches lowest, how large a batch keeps the limit."""
-        if self.limit.nbytes is None or self.strategy in (*ONE_PLAN, "flat"):
+        if self.limit is None or self.strategy in (*ONE_PLAN, "flat"):
             return ""
         self.tell("looking for the largest batch that fits")
         regions, way = reached.regions, reached.way.application
@@ -407,7 +381,7 @@ class _Search:
             )
             curve = max_batch.curve_of(
                 self.analysis,
-                budget=self.limit.nbytes,
+                budget=self.limit,
                 limit=varied.size,
                 change=lambda sized: applied(sized, regions, way),
             )
@@ -417,15 +391,15 @@ class _Search:
         return f"; {how}a batch of {curve.largest} fits" if curve.largest else "; no batch fits, not even of 1"
 
     def _only_in_pieces(self, peak: Peak) -> bool:
-        return self.limit.capacity and budgets.counted_bytes(peak) <= (self.limit.nbytes or 0)
+        return self.limit is not None and peak.counted_bytes <= self.limit.nbytes
 
-    def _out_of_reach(self) -> str:
+    def _out_of_reach(self, nbytes: int) -> str:
         if self.strategy not in (*ONE_PLAN, "flat"):
             for way in self.ways:
                 with contextlib.suppress(*_REFUSALS):
                     self.carried_out(way, way.planner.smallest())
         unplanned = _Proposal(self.ways[0], "flat", (), self.analysis)
-        reached = min((unplanned, *self.seen.values()), key=lambda p: budgets.counted_bytes(p.analysis.peak))
+        reached = min((unplanned, *self.seen.values()), key=lambda p: p.analysis.peak.counted_bytes)
         peak = reached.analysis.peak
         fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
         held = ", ".join(
@@ -435,10 +409,10 @@ class _Search:
         )
         where = f"{peak.phase.value}{f' at {peak.node}' if peak.node else ''}"
         return (
-            f"expected a plan that keeps the step within {exact_bytes(self.limit.nbytes or 0)}; strategy "
+            f"expected a plan that keeps the step within {exact_bytes(nbytes)}; strategy "
             f"{self.strategy} reaches "
-            f"{exact_bytes(budgets.counted_bytes(peak))} at the least (without a plan "
-            f"{format_bytes(budgets.counted_bytes(self.analysis.peak))}). "
+            f"{exact_bytes(peak.counted_bytes)} at the least (without a plan "
+            f"{format_bytes(self.analysis.peak.counted_bytes)}). "
             f"That peak is in {where}; of it no plan can free: {held or 'nothing'}"
             + self._largest_batch(reached)
             + (

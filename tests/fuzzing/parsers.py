@@ -27,9 +27,10 @@ from fxmem.cli import specs
 from fxmem.cli.specs import inputs, models
 from fxmem.errors import FxmemError
 from fxmem.hardware import catalogue
-from fxmem.memory import budgets, liveness, report_reader
+from fxmem.memory import liveness, report_reader
 from fxmem.memory.allocator import settings_of
 from fxmem.memory.allocator.settings import Settings
+from fxmem.memory.budget import parse_budget
 from fxmem.records import json_reader
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Phase, Report
@@ -46,9 +47,7 @@ _EXPECTED = "expected a document"
 
 
 def _budget(text: str) -> None:
-    budget = budgets.parse(text)
-    assert budget.bytes_of(_PEAK) >= 0
-    str(budget.bytes_of(_PEAK))
+    assert parse_budget(text).resolve(_PEAK.counted_bytes).nbytes >= 0
 
 
 def _tolerance(text: str) -> None:
@@ -188,7 +187,7 @@ SEEDS: dict[str, list[str]] = {
 
 _WATCHED = (
     *(
-        budgets.parse,
+        parse_budget,
         peak_checks.allowed_growth,
         inputs.parse_input,
         inputs._parse_dtype,

@@ -16,7 +16,6 @@ from torch import nn
 import fxmem
 from fxmem import analyze
 from fxmem.errors import AnalysisError, ExceededError, UsageError
-from fxmem.memory import budgets
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
 from fxmem.planning.regions.cost_tables import Geometry
@@ -195,7 +194,7 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
     plan = fxmem.plan(analysis, budget=budget)
     assert plan.budget_bytes == budget
     after = plan.after
-    assert budgets.counted_bytes(after) <= budget
+    assert after.counted_bytes <= budget
     from fxmem.memory import allocator
 
     carried_out = verified_plan.applied(analysis, plan.regions, plan.application)
@@ -255,7 +254,7 @@ def test_a_loss_of_gradients_is_no_forward_of_the_modules() -> None:
     assert flops["layers_2"] == 2 * 512 * 256 * 256
     assert (flops["loss"] or 0) > 2 * 512 * 256 * 256
     plan = fxmem.plan(analysis, budget=0.96)
-    assert budgets.counted_bytes(plan.after) <= plan.budget_bytes
+    assert plan.after.counted_bytes <= plan.budget_bytes
     with pytest.raises(ExceededError):  # a line, no traceback
         fxmem.plan(analysis, budget=0.6, application="modules")
 

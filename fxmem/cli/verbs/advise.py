@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxmem.cli.options import Working, add_step, add_target, analyzed, check_budget
+from fxmem.cli.options import Working, add_step, add_target, analyzed, parsed_budget
 from fxmem.cli.output import add_text, check_output, json_or, layout
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
@@ -30,20 +30,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem.memory import budgets
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
-    check_budget(options)
+    budget = parsed_budget(options)
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
         from fxmem.whatif.advice import advise
 
-        advice = advise.advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
+        advice = advise.advise(analysis, budget, plans=not options.no_plans, progress=progress)
     text = json_or(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
-        and budgets.counted_bytes(advice.before) > advice.budget_bytes
+        and advice.before.counted_bytes > advice.budget_bytes
         and advice.together is None
     )
     return 4 if short else 0, text

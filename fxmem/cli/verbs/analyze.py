@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from fxmem.cli.options import Working, add_step, add_target, analyzed
 from fxmem.cli.output import add_output, check_output, reported
-from fxmem.errors import UsageError
 from fxmem.records.units import exact_bytes, format_bytes
 
 if TYPE_CHECKING:
-    from fxmem.memory.budgets import Budget
+    from fxmem.memory.budget import Budget
     from fxmem.records.profile import Report
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
@@ -33,15 +32,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem.memory import budgets
+    from fxmem.memory.budget import parse_bytes
 
     check_output(options)
-    budget = None if options.budget is None else budgets.parse(options.budget)
-    if budget is not None and budget.nbytes is None:
-        raise UsageError(
-            f"expected --budget in bytes or with a unit (8GiB), got {options.budget!r}; a share of the peak would "
-            f"always be exceeded"
-        )
+    budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
         report, timeline = analysis.report(), analysis.timeline
@@ -50,31 +44,24 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         return 0, text
     complaint = exceeded(report, budget)
     print(
-        f"fxmem: {complaint or f'the step keeps the budget of {exact_bytes(budget.bytes_of(report.peak))}'}",
+        f"fxmem: {complaint or f'the step keeps the budget of {exact_bytes(budget.nbytes)}'}",
         file=sys.stderr,
     )
     return 4 if complaint else 0, text
 
 
 def exceeded(report: Report, budget: Budget) -> str:
-    """How a step goes beyond a budget, in words; empty if it keeps it.
-
-    The budget bounds the allocated bytes (the requested ones for the CPU); on a card the loop over the step also has to
-    run where the driver gives the allocator no more than that.
-    """
-    from fxmem.memory import budgets, fits
-
-    used, limit = budgets.counted_bytes(report.peak), budget.bytes_of(report.peak)
+    """How a step exceeds a budget, in words; empty if it keeps it."""
+    used, limit = report.peak.counted_bytes, budget.nbytes
+    if budget.keeps(report, report.peak):
+        return ""
     if used > limit:
         more = format_bytes(used - limit)
         return (
             f"expected a step within {exact_bytes(limit)}; its peak is {exact_bytes(used)}, {more} more; `fxmem "
             f"plan` says where to checkpoint"
         )
-    if not fits.keeps(report, report.peak, limit):
-        return (
-            f"expected a step within {exact_bytes(limit)}; its peak of {format_bytes(used)} is, but in a loop the "
-            f"allocator runs out: "
-            "its free memory is in pieces (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help)"
-        )
-    return ""
+    return (
+        f"expected a step within {exact_bytes(limit)}; its peak of {format_bytes(used)} is, but in a loop the "
+        f"allocator runs out: its free memory is in pieces (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help)"
+    )

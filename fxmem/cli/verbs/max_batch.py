@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fxmem.cli.options import Working, add_step, add_target, analyzed
 from fxmem.cli.output import add_text, check_output, json_or, layout
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes, printable
+
+if TYPE_CHECKING:
+    from fxmem.memory.budget import Budget
 
 __all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
@@ -47,7 +51,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
-    _check(options)
+    budget = _checked_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
@@ -56,7 +60,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         tell = None if options.quiet else _say
         curve = max_batch.curve_of(
             analysis,
-            budget=options.budget,
+            budget=budget,
             dim=options.dim,
             limit=options.limit,
             change=None if plan is None else verified_plan.with_plan(plan),
@@ -81,19 +85,15 @@ def _say(message: str) -> None:
     print(f"fxmem: {printable(message)}", file=sys.stderr, flush=True)
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Refuse before the first analysis what would be refused after it."""
+def _checked_budget(options: argparse.Namespace) -> Budget | None:
+    """The budget, if any; refuses before the first analysis what would be refused after it."""
     from fxmem.hardware import catalogue
-    from fxmem.memory import budgets
+    from fxmem.memory.budget import parse_bytes
 
     if options.limit < 1:
         raise UsageError(f"expected --limit of at least 1, got {options.limit}")
     if options.budget is not None:
-        if budgets.parse(options.budget).nbytes is None:
-            raise UsageError(
-                f"expected --budget in bytes or with a unit (16GiB), got {options.budget!r}: every size has "
-                f"another "
-                f"peak to take a share of"
-            )
-    elif catalogue.target(options.target).memory_bytes is None:
+        return parse_bytes(options.budget, "--budget")
+    if catalogue.target(options.target).memory_bytes is None:
         raise UsageError(f"expected --budget, because the memory of target {options.target!r} is not known")
+    return None

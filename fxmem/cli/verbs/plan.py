@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import Working, add_step, add_target, analyzed, check_budget, is_report
+from fxmem.cli.options import Working, add_step, add_target, analyzed, is_report, parsed_budget
 from fxmem.cli.output import add_text, check_output, json_or, layout
 
 if TYPE_CHECKING:
+    from fxmem.memory.budget import Budget, PeakShare
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile, Timeline
 
@@ -70,10 +71,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import plan as plan_reporting
 
     check_output(options)
-    check_budget(options)
+    budget = parsed_budget(options)
     if options.certificate is not None:
         certificate.cp_sat()
-    plan, profile, timeline = _of_report(options) if is_report(options.model) else _of_model(options)
+    plan, profile, timeline = (_of_report if is_report(options.model) else _of_model)(options, budget)
     if options.certificate is not None:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 0, json_or(options, plan.to_json(), show)
 
 
-def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
+def _of_model(options: argparse.Namespace, budget: Budget | PeakShare | None) -> tuple[Plan, Profile, Timeline]:
     with Working(options.quiet) as progress:
         analysis = analyzed(options, progress)
         from fxmem.whatif import verified_plan
@@ -91,7 +92,7 @@ def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
         plan = verified_plan.plan(
             analysis,
             options.strategy,
-            options.budget,
+            budget,
             application=options.application,
             progress=progress,
             regions_only=regions_only,
@@ -99,7 +100,7 @@ def _of_model(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
     return plan, analysis.profile, analysis.timeline
 
 
-def _of_report(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
+def _of_report(options: argparse.Namespace, budget: Budget | PeakShare | None) -> tuple[Plan, Profile, Timeline]:
     from fxmem.memory import report_reader
     from fxmem.planning import estimate
 
@@ -107,4 +108,4 @@ def _of_report(options: argparse.Namespace) -> tuple[Plan, Profile, Timeline]:
     line = report_reader.timeline(
         report
     )  # refuses a peak that is not the report's, which shares of it would be taken of
-    return estimate.estimate(report, report.peak, options.strategy, options.budget, options.application), report, line
+    return estimate.estimate(report, report.peak, options.strategy, budget, options.application), report, line

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import add_step, add_target, check_budget, loaded_or_analyzed
+from fxmem.cli.options import add_step, add_target, loaded_or_analyzed, parsed_budget
 from fxmem.cli.output import check_file
 from fxmem.cli.verbs.graph import RENDERERS
-from fxmem.cli.verbs.timeline import add_comparison, budget_of, planned_step
+from fxmem.cli.verbs.timeline import add_comparison, planned_step
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_file("--output", options.output, (".html", ".htm"))
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
-    check_budget(options)
+    budget = parsed_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = loaded_or_analyzed(options)
     after_profile, after = planned_step(options, report)
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     text = html.html(
         report,
         timeline,
-        budget_bytes=budget_of(options, timeline.peak),
+        budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
         after=after,
         after_profile=after_profile,

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import add_step, add_target, check_budget, loaded_or_analyzed
+from fxmem.cli.options import add_step, add_target, loaded_or_analyzed, parsed_budget
 from fxmem.cli.output import check_file
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
-    from fxmem.records.profile import Peak, Profile, Report, Timeline
+    from fxmem.records.profile import Profile, Report, Timeline
 
-__all__ = ["BRIEF", "DESCRIPTION", "add_comparison", "add_options", "budget_of", "planned_step", "run"]
+__all__ = ["BRIEF", "DESCRIPTION", "add_comparison", "add_options", "planned_step", "run"]
 
 BRIEF = "bytes alive over the step, or by module, as SVG"
 DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by module; of a report, needs no torch."
@@ -52,18 +52,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --width of at least 280 pixels, got {options.width}")
     if options.by == "modules" and (options.budget is not None or options.after is not None):
         raise UsageError("--budget and --after are for the plot over time; leave them out, or --by modules")
-    check_budget(options)
+    budget = parsed_budget(options)
     report, timeline = loaded_or_analyzed(options)
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:
         after_profile, after = planned_step(options, report)
-        budget = budget_of(options, timeline.peak)
         settings = settings_of(os.environ)
         text = plots.timeline_svg(
             report,
             timeline,
-            budget_bytes=budget,
+            budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
             after=after,
             after_profile=after_profile,
             held=levels_of(report, timeline, settings),
@@ -72,13 +71,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     write_text(Path(options.output), text)
     return 0, ""
-
-
-def budget_of(options: argparse.Namespace, peak: Peak) -> int | None:
-    """The budget in bytes, if there is one."""
-    from fxmem.memory import budgets
-
-    return None if options.budget is None else budgets.parse(options.budget).bytes_of(peak)
 
 
 def planned_step(options: argparse.Namespace, report: Profile) -> tuple[Report | None, Timeline | None]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from fxmem.memory.budgets import counted_bytes
 from fxmem.memory.facts import flops_sum
 from fxmem.memory.module_tree import Figures, call_name
 from fxmem.records.plan import Plan
@@ -190,7 +189,7 @@ def plan_words(plan: Plan) -> str:
     if not number:
         return "no checkpoints"
     allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
-    before, after = (counted_bytes(peak) if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
+    before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
     change = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
     share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
     flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fxmem.memory import facts as findings
-from fxmem.memory.budgets import counted_bytes
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent
@@ -205,14 +204,14 @@ def _curve(plan: Plan) -> str:
     def extra(flops: int | None) -> float | None:
         return None if flops is None or not plan.forward_flops else flops / plan.forward_flops
 
-    dots = [CurveDot(0.0, counted_bytes(plan.before), "no plan", chosen=not plan.regions)]
+    dots = [CurveDot(0.0, plan.before.counted_bytes, "no plan", chosen=not plan.regions)]
     for point in plan.curve:
         if not point.regions:
             continue
         count = sum(1 for _ in point.regions)
         label = f"{point.strategy}, {count} region{'s' if count != 1 else ''}"
         dots.append(
-            CurveDot(extra(point.extra_flops), counted_bytes(point.peak), label, chosen=point.regions == plan.regions)
+            CurveDot(extra(point.extra_flops), point.peak.counted_bytes, label, chosen=point.regions == plan.regions)
         )
     measure = "requested bytes" if plan.before.allocated_bytes is None else "allocated bytes"
     views = "".join(

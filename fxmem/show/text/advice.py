@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.budgets import counted_bytes
 from fxmem.memory.facts import header_facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
@@ -28,9 +27,9 @@ def table(advice: Advice, *, width: int = 100, color: bool = False) -> str:
 
 def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
     peak = advice.before
-    rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(counted_bytes(peak))} in {peak.phase.value}")]
+    rows: list[tuple[str, str | Text]] = [("Peak", f"{exact_bytes(peak.counted_bytes)} in {peak.phase.value}")]
     if advice.budget_bytes is not None:
-        over = counted_bytes(peak) - advice.budget_bytes
+        over = peak.counted_bytes - advice.budget_bytes
         rows.append(
             (
                 "Budget",
@@ -47,7 +46,7 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
     )
     if advice.together is not None:
         yield under("Together", _together(advice, advice.together))
-    elif advice.budget_bytes is not None and counted_bytes(peak) > advice.budget_bytes:
+    elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:
         yield facts(
             [
                 (
@@ -69,7 +68,7 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
 
 
 def _ranked(advice: Advice, width: int) -> Table:
-    before, reserved = counted_bytes(advice.before), advice.before.reserved_bytes
+    before, reserved = advice.before.counted_bytes, advice.before.reserved_bytes
     ranked = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     wide, wider = width >= 72, reserved is not None and width >= 90
     optional = [("of", 7)] * wide + [("Reserved", 9)] * wider
@@ -79,7 +78,7 @@ def _ranked(advice: Advice, width: int) -> Table:
     for heading, size in columns:
         ranked.add_column(heading, width=size, justify="left" if heading == "Numbers" else "right", no_wrap=True)
     for number, each in enumerate(advice.suggestions, 1):
-        cells = [format_bytes(counted_bytes(each.peak)), format_bytes(each.saved_bytes)]
+        cells = [format_bytes(each.peak.counted_bytes), format_bytes(each.saved_bytes)]
         cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
         cells += [_extra(advice, each), _EFFECTS[each.effect]]
         name = textwrap.fill(
@@ -97,7 +96,7 @@ def _extra(advice: Advice, each: Suggestion) -> str:
 
 
 def _together(advice: Advice, each: Suggestion) -> RenderableType:
-    used = counted_bytes(each.peak)
+    used = each.peak.counted_bytes
     spare = format_bytes((advice.budget_bytes or 0) - used)
     return Text(
         (

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.budgets import counted_bytes
 from fxmem.memory.facts import header_facts
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
@@ -131,7 +130,7 @@ def _effect(plan: Plan) -> Table:
 
 
 def _verdict(plan: Plan) -> Text:
-    budget, used = plan.budget_bytes or 0, counted_bytes(plan.after)
+    budget, used = plan.budget_bytes or 0, plan.after.counted_bytes
     sentence = (
         f"{exact_bytes(budget)}: kept, {format_bytes(budget - used)} to spare"
         if used <= budget
@@ -175,9 +174,9 @@ def _curve(plan: Plan, width: int) -> Table:
     points.add_column(
         "Plan", width=min(width - 2 - 12 - sum((2, 9, 7, 8, 7)) - 2 * 6 - (21 if wide else 0), 24), no_wrap=True
     )
-    whole = counted_bytes(plan.before)
+    whole = plan.before.counted_bytes
     for point in plan.curve:
-        used, reserved = counted_bytes(point.peak), point.peak.reserved_bytes
+        used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
         time = _change(plan.before_seconds, point.step_seconds) if plan.before_seconds and point.step_seconds else "-"
         points.add_row(
             "->" if _same(point.peak, plan.after) and point.regions == plan.regions else "",
@@ -192,7 +191,7 @@ def _curve(plan: Plan, width: int) -> Table:
 
 
 def _same(one: Peak, other: Peak) -> bool:
-    return counted_bytes(one) == counted_bytes(other)
+    return one.counted_bytes == other.counted_bytes
 
 
 def _extra(point: CurvePoint, forward: int | None) -> str:

@@ -6,7 +6,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.budgets import counted_bytes
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
@@ -108,7 +107,7 @@ def _plans(fits: CardFits) -> Table:
             printable(card.target.name),
             str(sum(1 for _ in plan.all_regions())),
             plan.application.value,
-            format_bytes(counted_bytes(plan.after)),
+            format_bytes(plan.after.counted_bytes),
             format_bytes(_plan_headroom(card)),
             "unknown" if plan.extra_fraction is None else f"{100 * plan.extra_fraction:+.1f} %",
             f"{100 * (plan.after_seconds / plan.before_seconds - 1):+.1f} %"

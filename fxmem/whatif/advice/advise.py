@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fxmem.errors import AnalysisError, ExceededError, FxmemError
 from fxmem.hardware import roofline
-from fxmem.memory import budgets, fits
+from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Peak, Profile
@@ -30,7 +30,7 @@ _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
 
 def advise(
     analysis: Analysis,
-    budget: str | int | float | None = None,
+    budget: BudgetLike | None = None,
     *,
     plans: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -45,10 +45,8 @@ def advise(
     Raises:
         UsageError: a budget that cannot be understood.
     """
-    parsed = None if budget is None else budgets.parse(budget)
-    limit = None if parsed is None else parsed.bytes_of(analysis.peak)
-    bounds_allocator = parsed is not None and parsed.nbytes is not None and analysis.profile.target.device == "cuda"
-    advisor = _Advisor(analysis, limit, bounds_allocator, progress or (lambda _: None))
+    limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
+    advisor = _Advisor(analysis, limit, progress or (lambda _: None))
     suggestions, refused = advisor.single()
     if plans and analysis.profile.step.mode == "train":
         suggestions += advisor.planned()
@@ -58,7 +56,7 @@ def advise(
         before=analysis.peak,
         before_flops=_flops(profile),
         before_seconds=roofline.step_seconds(profile),
-        budget_bytes=limit,
+        budget_bytes=None if limit is None else limit.nbytes,
         suggestions=tuple(sorted(suggestions, key=lambda s: (-s.saved_bytes, s.extra_flops or 0))),
         together=advisor.together(plans) if limit is not None else None,
         refused=tuple(refused),
@@ -67,10 +65,8 @@ def advise(
 
 
 class _Advisor:
-    def __init__(
-        self, analysis: Analysis, limit: int | None, bounds_allocator: bool, tell: Callable[[str], None]
-    ) -> None:
-        self.analysis, self.limit, self.bounds_allocator, self.tell = analysis, limit, bounds_allocator, tell
+    def __init__(self, analysis: Analysis, limit: Budget | None, tell: Callable[[str], None]) -> None:
+        self.analysis, self.limit, self.tell = analysis, limit, tell
         self.start = Variant(analysis.model, replace(analysis.call, progress=None), dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
@@ -94,7 +90,7 @@ class _Advisor:
                 )
                 continue
             reserved = (self.analysis.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
-            worth = budgets.counted_bytes(self.analysis.peak) // _WORTH
+            worth = self.analysis.peak.counted_bytes // _WORTH
             if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
                 self.useful.append((change, suggestion))
                 suggestions.append(suggestion)
@@ -162,7 +158,7 @@ class _Advisor:
                 continue
             tried = self._made([*chosen, change])
             before = self.analysis.peak if reached is None else reached.peak
-            if tried is not None and budgets.counted_bytes(tried.peak) < budgets.counted_bytes(before):
+            if tried is not None and tried.peak.counted_bytes < before.counted_bytes:
                 chosen, reached = [*chosen, change], tried
                 if self._kept(reached.profile, reached.peak, reached.variant.environ):
                     break
@@ -184,13 +180,8 @@ class _Advisor:
         reached = self._made(chosen) if chosen else None
         base = self.analysis if reached is None else reached.analysis
         try:
-            used = budgets.counted_bytes(base.peak)
             with self.start.within() if reached is None else reached.variant.within():
-                plan = verified_plan.plan(
-                    base,
-                    budget=self.limit if self.bounds_allocator else min((self.limit or 0) / used, 1.0),
-                    progress=self.tell,
-                )
+                plan = verified_plan.plan(base, budget=self.limit, progress=self.tell)
         except FxmemError:
             return None
         suggestion = _of_plan(self.analysis, plan, "checkpoint")
@@ -236,11 +227,7 @@ class _Advisor:
         return self.variants[keys]
 
     def _kept(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
-        if self.limit is None:
-            return False
-        if not self.bounds_allocator:
-            return budgets.counted_bytes(peak) <= self.limit
-        return fits.keeps(profile, peak, self.limit, environ)
+        return self.limit is not None and self.limit.keeps(profile, peak, environ)
 
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.analysis.profile)
@@ -253,7 +240,7 @@ class _Advisor:
             effect=max((change.effect for change in changes), key=_EFFECTS.index),
             code="\n".join(change.code for change in changes),
             peak=reached.peak,
-            saved_bytes=budgets.counted_bytes(self.analysis.peak) - budgets.counted_bytes(reached.peak),
+            saved_bytes=self.analysis.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else roofline.step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
@@ -288,7 +275,7 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
         ),
         note="analysed as you train: loss, optimizer, precision, target",
         peak=plan.after,
-        saved_bytes=budgets.counted_bytes(analysis.peak) - budgets.counted_bytes(plan.after),
+        saved_bytes=analysis.peak.counted_bytes - plan.after.counted_bytes,
         extra_flops=plan.extra_flops,
         step_seconds=plan.after_seconds,
     )
@@ -299,7 +286,7 @@ def _planned_by(plan: Plan) -> str:
         return 'plan = fxmem.plan(analysis, "norms")'
     return (
         f"plan = fxmem.plan(analysis, "
-        f"budget={budgets.counted_bytes(plan.after) if plan.budget_bytes is None else plan.budget_bytes})"
+        f"budget={plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes})"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fxmem.errors import FxmemError
-from fxmem.memory import budgets, liveness
+from fxmem.memory import liveness
 from fxmem.records.profile import Phase
 from fxmem.records.units import exact_bytes
 from fxmem.simulation.analysis import Analysis
@@ -37,7 +37,7 @@ def _with_zeroed_gradients(analysis: Analysis) -> str:
     """Gradients of zeros that the next backward adds to are those that an earlier micro-batch has left."""
     done = "the step does so already, as PyTorch by default"
     try:
-        more = budgets.counted_bytes(analysis.again(accumulate=2).peak) - budgets.counted_bytes(analysis.peak)
+        more = analysis.again(accumulate=2).peak.counted_bytes - analysis.peak.counted_bytes
     except FxmemError:
         return done
     return (

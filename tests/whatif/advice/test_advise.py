@@ -15,7 +15,6 @@ import fxmem
 from fxmem import analyze
 from fxmem.__main__ import main
 from fxmem.cli import schemas
-from fxmem.memory import budgets
 from fxmem.records.advice import Advice
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
@@ -70,7 +69,7 @@ def test_what_frees_most_comes_first_and_everything_tried_is_accounted_for(advic
     }
     assert any(key.startswith("release:head") for key in keys)
     for each in advice.suggestions:
-        assert each.saved_bytes == budgets.counted_bytes(advice.before) - budgets.counted_bytes(each.peak)
+        assert each.saved_bytes == advice.before.counted_bytes - each.peak.counted_bytes
 
 
 def test_what_is_not_to_be_had_has_a_reason(advice: Advice) -> None:
@@ -82,7 +81,7 @@ def test_what_is_not_to_be_had_has_a_reason(advice: Advice) -> None:
 def test_the_set_that_keeps_a_budget_changes_the_numbers_as_little_as_possible(advice: Advice) -> None:
     assert advice.together is not None
     assert advice.budget_bytes is not None
-    assert budgets.counted_bytes(advice.together.peak) <= advice.budget_bytes
+    assert advice.together.peak.counted_bytes <= advice.budget_bytes
     assert advice.together.effect != "training"
 
 

@@ -1,0 +1,142 @@
+"""Memory budgets: parsing them, and deciding whether a step keeps one.
+
+A budget bounds the peak of allocated bytes, `torch.cuda.max_memory_allocated()` (requested bytes where no allocator is
+modelled). One given in bytes bounds the caching allocator too: a loop over the step has to run where the driver gives
+the allocator no more than that. One given as a share of the peak does not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fxmem.errors import UsageError
+from fxmem.memory import allocator
+from fxmem.records.profile import Peak, Profile
+from fxmem.records.units import format_bytes
+
+_UNITS = {"": 1, "b": 1, **{f"{prefix}ib": 1 << shift for prefix, shift in zip("kmgt", (10, 20, 30, 40), strict=True)}}
+_UNITS |= {f"{prefix}b": 10**power for prefix, power in zip("kmgt", (3, 6, 9, 12), strict=True)}
+_DIGITS = 40
+_EXPECTED = "expected a budget as bytes (8589934592), with a unit (8GiB, 500MB) or as a share of the peak (60%, 0.6)"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most bytes a step may allocate."""
+
+    nbytes: int
+    bounds_allocator: bool = True
+    """Whether the reserved bytes are bounded as well, not the allocated ones alone."""
+
+    def resolve(self, counted_bytes: int) -> Budget:
+        """Return the budget itself: it does not depend on the peak."""
+        return self
+
+    def keeps(self, profile: Profile, peak: Peak, environ: Mapping[str, str] | None = None) -> bool:
+        """Whether a step with this profile and peak stays within the budget.
+
+        Args:
+            profile: of the step.
+            peak: of the profile.
+            environ: holds the allocator's settings; None: this process's environment.
+        """
+        if peak.counted_bytes > self.nbytes:
+            return False
+        return not self.bounds_allocator or bool(peak_in_memory(profile, peak, self.nbytes, environ).fits)
+
+
+@dataclass(frozen=True)
+class PeakShare:
+    """A budget given as a share of the peak of the step as it is."""
+
+    fraction: float
+
+    def resolve(self, counted_bytes: int) -> Budget:
+        """Return the budget for a step whose peak has this many counted bytes (`Peak.counted_bytes`)."""
+        return Budget(math.floor(self.fraction * counted_bytes), bounds_allocator=False)
+
+
+BudgetLike = Budget | PeakShare | str | int | float
+"""What `parse_budget` accepts."""
+
+
+def parse_budget(spec: BudgetLike) -> Budget | PeakShare:
+    """Parse a budget as users write it; return one that is parsed already as it is.
+
+    A whole number is bytes; a number with a decimal point at most 1, or a percentage, is a share of the unplanned peak.
+    KiB, MiB, GiB and TiB are powers of 1024; KB, MB, GB and TB powers of 1000.
+
+    Raises:
+        UsageError: it is none of these, or not above zero.
+    """
+    if isinstance(spec, (Budget, PeakShare)):
+        return spec
+    if isinstance(spec, bool) or not isinstance(spec, (str, int, float)):
+        raise UsageError(f"{_EXPECTED}, got {spec!r}")
+    if isinstance(spec, int):
+        return _budget(spec, spec)
+    if isinstance(spec, float):
+        return _share(spec, spec)
+    found = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]*|%)\s*", spec)
+    if found is None or (found[2] != "%" and found[2].lower() not in _UNITS):
+        raise UsageError(f"{_EXPECTED}, got {spec!r}")
+    if len(found[1]) > _DIGITS:
+        raise UsageError(f"{_EXPECTED}, of at most {_DIGITS} digits; got {spec[:60]!r}")
+    number = Fraction(re.sub("[_,]", "", found[1]))  # exact: a float drops bytes beyond 2**53
+    if found[2] == "%":
+        return _share(float(number / 100), spec)
+    if not found[2] and "." in found[1]:
+        return _share(float(number), spec)
+    return _budget(math.floor(number * _UNITS[found[2].lower()]), spec)
+
+
+def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
+    """Parse a budget that may not be a share of the peak, which every step would exceed.
+
+    Args:
+        spec: as for `parse_budget`.
+        name: how the message names the budget.
+
+    Raises:
+        UsageError: it is no budget, or a share.
+    """
+    budget = parse_budget(spec)
+    if isinstance(budget, PeakShare):
+        raise UsageError(f"expected {name} in bytes or with a unit (16GiB), got {spec!r}, a share of the step's peak")
+    return budget
+
+
+def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Mapping[str, str] | None = None) -> Peak:
+    """The profile's peak with `fits` and `shortage` for that much memory instead of the target's.
+
+    For a card: whether a loop over the step runs when the driver gives the allocator no more than that
+    (`allocator.fits`), with the settings of `environ` (None: this process's). Without an allocator: whether the
+    requested bytes are no more.
+    """
+    used = peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes
+    if used <= memory_bytes:
+        shortage = ""
+    elif peak.reserved_bytes is None:
+        shortage = f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"
+    else:
+        settings = allocator.settings_of(os.environ if environ is None else environ)
+        found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes).shortage
+        shortage = "" if found is None else found.in_words
+    return peak.model_copy(update={"fits": not shortage, "shortage": shortage})
+
+
+def _budget(nbytes: int, spec: object) -> Budget:
+    if not 0 < nbytes < 1 << 63:
+        raise UsageError(f"{_EXPECTED}, above zero and below 2**63; got {str(spec)[:60]!r}")
+    return Budget(nbytes)
+
+
+def _share(fraction: float, spec: object) -> PeakShare:
+    if not 0 < fraction <= 1:
+        raise UsageError(f"{_EXPECTED}, a share being above 0 and at most 1; got {spec!r}")
+    return PeakShare(fraction)
