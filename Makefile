@@ -51,11 +51,11 @@ lint: $(READY) ## linter, formatter, types, import contract
 check: lint test schemas-check examples ## all that must pass before a change is taken
 
 schemas: $(READY) ## write schemas/ from the records
-	$(BIN)/python -c 'import pathlib, fxmem.cli.schemas; fxmem.cli.schemas.write(pathlib.Path("schemas"))'
+	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("schemas"))'
 
 schemas-check: $(READY) ## fail when schemas/ is not what the records say
 	rm -rf $(VENV)/schemas
-	$(BIN)/python -c 'import pathlib, fxmem.cli.schemas; fxmem.cli.schemas.write(pathlib.Path("$(VENV)/schemas"))'
+	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("$(VENV)/schemas"))'
 	diff -r schemas $(VENV)/schemas
 
 examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment

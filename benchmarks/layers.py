@@ -28,7 +28,8 @@ from fvcore.nn import FlopCountAnalysis
 from ptflops import get_model_complexity_info
 
 import fxmem
-from fxmem.memory.by_layer import Layer, by_layer
+from fxmem.memory.by_layer import by_layer
+from fxmem.records.layers import Layer
 
 MODELS = (
     "alexnet",

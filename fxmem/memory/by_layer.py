@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, Protocol
+from typing import Literal
 
+from fxmem.memory.accepted_steps import HasProfile, read_profile
 from fxmem.memory.module_tree import Flops, call_name
-from fxmem.records.profile import Bytes, Headed, Kind, Node, Phase, Profile, Record, Storage, Versioned
-
-__all__ = ["MAC_OPS", "UNKNOWN_MAC_OPS", "HasProfile", "Layer", "LayerReport", "by_layer", "layer_likeness"]
+from fxmem.records.layers import Layer, LayerReport
+from fxmem.records.profile import Kind, Node, Phase, Profile, Storage
 
 MAC_OPS = frozenset(
     {
@@ -43,71 +43,10 @@ UNKNOWN_MAC_OPS = frozenset({"_cudnn_rnn", "mkldnn_rnn_layer"})
 """ATen operators that hold multiply-adds among other operations, counted as FLOPs in one sum."""
 
 
-class Layer(Record):
-    """A module, or the calls of one function in its own code; of a module, everything below it included."""
-
-    path: str
-    """Dotted path of the module; of calls, of the module whose code made them. Empty for the model itself."""
-    name: str
-    """Last segment of the path, or the function's name."""
-    type: str
-    """Class of a module; empty for calls."""
-    kind: Literal["module", "call"]
-    depth: int
-    """Modules above it."""
-    calls: int
-    """How often the layer was called; 0 for a module that only holds others, or that nobody calls."""
-    output_shape: tuple[int, ...] | None
-    """Of the first tensor of the first call; None for a module that is no node of the graph."""
-    output_dtype: str
-    params: int
-    params_bytes: Bytes
-    buffers_bytes: Bytes
-    macs: int
-    """Multiply-adds of forward."""
-    macs_unknown: int
-    """Operators that have an unknown number of them, not in `macs`."""
-    forward_flops: int
-    forward_flops_unknown: int
-    """Nodes with an operator without a formula, which are not in `forward_flops`."""
-    backward_flops: int
-    """Recomputation of checkpointed regions included."""
-    backward_flops_unknown: int
-    output_bytes: Bytes
-    saved_bytes: Bytes
-
-
-class LayerReport(Headed, Versioned):
-    """One step layer by layer."""
-
-    layers: tuple[Layer, ...]
-    """A tree in preorder, the model first; modules in the order of their first call, those never called last."""
-    trained_params: int | None
-    """Of the parameters, those that get a gradient; None at inference."""
-    input_bytes: Bytes
-
-    @property
-    def total(self) -> Layer:
-        """The model."""
-        return self.layers[0]
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The report as JSON."""
-        return self.model_dump_json(indent=indent)
-
-
-class HasProfile(Protocol):
-    """An `fxmem.Analysis`, or anything else that has a profile."""
-
-    @property
-    def profile(self) -> Profile:
-        """The step."""
-
-
 def by_layer(step: Profile | HasProfile) -> LayerReport:
     """A step layer by layer; `step` is an `Analysis`, a report, or a profile. Loss and optimizer are left out: they are
     no layers."""
-    profile = step if isinstance(step, Profile) else step.profile
+    profile = read_profile(step)
     root = _Branch("", profile.model, profile.modules.get("", ""))
     macs = _macs(profile)
     for node, counted in zip(profile.nodes, macs, strict=True):

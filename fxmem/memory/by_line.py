@@ -19,109 +19,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.records.profile import Bytes, Headed, Kind, Node, Phase, Profile, Record, SourceLine, Storage, Versioned
-
-__all__ = ["HasProfile", "Line", "LineFigures", "LineReport", "Rest", "TensorGroup", "by_line", "is_installed"]
+from fxmem.memory.accepted_steps import HasProfile, read_profile
+from fxmem.records.lines import LineReport, LineRow, OtherRow, TensorGroup
+from fxmem.records.profile import Kind, Node, Phase, Profile, SourceLine, Storage
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
-
-
-class TensorGroup(Record):
-    """Storages of one shape, dtype and kind."""
-
-    count: int
-    shape: tuple[int, ...]
-    dtype: str
-    """Empty for memory no tensor owns."""
-    kind: Kind
-    nbytes: Bytes
-    """Of all of them together."""
-
-
-class LineFigures(Record):
-    """What a line, or what no line did, amounts to. Bytes are requested bytes; forward unless it says backward."""
-
-    calls: int = 0
-    """Nodes of the graph that count for it."""
-    params_bytes: Bytes = 0
-    """Parameters and buffers that are first read here."""
-    allocated_bytes: Bytes = 0
-    """Everything it allocates, its runs added up, workspaces included."""
-    kept_bytes: Bytes = 0
-    """Of that, what is still alive when the run that allocated it is over."""
-    freed_bytes: Bytes = 0
-    """What was there before a run and is gone after it."""
-    saved_bytes: Bytes = 0
-    """What it is the first to keep for backward (`Node.saved_bytes`)."""
-    before_bytes: Bytes | None = None
-    """Everything alive when it first runs; None if it runs no operator in forward."""
-    after_bytes: Bytes | None = None
-    """Everything alive when its last run is over."""
-    peak_bytes: Bytes | None = None
-    """Most bytes alive during its runs, everything counted."""
-    backward_allocated_bytes: Bytes | None = None
-    """Everything allocated while its gradients are computed, or while it is recomputed; None if backward does nothing
-    for it."""
-    backward_peak_bytes: Bytes | None = None
-    """Most bytes alive meanwhile, everything counted."""
-    came: tuple[TensorGroup, ...] = ()
-    """What `kept_bytes` is made of, most bytes first."""
-    went: tuple[TensorGroup, ...] = ()
-    """What `freed_bytes` is made of."""
-
-
-class Line(LineFigures):
-    """A source line."""
-
-    file: str
-    line: int
-    function: str
-    """Of the first run, where a line belongs to several."""
-    code: str
-
-
-class Rest(LineFigures):
-    """What belongs to no line of the files shown."""
-
-    what: str
-    """`loss`, `optimizer`, or `other code`: files that are not shown, and what reads the step's inputs."""
-
-
-class LineReport(Headed, Versioned):
-    """One step by source line."""
-
-    resident_bytes: Bytes
-    """Alive before the step: parameters, buffers, inputs, optimizer state."""
-    resident: tuple[TensorGroup, ...]
-    """What that is made of, most bytes first."""
-    files: tuple[str, ...]
-    """The files shown, in the order they first run."""
-    lines: tuple[Line, ...]
-    """By file, then by line."""
-    rest: tuple[Rest, ...]
-    forward_allocated_bytes: Bytes
-    """Everything the forward allocates, the loss included: the sum over lines and rest, the optimizer left out."""
-    forward_left_bytes: Bytes
-    """Alive when forward ends: `resident_bytes`, and what lines and rest (the optimizer left out) kept less what they
-    freed."""
-    saved_bytes: Bytes
-    """Of that, kept for backward: the sum over lines and rest."""
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The report as JSON."""
-        return self.model_dump_json(indent=indent)
-
-
-class HasProfile(Protocol):
-    """An `fxmem.Analysis`, or anything else that has a profile."""
-
-    @property
-    def profile(self) -> Profile:
-        """The step."""
 
 
 def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed: bool = False) -> LineReport:
@@ -136,7 +42,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     Raises:
         UsageError: no node belongs to a file that `files` names.
     """
-    profile = step if isinstance(step, Profile) else step.profile
+    profile = read_profile(step)
     chains = _chains(profile)
     places = [_innermost(chain, files, installed) for chain in chains]
     if not any(places):
@@ -162,7 +68,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     lines.sort(key=lambda line: (shown.index(line.file), line.line))
     # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not
     # have.
-    rest = [Rest(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
+    rest = [OtherRow(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
     return LineReport(
         **profile.heading(),
         resident_bytes=sum(storage.nbytes for storage in resident),
@@ -264,9 +170,9 @@ class _Sum:
         }
 
 
-def _line(key: tuple[str, int], each: _Sum) -> Line:
+def _line(key: tuple[str, int], each: _Sum) -> LineRow:
     assert each.source is not None
-    return Line(file=key[0], line=key[1], function=each.source.function, code=each.source.code, **each.figures())
+    return LineRow(file=key[0], line=key[1], function=each.source.function, code=each.source.code, **each.figures())
 
 
 def _groups(storages: Iterable[Storage]) -> tuple[TensorGroup, ...]:

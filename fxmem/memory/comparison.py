@@ -8,140 +8,25 @@ the modules around it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from fxmem.memory import liveness
+from fxmem.memory.accepted_steps import HasReport
 from fxmem.memory.facts import describe
 from fxmem.memory.matching import Pair, first_shape, matched_modules, matched_nodes, module_of
 from fxmem.memory.module_tree import Figures, sum_figures
 from fxmem.memory.owners import bytes_at_peak
-from fxmem.records.profile import Headed, Kind, Phase, Profile, Record, Report, SourceLine, Timeline, Versioned
-
-__all__ = ["Change", "Comparison", "Grown", "HasReport", "ModuleChange", "NodeChange", "Side", "compare"]
-
-
-class Change(Record):
-    """A quantity before and after; None where it is not known, or where that side has no such thing."""
-
-    before: int | None
-    after: int | None
-
-    @property
-    def delta(self) -> int | None:
-        """What it grew by; None if either is not known."""
-        return None if self.before is None or self.after is None else self.after - self.before
+from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
+from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline
 
 
-class Side(Headed):
-    """One of the two steps."""
-
-    peak_phase: Phase
-    peak_node: str
-    """The node that runs at the peak, in words; empty if it comes before the first."""
-
-
-class Grown(Record):
-    """What a module or a node brings, before and after; 0 on a side that does not have it. Bytes unless it says
-    FLOPs."""
-
-    at_peak: Change
-    """Of what is alive at the step's peak."""
-    saved: Change
-    """Kept for backward."""
-    params: Change
-    """Parameters and buffers, each at its first reader."""
-    output: Change
-    """New memory of results."""
-    scratch: Change
-    """Most of what lives only inside it."""
-    forward_flops: Change
-    """Of the operators that have a formula."""
-    backward_flops: Change
-
-    @property
-    def largest(self) -> int:
-        """The largest change in bytes of what it holds, either way."""
-        return max(abs(change.delta or 0) for change in (self.at_peak, self.saved, self.params, self.output))
-
-
-class ModuleChange(Grown):
-    """A module, everything below it included."""
-
-    before_path: str | None
-    """Its dotted path; empty for the model itself, None if it was added."""
-    after_path: str | None
-    """None if it was removed."""
-    before_type: str
-    """Its class."""
-    after_type: str
-    depth: int
-    """Modules above it."""
-
-
-class NodeChange(Grown):
-    """A node of the graph."""
-
-    before_node: str | None
-    """Its name; None if it was added."""
-    after_node: str | None
-    """None if it was removed."""
-    where: str
-    """Path of the module, or the function and the module that calls it; as it is after, unless it was removed."""
-    source: SourceLine | None
-    before_shape: tuple[int, ...] | None
-    """Of its first result."""
-    after_shape: tuple[int, ...] | None
-
-
-class Comparison(Versioned):
-    """Two steps side by side."""
-
-    before: Side
-    after: Side
-    requested_bytes: Change
-    """The peak: what the program asked for and holds."""
-    allocated_bytes: Change
-    reserved_bytes: Change
-    process_bytes: Change
-    by_kind: dict[Kind, Change]
-    """Splits `requested_bytes`; a kind that neither has is left out, one that one side lacks is 0 there."""
-    phases: dict[Phase, Change]
-    """Most requested bytes alive in each phase."""
-    saved_bytes: Change
-    """Kept for backward when forward ends."""
-    params_bytes: Change
-    """All parameters."""
-    forward_flops: Change
-    """Of the operators that have a formula, the optimizer's left out."""
-    backward_flops: Change
-    flops_unknown: Change
-    """Nodes with an operator that has none, forward and backward apart."""
-    modules: tuple[ModuleChange, ...]
-    """A tree in preorder, what was removed after its siblings. The first row is the whole step, loss and optimizer
-    included."""
-    nodes: tuple[NodeChange, ...]
-    """All nodes in the order they run after, removed ones last."""
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The comparison as JSON."""
-        return self.model_dump_json(indent=indent)
-
-
-class HasReport(Protocol):
-    """An `fxmem.Analysis`, or anything else that makes a report."""
-
-    def report(self) -> Report:
-        """The step and its peak."""
-
-
-def compare(a: Profile | HasReport, b: Profile | HasReport) -> Comparison:
+def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
     """What grew from `a` to `b`; each an `Analysis`, a report, or a profile (of which the requested bytes alone are
     known)."""
     before, after = _Step(a), _Step(b)
     merged = matched_modules(before.root, after.root)
     kinds = {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}
     flops = [sum_figures(node for node in step.profile.nodes if node.op != "optimizer") for step in (before, after)]
-    return Comparison(
+    return StepComparison(
         before=before.side(),
         after=after.side(),
         requested_bytes=_of(before.peak.requested_bytes, after.peak.requested_bytes),
@@ -186,10 +71,10 @@ class _Step:
         self.at_peak = bytes_at_peak(self.profile, self.timeline)
         self.root = module_of(self.profile)
 
-    def side(self) -> Side:
+    def side(self) -> ComparedStep:
         profile = self.profile
         op = self.peak.op
-        return Side(
+        return ComparedStep(
             **profile.heading(),
             peak_phase=self.peak.phase,
             peak_node="" if op is None else describe(profile.nodes[profile.ops[op].node]),
@@ -203,8 +88,8 @@ class _Step:
         )
 
 
-def _of(before: int | None, after: int | None) -> Change:
-    return Change(before=before, after=after)
+def _of(before: int | None, after: int | None) -> QuantityChange:
+    return QuantityChange(before=before, after=after)
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -255,7 +140,7 @@ def _node_change(one: int | None, other: int | None, before: _Step, after: _Step
     )
 
 
-def _grown(ours: Figures, theirs: Figures) -> dict[str, Change]:
+def _grown(ours: Figures, theirs: Figures) -> dict[str, QuantityChange]:
     found = {
         name: _of(getattr(ours, name), getattr(theirs, name))
         for name in ("at_peak", "saved", "params", "output", "scratch")

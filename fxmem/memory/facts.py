@@ -14,7 +14,7 @@ from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, SourceLine,
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
 
 __all__ = [
-    "LargeTensor", "Share", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive",
+    "LargeTensor", "PeakShare", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive",
     "peak_facts", "split", "total_facts",
     "unknowns",
 ]  # fmt: skip
@@ -24,7 +24,7 @@ Facts = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Share:
+class PeakShare:
     """What one kind of storage contributes to the peak."""
 
     kind: Kind
@@ -153,10 +153,10 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
     )
 
 
-def split(peak: Peak) -> list[Share]:
+def split(peak: Peak) -> list[PeakShare]:
     """The kinds alive at the peak, largest first."""
     kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
-    return [Share(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+    return [PeakShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
 
 
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:

@@ -24,16 +24,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fxmem.records.profile import Phase, Profile
-from fxmem.records.validation import Difference, Side
+from fxmem.records.validation import Difference, LogSide
 
-__all__ = ["Event", "first_differences", "predicted_events"]
+__all__ = ["LogEvent", "first_differences", "predicted_events"]
 
 _MAX_EDITS = 1500
 """Edits after which a phase is given up: the search takes time and memory in their square."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LogEvent:
     """One allocation or free of a predicted log."""
 
     nbytes: int
@@ -44,7 +44,7 @@ class Event:
     node: str = ""
 
 
-def predicted_events(profile: Profile) -> tuple[Event, ...]:
+def predicted_events(profile: Profile) -> tuple[LogEvent, ...]:
     """The log of a profile: blocks that come or go during the step, in order. Empty blocks are none: an allocator is
     not asked for them."""
     found = []
@@ -59,7 +59,7 @@ def predicted_events(profile: Profile) -> tuple[Event, ...]:
             found.append((storage.birth, False, index, storage.nbytes, names))
         if storage.death < profile.ticks:
             found.append((storage.death, True, index, -storage.nbytes, names))
-    return tuple(Event(nbytes, _phase_at(profile, tick), *names) for tick, _, _, nbytes, names in sorted(found))
+    return tuple(LogEvent(nbytes, _phase_at(profile, tick), *names) for tick, _, _, nbytes, names in sorted(found))
 
 
 def _phase_at(profile: Profile, tick: int) -> Phase:
@@ -67,7 +67,7 @@ def _phase_at(profile: Profile, tick: int) -> Phase:
 
 
 def first_differences(
-    predicted: Sequence[Event],
+    predicted: Sequence[LogEvent],
     measured: Sequence[int],
     measured_by_phase: Mapping[Phase, int] | None = None,
     *,
@@ -104,7 +104,7 @@ def first_differences(
 def _ranked(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
     """With each place how many of its side's stand there before it, so that of many at one place neither side hides the
     other."""
-    ranks: Counter[tuple[int, Side]] = Counter()
+    ranks: Counter[tuple[int, LogSide]] = Counter()
     for place, difference in found:
         yield place, ranks[place, difference.side], difference
         ranks[place, difference.side] += 1
@@ -136,7 +136,7 @@ class _Log:
 
 
 def _pieces(
-    predicted: Sequence[Event], measured: int, by_phase: Mapping[Phase, int] | None
+    predicted: Sequence[LogEvent], measured: int, by_phase: Mapping[Phase, int] | None
 ) -> list[tuple[Phase | None, tuple[range, range]]]:
     """What to align with what: the two logs' events of each phase, or all of both."""
     if by_phase is None:
@@ -152,7 +152,7 @@ def _pieces(
 
 
 def _blocks(
-    predicted: Sequence[Event], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None
+    predicted: Sequence[LogEvent], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None
 ) -> list[tuple[int, Difference]]:
     """The blocks of one piece that one side does not have, each with its place; what both have is noted in the logs."""
     a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
@@ -168,7 +168,7 @@ def _blocks(
             (
                 mine.place(at),
                 Difference(
-                    side=Side.PREDICTED,
+                    side=LogSide.PREDICTED,
                     nbytes=event.nbytes,
                     phase=event.phase,
                     position=at,
@@ -179,12 +179,12 @@ def _blocks(
         )
     for at in (b[i] for i in only_b):
         place = theirs.place(at)
-        near = predicted[mine.common[place - 1]] if place else Event(0, Phase.FORWARD)
+        near = predicted[mine.common[place - 1]] if place else LogEvent(0, Phase.FORWARD)
         found.append(
             (
                 place,
                 Difference(
-                    side=Side.MEASURED,
+                    side=LogSide.MEASURED,
                     nbytes=theirs.sizes[at],
                     phase=phase or near.phase,
                     position=at,
@@ -197,14 +197,14 @@ def _blocks(
 
 
 def _frees(
-    predicted: Sequence[Event], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]
+    predicted: Sequence[LogEvent], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]
 ) -> list[tuple[int, Difference]]:
     """The blocks both sides have that live longer on one, each with the place where it is gone at last."""
     found = []
     frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
     for size in sorted(frees_of_mine.keys() & frees_of_theirs.keys()):
         early, late = _unmatched(mine, frees_of_mine[size], theirs, frees_of_theirs[size])
-        for side, left, log in ((Side.PREDICTED, early, mine), (Side.MEASURED, late, theirs)):
+        for side, left, log in ((LogSide.PREDICTED, early, mine), (LogSide.MEASURED, late, theirs)):
             for place, block in blocks:
                 if block.side is side and block.nbytes == size:
                     own = next((at for at in left if log.place(at) >= place and at > block.position), None)
@@ -214,7 +214,7 @@ def _frees(
             event, place, other_place = predicted[at], mine.place(at), theirs.place(other)
             if place == other_place:
                 continue
-            side, position = (Side.PREDICTED, at) if place > other_place else (Side.MEASURED, other)
+            side, position = (LogSide.PREDICTED, at) if place > other_place else (LogSide.MEASURED, other)
             block = Difference(
                 side=side,
                 lives_longer=True,

@@ -15,15 +15,15 @@ from fxmem.records.profile import Bytes, Kind, Peak, Phase, Record, Step
 __all__ = [
     "VALIDATION_SCHEMA_VERSION",
     "ComparedPhase",
-    "Comparison",
+    "ComparedQuantity",
+    "ComparedShare",
     "Difference",
+    "LogSide",
     "Machine",
     "MeasuredOp",
     "MeasuredPhase",
     "Measurement",
     "Quantity",
-    "Share",
-    "Side",
     "Verdict",
 ]
 
@@ -158,7 +158,7 @@ class Quantity(StrEnum):
     PROCESS = "process"
 
 
-class Comparison(Record):
+class ComparedQuantity(Record):
     """One predicted number beside the measured one."""
 
     quantity: Quantity
@@ -168,7 +168,7 @@ class Comparison(Record):
     """`predicted / measured - 1`; negative where the prediction is too small."""
 
 
-class Share(Record):
+class ComparedShare(Record):
     """Some of the kinds, predicted and measured, that make up the peak.
 
     A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the
@@ -181,7 +181,7 @@ class Share(Record):
     """Of the figure that is judged; the rest is what the figure leaves after the resident kinds."""
 
 
-class Side(StrEnum):
+class LogSide(StrEnum):
     """Which of the two logs."""
 
     PREDICTED = "predicted"
@@ -191,7 +191,7 @@ class Side(StrEnum):
 class Difference(Record):
     """A block on which the logs disagree."""
 
-    side: Side
+    side: LogSide
     """The log that has it, or where it lives longer."""
     lives_longer: bool = False
     """Both have it, and on this side it goes later."""
@@ -223,7 +223,7 @@ class Verdict(Record):
     """Name of the target the prediction is for."""
     predicted: Peak
     measurement: Measurement
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ComparedQuantity, ...]
     """Every quantity that both sides know."""
     judged: Quantity
     """The one that is held to the tolerance."""
@@ -233,7 +233,7 @@ class Verdict(Record):
     """Largest absolute error allowed, as a fraction."""
     within_tolerance: bool
     """Whether the judged error is within the tolerance."""
-    shares: tuple[Share, ...]
+    shares: tuple[ComparedShare, ...]
     """The judged figure split by kinds."""
     phases: tuple[ComparedPhase, ...] = ()
     """What the card's allocator reports phase by phase, beside the prediction, in their order; empty on the CPU."""

@@ -19,14 +19,14 @@ from fxmem.records.profile import Kind, Peak, Profile
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable
 from fxmem.records.validation import (
     ComparedPhase,
-    Comparison,
+    ComparedQuantity,
+    ComparedShare,
     Difference,
+    LogSide,
     MeasuredOp,
     MeasuredPhase,
     Measurement,
     Quantity,
-    Share,
-    Side,
     Verdict,
 )
 
@@ -106,7 +106,7 @@ def _check_same(prediction: Profile, measurement: Measurement) -> None:
             )
 
 
-def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> tuple[Comparison, ...]:
+def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> tuple[ComparedQuantity, ...]:
     aside, observed = bool(measurement.set_aside), bool(measurement.set_aside or measurement.scratch)
     pairs = (
         (Quantity.REQUESTED, peak.requested_bytes, measurement.peak_bytes),
@@ -125,7 +125,7 @@ def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> t
         (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
     )
     return tuple(
-        Comparison(
+        ComparedQuantity(
             quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
         )
         for quantity, predicted, measured in pairs
@@ -148,7 +148,7 @@ def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity])
     return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace of these kernels for this device"
 
 
-def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[Share, ...]:
+def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[ComparedShare, ...]:
     scratchless = judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     whole = measurement.peak_without_kernel_scratch_bytes if scratchless else measurement.peak_bytes
     resident = Counter[Kind]()
@@ -156,13 +156,15 @@ def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Q
         if storage.birth == 0:
             resident[storage.kind] += storage.nbytes
     shares = [
-        Share(kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0))
+        ComparedShare(
+            kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0)
+        )
         for kind in _KNOWN_BEFORE_THE_STEP
     ]
     rest = tuple(kind for kind in Kind if kind not in _KNOWN_BEFORE_THE_STEP)
     predicted = peak.requested_bytes - sum(share.predicted_bytes for share in shares)
     shares.append(
-        Share(
+        ComparedShare(
             kinds=rest, predicted_bytes=predicted, measured_bytes=whole - sum(share.measured_bytes for share in shares)
         )
     )
@@ -229,7 +231,7 @@ def _row(label: str, predicted: int, measured: int, judged: bool = False) -> str
     )
 
 
-def _kinds(share: Share) -> str:
+def _kinds(share: ComparedShare) -> str:
     return share.kinds[0].replace("_", " ") if len(share.kinds) == 1 else "made during the step"
 
 
@@ -273,7 +275,7 @@ def _running(measurement: Measurement) -> str:
 def describe_difference(difference: Difference) -> str:
     """One line for a person: which log has the block, how large it is, whose it is."""
     where = f"{difference.op.removesuffix('.default')} of {difference.node}" if difference.op else "the step's begin"
-    after = "after " if difference.side is Side.MEASURED and not difference.lives_longer else ""
+    after = "after " if difference.side is LogSide.MEASURED and not difference.lives_longer else ""
     verb = "lives longer where" if difference.lives_longer else "only"
     return (
         f"{format_bytes(difference.nbytes):>9} {verb} {difference.side.value}, {difference.phase}: "

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fxmem.records.profile import Phase
-from fxmem.records.validation import Measurement, Side
+from fxmem.records.validation import LogSide, Measurement
 from fxmem.simulation.analysis import analyze_call
 from fxmem.validation import measure_cuda
 from fxmem.validation.measure_cpu import resident_bytes
@@ -106,8 +106,8 @@ def test_a_model_is_predicted_and_compared_in_three_numbers(rows: dict[str, Any]
         assert row.error(quantity) == row.predicted[quantity] / row.measured[quantity] - 1
     assert row.judged == row.error("allocated")
     first = row.differences[0]
-    assert (first.side, first.phase) in {(Side.PREDICTED, Phase.FORWARD), (Side.MEASURED, Phase.FORWARD)}
-    assert 999_999 in [difference.nbytes for difference in row.differences if difference.side is Side.MEASURED]
+    assert (first.side, first.phase) in {(LogSide.PREDICTED, Phase.FORWARD), (LogSide.MEASURED, Phase.FORWARD)}
+    assert 999_999 in [difference.nbytes for difference in row.differences if difference.side is LogSide.MEASURED]
     assert first.op.startswith("aten.")
 
 
@@ -119,7 +119,7 @@ def test_an_operator_is_compared_by_what_it_adds(rows: dict[str, Any]) -> None:
     assert row.predicted == {"requested": 3 * tensor + 4}
     assert row.measured == {"requested": 200_000_000}
     assert row.judged == row.error("requested")
-    assert [(d.side, d.nbytes) for d in row.differences] == [(Side.PREDICTED, 2), (Side.PREDICTED, 2)]
+    assert [(d.side, d.nbytes) for d in row.differences] == [(LogSide.PREDICTED, 2), (LogSide.PREDICTED, 2)]
 
 
 def test_the_table_gives_errors_by_family_and_lists_what_is_far_off(rows: dict[str, Any]) -> None:

@@ -22,9 +22,9 @@ import torch
 
 import fxmem.simulation.analysis
 from fxmem.__main__ import main
-from fxmem.cli.schemas import RECORDS
 from fxmem.cli.verbs import VERBS
 from fxmem.records.profile import Report
+from fxmem.records.schemas import RECORDS
 from fxmem.records.validation import Verdict
 from fxmem.simulation.kernel_settings import KernelSettings
 from tests.memory.test_report_reader import small_report

@@ -15,9 +15,10 @@ from torch.utils.flop_counter import flop_registry
 
 import fxmem
 from fxmem.cli.verbs import layers as verb
-from fxmem.memory.by_layer import MAC_OPS, UNKNOWN_MAC_OPS, Layer, LayerReport, by_layer
+from fxmem.memory.by_layer import MAC_OPS, UNKNOWN_MAC_OPS, by_layer
 from fxmem.memory.folding import folded
 from fxmem.memory.report_reader import load_report
+from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.profile import Kind
 from fxmem.show.text import by_layer as layer_reporting
 from fxmem.simulation.flops import UNCOUNTED

@@ -16,8 +16,9 @@ from fxmem.cli.parser import Parser
 from fxmem.cli.verbs import compare as verb
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.memory.comparison import Change, Comparison, compare
+from fxmem.memory.comparison import compare
 from fxmem.memory.report_reader import load_report
+from fxmem.records.comparison import QuantityChange, StepComparison
 from fxmem.records.profile import Kind, Phase, Profile
 from fxmem.show.text import comparison as comparison_reporting
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
@@ -34,7 +35,7 @@ def profile_of(*modules: tuple[str, str, int], functions: tuple[str, ...] = ()) 
     return make_profile(ticks=0, nodes=nodes, modules={"": "Toy", **{path: kind for path, kind, _ in modules}})
 
 
-def matches(comparison: Comparison) -> list[tuple[str | None, str | None]]:
+def matches(comparison: StepComparison) -> list[tuple[str | None, str | None]]:
     """Nodes by name, before and after."""
     return [(node.before_node, node.after_node) for node in comparison.nodes]
 
@@ -84,8 +85,8 @@ def test_a_module_is_the_sum_of_what_is_below_it() -> None:
             sum(each.after for each in layers),
         ), field
     # Two more blocks, each with a weight of 256 KiB and three activations of 4 KiB kept.
-    assert comparison.params_bytes == Change(before=3 * 262144, after=5 * 262144)
-    assert comparison.saved_bytes == Change(before=9 * 4096, after=15 * 4096)
+    assert comparison.params_bytes == QuantityChange(before=3 * 262144, after=5 * 262144)
+    assert comparison.saved_bytes == QuantityChange(before=9 * 4096, after=15 * 4096)
     assert comparison.forward_flops.delta == 2 * 524288
 
 
@@ -203,7 +204,7 @@ def test_loss_and_optimizer_match_whatever_they_are() -> None:
     assert ("optimizer", "optimizer") in matches(comparison)
     # Two averages of 72 numbers for each parameter; the step's counters are on the CPU as well, which is the target
     # here.
-    assert comparison.by_kind[Kind.OPTIMIZER_STATE] == Change(before=2 * 72 * 4 + 2 * 4, after=0)
+    assert comparison.by_kind[Kind.OPTIMIZER_STATE] == QuantityChange(before=2 * 72 * 4 + 2 * 4, after=0)
     assert comparison.by_kind[Kind.PARAMETER].delta == 0
 
 
@@ -221,7 +222,7 @@ def test_inference_has_one_phase() -> None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def grown() -> Comparison:
+def grown() -> StepComparison:
     """Four blocks to seven, with the allocator's counts on one side."""
     return compare(report_of(deep_profile(4), allocated_bytes=3 * MIB), report_of(deep_profile(7)))
 
@@ -257,7 +258,7 @@ def test_small_changes_are_left_out_and_it_is_said() -> None:
     many = [("a", "Linear", 1_000_000), ("b", "Linear", 5)]
     before = report_of(profile_of(*many))
     comparison = compare(before, report_of(profile_of(("a", "Linear", 2_000_000), ("b", "Linear", 6))))
-    comparison = comparison.model_copy(update={"requested_bytes": Change(before=10_000_000, after=11_000_000)})
+    comparison = comparison.model_copy(update={"requested_bytes": QuantityChange(before=10_000_000, after=11_000_000)})
     text = comparison_reporting.table(comparison)
     assert re.search(r"^  a \(Linear\)", text, re.MULTILINE)
     assert not re.search(r"^  b \(Linear\)", text, re.MULTILINE)
@@ -273,7 +274,7 @@ def test_many_small_changes_alike_are_not_small() -> None:
         for count in (2, 12)
     )
     comparison = compare(before, after).model_copy(
-        update={"requested_bytes": Change(before=10_000_000, after=20_000_000)}
+        update={"requested_bytes": QuantityChange(before=10_000_000, after=20_000_000)}
     )
     text = comparison_reporting.table(comparison)
     assert re.search(r"^    \+ 2-11 x10 \(Block\) +\+58\.6 KiB", text, re.MULTILINE)
@@ -297,7 +298,7 @@ def test_many_small_changes_alike_are_not_small() -> None:
     ],
 )
 def test_shares(before: int, after: int, share: str) -> None:
-    comparison = grown().model_copy(update={"requested_bytes": Change(before=before, after=after)})
+    comparison = grown().model_copy(update={"requested_bytes": QuantityChange(before=before, after=after)})
     assert re.search(rf"^Peak requested .* {re.escape(share)}$", comparison_reporting.table(comparison), re.MULTILINE)
 
 
@@ -330,7 +331,7 @@ def saved(tmp_path: Path) -> tuple[str, str]:
 def test_two_reports(saved: tuple[str, str], tmp_path: Path) -> None:
     expected = compare(*(load_report(Path(name)) for name in saved))
     assert run(*saved, "--width", "80") == (0, comparison_reporting.table(expected, width=80))
-    assert Comparison.model_validate_json(run(*saved, "--json", "-")[1]) == expected
+    assert StepComparison.model_validate_json(run(*saved, "--json", "-")[1]) == expected
     assert run(*saved, "--width", "80", "--top", "1", "--depth", "1")[1] == comparison_reporting.table(
         expected, width=80, top=1, depth=1
     )
@@ -353,9 +354,9 @@ def own(tmp_path: Path) -> str:
     return f"{tmp_path / 'own.py'}:build"
 
 
-def compared(*arguments: str) -> Comparison:
+def compared(*arguments: str) -> StepComparison:
     """The comparison that the verb makes, for the CPU."""
-    return Comparison.model_validate_json(run(*arguments, "--target", "cpu", "--quiet", "--json", "-")[1])
+    return StepComparison.model_validate_json(run(*arguments, "--target", "cpu", "--quiet", "--json", "-")[1])
 
 
 def test_one_model_with_another_option(own: str) -> None:
@@ -379,7 +380,7 @@ def test_settings_of_the_second_replace_those_of_the_first(own: str) -> None:
         "channels-last",
     )
     # From 8 x 16 and 16 x 8 to 8 x 32 and 32 x 8, biases, and a norm of 32 with a bias.
-    assert comparison.params_bytes == Change(before=4 * (2 * 128 + 16 + 8), after=4 * (2 * 256 + 32 + 8 + 64))
+    assert comparison.params_bytes == QuantityChange(before=4 * (2 * 128 + 16 + 8), after=4 * (2 * 256 + 32 + 8 + 64))
     assert [(row.before_path, row.after_path) for row in comparison.modules[1:]] == [
         ("0", "0"),
         (None, "1"),

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem.memory import log_diff
-from fxmem.memory.log_diff import Event, first_differences, predicted_events
+from fxmem.memory.log_diff import LogEvent, first_differences, predicted_events
 from fxmem.records.profile import Kind, Phase
-from fxmem.records.validation import Difference, Side
+from fxmem.records.validation import Difference, LogSide
 from tests.profiles import TINY_CARD, Log, profiles, small_profile
 
 CONVOLUTION, RELU, BACKWARD = "aten.convolution.default", "aten.relu.default", "aten.convolution_backward.default"
 
 
-def predicted() -> tuple[Event, ...]:
+def predicted() -> tuple[LogEvent, ...]:
     """conv takes 700 and a workspace of 90; relu takes 700; backward takes 700 and 300, and conv's result goes."""
     return (
-        Event(700, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(90, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(-90, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(700, Phase.FORWARD, RELU, "relu"),
-        Event(700, Phase.BACKWARD, BACKWARD, "conv"),
-        Event(300, Phase.BACKWARD, BACKWARD, "conv"),
-        Event(-700, Phase.BACKWARD, CONVOLUTION, "conv"),
-        Event(11, Phase.BACKWARD, RELU, "relu"),
+        LogEvent(700, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(90, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(-90, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(700, Phase.FORWARD, RELU, "relu"),
+        LogEvent(700, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(300, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(-700, Phase.BACKWARD, CONVOLUTION, "conv"),
+        LogEvent(11, Phase.BACKWARD, RELU, "relu"),
     )
 
 
@@ -47,7 +47,7 @@ def test_a_block_only_the_prediction_has_is_named() -> None:
     measured = [700, 700, 700, 300, -700, 11]
     (found,) = first_differences(predicted(), measured, {Phase.FORWARD: 2, Phase.BACKWARD: 4})
     expected = {
-        "side": Side.PREDICTED,
+        "side": LogSide.PREDICTED,
         "lives_longer": False,
         "nbytes": 90,
         "phase": Phase.FORWARD,
@@ -62,7 +62,7 @@ def test_a_block_only_the_measurement_has_is_placed_by_what_came_before() -> Non
     measured = [700, 90, -90, 700, 57, -57, 700, 300, -700, 11]
     (found,) = first_differences(predicted(), measured, {Phase.FORWARD: 6, Phase.BACKWARD: 4})
     assert found.model_dump() == {
-        "side": Side.MEASURED,
+        "side": LogSide.MEASURED,
         "lives_longer": False,
         "nbytes": 57,
         "phase": Phase.FORWARD,
@@ -91,22 +91,22 @@ def test_a_block_that_goes_later_is_the_same_block() -> None:
     assert brief(first_differences(predicted(), sooner, BY_PHASE)) == [("predicted", True, 700, "backward", "conv")]
     later = [700, 90, -90, 700, 700, 300, 11, -700, 13]
     assert brief(
-        first_differences((*predicted(), Event(13, Phase.BACKWARD)), later, {Phase.FORWARD: 4, Phase.BACKWARD: 5})
+        first_differences((*predicted(), LogEvent(13, Phase.BACKWARD)), later, {Phase.FORWARD: 4, Phase.BACKWARD: 5})
     ) == [("measured", True, 700, "backward", "conv")]
 
 
 def test_frees_at_the_very_end_are_left_out() -> None:
     assert first_differences(predicted(), (*SIZES, -11, -300, -700), {Phase.FORWARD: 4, Phase.BACKWARD: 7}) == ()
-    assert first_differences((*predicted(), Event(-11, Phase.BACKWARD)), SIZES, BY_PHASE) == ()
+    assert first_differences((*predicted(), LogEvent(-11, Phase.BACKWARD)), SIZES, BY_PHASE) == ()
 
 
 def test_phases_are_aligned_each_on_its_own() -> None:
     # As wholes these logs differ in nothing; but the block of 11 comes in forward on one side and in backward on the
     # other.
     mine = (
-        Event(700, Phase.FORWARD, RELU, "relu"),
-        Event(11, Phase.FORWARD, RELU, "relu"),
-        Event(5, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(700, Phase.FORWARD, RELU, "relu"),
+        LogEvent(11, Phase.FORWARD, RELU, "relu"),
+        LogEvent(5, Phase.BACKWARD, BACKWARD, "conv"),
     )
     assert first_differences(mine, (700, 11, 5)) == ()
     assert brief(first_differences(mine, (700, 11, 5), {Phase.FORWARD: 1, Phase.BACKWARD: 2})) == [
@@ -157,12 +157,12 @@ def test_the_log_of_a_profile_says_who_takes_each_block() -> None:
         log.allocate(702, Kind.GRADIENT)
         log.free(held)
     assert predicted_events(log.profile()) == (
-        Event(700, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(90, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(-90, Phase.FORWARD, CONVOLUTION, "conv"),
-        Event(701, Phase.FORWARD, RELU, "relu"),
-        Event(702, Phase.BACKWARD, BACKWARD, "conv"),
-        Event(-700, Phase.BACKWARD, CONVOLUTION, "conv"),
+        LogEvent(700, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(90, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(-90, Phase.FORWARD, CONVOLUTION, "conv"),
+        LogEvent(701, Phase.FORWARD, RELU, "relu"),
+        LogEvent(702, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(-700, Phase.BACKWARD, CONVOLUTION, "conv"),
     )
 
 
@@ -218,7 +218,7 @@ def test_a_hopeless_phase_is_given_up_and_the_first_difference_is_still_the_firs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_diff, "_MAX_EDITS", 60)
-    mine = tuple(Event(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(600))
+    mine = tuple(LogEvent(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(600))
     found = first_differences(mine, [1000, 1001, *range(20_000, 20_600)])
     assert len(found) == 20
     assert found[0].position == 2
@@ -226,12 +226,12 @@ def test_a_hopeless_phase_is_given_up_and_the_first_difference_is_still_the_firs
 
 def test_a_phase_after_one_that_was_given_up_is_aligned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_diff, "_MAX_EDITS", 4)
-    forward = tuple(Event(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(9))
+    forward = tuple(LogEvent(1000 + at, Phase.FORWARD, RELU, f"n{at}") for at in range(9))
     mine = (
         *forward,
-        Event(700, Phase.BACKWARD, BACKWARD, "conv"),
-        Event(-700, Phase.BACKWARD, BACKWARD, "conv"),
-        Event(11, Phase.BACKWARD, RELU, "relu"),
+        LogEvent(700, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(-700, Phase.BACKWARD, BACKWARD, "conv"),
+        LogEvent(11, Phase.BACKWARD, RELU, "relu"),
     )
     theirs = [*range(2000, 2009), 700, -700, 57, 11]
     found = first_differences(mine, theirs, {Phase.FORWARD: 9, Phase.BACKWARD: 4})
@@ -243,7 +243,7 @@ def test_blocks_of_one_size_are_told_apart_by_where_they_go() -> None:
     # Three blocks of 64 on either side; the measurement has a fourth, gone again at once, and keeps the second until
     # the end.
     sizes = [64, 64, 64, -64, 5, -64, 6]
-    mine = tuple(Event(size, Phase.FORWARD, RELU, f"n{at}") for at, size in enumerate(sizes))
+    mine = tuple(LogEvent(size, Phase.FORWARD, RELU, f"n{at}") for at, size in enumerate(sizes))
     theirs = [64, 64, 64, -64, 64, -64, 5, 6, -64, 7]
-    found = first_differences((*mine, Event(7, Phase.FORWARD)), theirs)
+    found = first_differences((*mine, LogEvent(7, Phase.FORWARD)), theirs)
     assert brief(found) == [("measured", False, 64, "forward", "n2"), ("measured", True, 64, "forward", "n5")]

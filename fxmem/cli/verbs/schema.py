@@ -17,6 +17,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    from fxmem.cli import schemas
+    from fxmem.records import schemas
 
     return 0, "\n".join(schemas.RECORDS) if options.name is None else schemas.text(options.name)

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from fxmem import __version__
 from fxmem.memory import facts as findings
-from fxmem.memory.by_line import Line, LineFigures, LineReport, TensorGroup
+from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, short_bytes
 from fxmem.show.html.sections import facts_table
 from fxmem.show.html.tables import safe
@@ -115,7 +115,7 @@ def _head(first: str, second: str) -> str:
     return f'<thead><tr><th scope="col" class="r">{first}</th>{heads}<th scope="col">{second}</th></tr></thead>'
 
 
-def _rows(lines: Mapping[int, Line], source: Mapping[int, str], anchor: str, most: int) -> Iterator[str]:
+def _rows(lines: Mapping[int, LineRow], source: Mapping[int, str], anchor: str, most: int) -> Iterator[str]:
     last = 0
     for number in near(lines, source, _AROUND):
         if number > last + 1:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from fxmem.memory.by_layer import Layer, LayerReport, layer_likeness
+from fxmem.memory.by_layer import layer_likeness
 from fxmem.memory.facts import flops_sum, header_facts
 from fxmem.memory.folding import folded
 from fxmem.memory.module_tree import Flops
+from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.units import (
     exact_bytes,
     format_bytes,

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from fxmem.memory.by_line import Line, LineFigures, LineReport, TensorGroup
 from fxmem.memory.facts import header_facts
+from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, printable, short_bytes
 from fxmem.show.text.columns import Column, choose
 from fxmem.show.text.tables import facts, fit, render
@@ -117,7 +117,7 @@ def source_text(report: LineReport, file: str) -> Mapping[int, str]:
     return {number: line.rstrip() for number, line in enumerate(text, 1)} if matches else known
 
 
-def near(lines: Mapping[int, Line], source: Mapping[int, str], around: int) -> list[int]:
+def near(lines: Mapping[int, LineRow], source: Mapping[int, str], around: int) -> list[int]:
     """Numbers of the lines with figures and of as many around them, empty ones at the edges left out."""
     shown = {number + by for number in lines for by in range(-around, around + 1) if number + by in source}
     return sorted(number for number in shown if source[number].strip() or {number - 1, number + 1} <= shown)

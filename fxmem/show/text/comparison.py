@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fxmem.memory.comparison import Change, Comparison, ModuleChange, NodeChange
 from fxmem.memory.facts import header_facts
 from fxmem.memory.folding import folded
+from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable
 from fxmem.show.text.columns import Column, choose, named, ruled
@@ -27,7 +27,7 @@ _WIDE_TOTALS = 64
 
 
 def table(
-    comparison: Comparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False
+    comparison: StepComparison, *, width: int = 100, depth: int | None = None, top: int = 8, color: bool = False
 ) -> str:
     """The comparison as text whose lines are at most `width` columns wide.
 
@@ -53,7 +53,7 @@ def table(
     return render(parts, width, color)
 
 
-def _heads(comparison: Comparison) -> Iterator[tuple[str, str]]:
+def _heads(comparison: StepComparison) -> Iterator[tuple[str, str]]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
     for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
@@ -84,7 +84,7 @@ def _common(a: str, b: str) -> str:
 # --- the whole step ---------------------------------------------------------------------------------------------------
 
 
-def _totals(comparison: Comparison, width: int) -> Table:
+def _totals(comparison: StepComparison, width: int) -> Table:
     totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     totals.add_column("", width=18, no_wrap=True)
     for heading, size in (("Before", 9), ("After", 9), ("Change", 10), ("", 8))[: 4 if width >= _WIDE_TOTALS else 3]:
@@ -113,7 +113,7 @@ def _totals(comparison: Comparison, width: int) -> Table:
 
 
 def _total(
-    totals: Table, name: str, change: Change, written: Callable[[int], str], *, missing: str = "unknown"
+    totals: Table, name: str, change: QuantityChange, written: Callable[[int], str], *, missing: str = "unknown"
 ) -> None:
     if change.before is None and change.after is None:
         return
@@ -157,7 +157,7 @@ _MORE_COLUMNS: tuple[Column[ModuleChange], ...] = (
 )
 
 
-def _shown(comparison: Comparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
+def _shown(comparison: StepComparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
     """Modules to show, parents before children, and their titles; a run of equal siblings is weighed as a whole."""
     peaks = (comparison.requested_bytes.before or 0, comparison.requested_bytes.after or 0)
     worth = max(max(peaks) // _SHARE, 1) if depth is None else 1
@@ -206,11 +206,11 @@ def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
     return changed
 
 
-def _cell(change: Change, written: Callable[[int], str] = format_bytes) -> str:
+def _cell(change: QuantityChange, written: Callable[[int], str] = format_bytes) -> str:
     return _signed(change.delta, written) if change.delta else ""
 
 
-def _legend(comparison: Comparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
+def _legend(comparison: StepComparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
     notes = [
         "What each module brings more (+) or less (-), everything below it included; the first row is the whole step."
     ]
@@ -239,7 +239,7 @@ def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
     return sorted(groups.values(), key=lambda alike: -alike[0].largest)
 
 
-def _most(node: NodeChange) -> tuple[str, Change]:
+def _most(node: NodeChange) -> tuple[str, QuantityChange]:
     """The figure that changed most."""
     return max(
         ((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from fxmem.cli import schemas
+from fxmem.records import schemas
 from fxmem.records.plan import Application, Certificate, CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import InputTensor, Kind, Peak, Phase, SourceLine
 from fxmem.show.text.plan import table

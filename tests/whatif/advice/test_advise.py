@@ -14,7 +14,7 @@ from torch import nn
 import fxmem
 from fxmem import analyze
 from fxmem.__main__ import main
-from fxmem.cli import schemas
+from fxmem.records import schemas
 from fxmem.records.advice import Advice
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis

@@ -20,23 +20,21 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from fxmem.errors import UsageError
-from fxmem.memory.by_layer import LayerReport
-from fxmem.memory.by_line import LineReport
-from fxmem.memory.comparison import Comparison
 from fxmem.records.advice import Advice
+from fxmem.records.comparison import StepComparison
+from fxmem.records.layers import LayerReport
+from fxmem.records.lines import LineReport
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.records.sizes import Baseline, CardFits, SizeCurve
 from fxmem.records.validation import Measurement, Verdict
-
-__all__ = ["RECORDS", "text", "write"]
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "advice": Advice,
         "baseline": Baseline,
         "cards": CardFits,
-        "comparison": Comparison,
+        "comparison": StepComparison,
         "layers": LayerReport,
         "lines": LineReport,
         "measurement": Measurement,

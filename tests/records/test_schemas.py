@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from fxmem.cli import schemas
 from fxmem.errors import UsageError
 from fxmem.memory.liveness import timeline
+from fxmem.records import schemas
 from fxmem.records.profile import Report
 from tests import ROOT
 from tests.profiles import small_profile
