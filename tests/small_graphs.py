@@ -21,7 +21,7 @@ from fxmem import analyze, checkpointing
 from fxmem.errors import ExceededError
 from fxmem.records.plan import Application, Region
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.verified_plan import applied
+from fxmem.whatif.plan_search import apply_regions
 from tests.simulated_steps import Simulator
 from tests.small_steps import every_plan, keeping
 
@@ -183,6 +183,6 @@ def _carried_out(analysis: Analysis, regions: Sequence[Region]) -> tuple[int, in
         nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
         return region.model_copy(update={"nodes": nodes, "random": False, "regions": tuple(map(named, region.regions))})
 
-    after = applied(analysis, [named(region) for region in regions], Application.GRAPH)
+    after = apply_regions(analysis, [named(region) for region in regions], Application.GRAPH)
     before, planned = (sum(op.flops or 0 for op in each.profile.ops) for each in (analysis, after))
     return after.peak.requested_bytes, planned - before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "exact_bytes",
@@ -13,7 +13,14 @@ __all__ = [
     "printable",
     "short_bytes",
     "spreadsheet_text",
+    "sum_known",
 ]
+
+
+def sum_known(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if one of the numbers is unknown."""
+    found = list(numbers)
+    return None if None in found else sum(each or 0 for each in found)
 
 
 def format_bytes(n: int | None) -> str:

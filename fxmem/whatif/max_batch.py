@@ -35,7 +35,7 @@ _CURVE_QUARTERS = (1, 2, 3)
 read it."""
 
 Change = Callable[[Analysis], Analysis]
-"""What is done to a step before it is judged, e.g. `lambda analysis: promising.applied(analysis, regions,
+"""What is done to a step before it is judged, e.g. `lambda analysis: apply_regions(analysis, regions,
 application)`."""
 
 

@@ -23,7 +23,7 @@ from fxmem.planning.lower_bound import relaxed
 from fxmem.planning.products import is_product
 from fxmem.records.plan import Application, Plan, Region
 from fxmem.records.profile import Phase, Profile
-from fxmem.whatif.verified_plan import applied
+from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.small_steps import every_outcome, small_step
 
@@ -109,7 +109,7 @@ def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
             )
             for _ in range(3):
                 regions = random_regions(analysis.profile, names, rng)
-                real = applied(analysis, regions, Application.GRAPH)
+                real = apply_regions(analysis, regions, Application.GRAPH)
                 extra = sum(op.flops or 0 for op in real.profile.ops) - sum(
                     op.flops or 0 for op in analysis.profile.ops
                 )

@@ -18,7 +18,7 @@ from fxmem.planning.operators.choices import Choice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.records.plan import Application
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif import verified_plan
+from fxmem.whatif import plan_search, verified_plan
 
 
 def resnet() -> Analysis:
@@ -44,7 +44,7 @@ def gpt2() -> Analysis:
 
 
 def applied(analysis: Analysis, planner: OperatorPlanner, choice: Choice) -> Analysis:
-    return verified_plan.applied(analysis, planner._described(choice), Application.OPERATORS)
+    return plan_search.apply_regions(analysis, planner._described(choice), Application.OPERATORS)
 
 
 @pytest.mark.parametrize("make", [resnet, densenet, gpt2])

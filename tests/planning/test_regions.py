@@ -23,7 +23,7 @@ from fxmem.planning.regions.kept_products import Selection
 from fxmem.planning.regions.plan_text import described, edit_of
 from fxmem.records.plan import Application
 from fxmem.records.profile import Profile, SourceLine
-from fxmem.whatif.verified_plan import applied
+from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 UNITS = 7
@@ -381,7 +381,7 @@ def test_the_estimate_is_what_the_analysis_of_the_applied_plan_says(build) -> No
             continue
         if not plan.regions:
             continue
-        real = applied(analysis, plan.regions, Application.MODULES).peak.requested_bytes
+        real = apply_regions(analysis, plan.regions, Application.MODULES).peak.requested_bytes
         # Too much where a storage that forward alone reads crosses regions (DenseNet); too little where a region is not
         # the first to read one.
         assert 0.97 * real <= plan.after.requested_bytes <= 1.12 * real, part

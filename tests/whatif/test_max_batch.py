@@ -28,7 +28,7 @@ from fxmem.records.sizes import CardFits, SizeCurve, SizePoint
 from fxmem.show.plots.size_curve import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
-from fxmem.whatif import card_fit, max_batch, verified_plan
+from fxmem.whatif import card_fit, max_batch, plan_search, verified_plan
 from fxmem.whatif.resize import resizing_of
 from tests import ROOT
 
@@ -451,7 +451,7 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
         assert card.plan.target == card.target
         alone = verified_plan.plan(analysis, budget=card.target.memory_bytes)
         assert (card.plan.extra_flops, card.plan.regions) == (alone.extra_flops, alone.regions)
-        carried_out = verified_plan.applied(analysis, card.plan.regions, card.plan.application)
+        carried_out = plan_search.apply_regions(analysis, card.plan.regions, card.plan.application)
         assert carried_out.peak.fits
         assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (
             card.plan.before.model_dump(),

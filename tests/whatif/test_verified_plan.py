@@ -24,7 +24,7 @@ from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif import verified_plan
+from fxmem.whatif import plan_search, verified_plan
 
 
 class Block(nn.Module):
@@ -149,7 +149,7 @@ def test_states_of_the_random_generator_are_in_the_promise(application: Applicat
 def test_what_runs_again_is_told_apart(application: Application) -> None:
     analysis = resnet()
     plan = fxmem.plan(analysis, "auto", 0.93, application=application)
-    before, after = analysis.profile, verified_plan.applied(analysis, plan.regions, plan.application).profile
+    before, after = analysis.profile, plan_search.apply_regions(analysis, plan.regions, plan.application).profile
     again = [after.ops[each.op] for each in after.recomputed_ops]
     computed = [Counter(op.name for op in ops if "empty" not in op.name) for ops in (again, after.ops, before.ops)]
     assert computed[0] == computed[1] - computed[2]
@@ -197,7 +197,7 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
     assert after.counted_bytes <= budget
     from fxmem.memory import allocator
 
-    carried_out = verified_plan.applied(analysis, plan.regions, plan.application)
+    carried_out = plan_search.apply_regions(analysis, plan.regions, plan.application)
     assert carried_out.peak == after
     assert allocator.fits(carried_out.profile, budget, settings=allocator.settings_of(os.environ))
 

@@ -1,0 +1,255 @@
+"""The search for the cheapest plan whose analysis keeps a budget."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fxmem import checkpointing
+from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
+from fxmem.hardware import roofline
+from fxmem.memory.budget import Budget
+from fxmem.planning import OperatorPlanner, Planner
+from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.records.plan import Application, CurvePoint, Plan, Region, Strategy
+from fxmem.records.profile import Assumption, Phase, Profile
+from fxmem.records.units import format_bytes, sum_known
+from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.whatif.budget_bracket import BudgetBracket
+
+REFUSALS = (UsageError, AnalysisError)
+"""What applying a plan raises where its application does not go with the model; some only the planned step shows."""
+_ATTEMPTS = 8
+"""Times a planner is asked for less before its proposals count as not reaching the budget."""
+_POINTS = 12
+"""Plans on a curve that are analysed, at most, for each application."""
+
+
+def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
+    """Analyse the same step with these regions checkpointed; the analysed model itself stays as it is."""
+    return analysis.again(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of applying plans, and the planner for it."""
+
+    application: Application
+    planner: Planner | OperatorPlanner
+    names: tuple[str | None, ...] = ()
+    """The names of the profile's nodes in the symbolic graph; of a GRAPH only."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan that has been applied and analysed."""
+
+    way: Way
+    chosen: Strategy
+    regions: tuple[Region, ...]
+    analysis: Analysis
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that a budget bounds."""
+        return self.analysis.peak.counted_bytes
+
+    @property
+    def cost(self) -> tuple[int, int, bool]:
+        """What a cheaper plan has less of: FLOPs, then ops; of equals, one that keeps the user's program is cheaper."""
+        profile = self.analysis.profile
+        return _count_flops(profile)[0], len(profile.ops), self.way.application is Application.GRAPH
+
+
+@dataclass
+class PlanSearch:
+    """The search for one plan. Searches for several budgets may share `seen`, what was analysed before."""
+
+    analysis: Analysis
+    strategy: Strategy
+    budget: Budget | None
+    ways: tuple[Way, ...]
+    tell: Callable[[str], None]
+    seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
+
+    def unplanned(self, chosen: Strategy = "flat") -> Proposal:
+        """The step as it is."""
+        return Proposal(self.ways[0], chosen, (), self.analysis)
+
+    def keeps(self, analysis: Analysis) -> bool:
+        """Whether a step keeps the budget."""
+        return self.budget is None or self.budget.keeps(analysis.profile, analysis.peak)
+
+    def analyse(self, way: Way, proposed: Plan) -> Proposal:
+        """Apply what a planner proposes, and analyse it; no plan is analysed twice."""
+        regions = tuple(_name_nodes(region, way.names) for region in proposed.regions)
+        parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds) for r in proposed.all_regions())
+        key = way.application, tuple(parts)
+        if key not in self.seen:
+            self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
+            analysis = apply_regions(self.analysis, regions, way.application)
+            self.seen[key] = Proposal(way, proposed.chosen, regions, analysis)
+        return self.seen[key]
+
+    # --- within a budget ----------------------------------------------------------------------------------------------
+
+    def cheapest(self) -> Proposal | None:
+        """The proposal with the least recomputation that keeps the budget; None if there is none.
+
+        Raises:
+            UsageError, AnalysisError: no application goes with the model.
+        """
+        if self.budget is not None and Geometry(self.analysis.profile, ()).floor > self.budget.nbytes:
+            return None  # no plan keeps it, so none needs to be tried
+        best: Proposal | None = None
+        refused: list[FxmemError] = []
+        for way in self.ways:
+            try:
+                best = _cheaper(best, self._cheapest_applied(way, best))
+            except REFUSALS as error:
+                refused.append(error)
+        if best is None and len(refused) == len(self.ways):
+            raise refused[-1]
+        return best
+
+    def _cheapest_applied(self, way: Way, rival: Proposal | None) -> Proposal | None:
+        """The cheapest proposal of one way that keeps the budget."""
+        if self.budget is None or self.strategy in ("sqrt", "norms"):
+            return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
+        best = self._cheapest_of(way, self.strategy, self.budget.nbytes, rival)
+        if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
+            # "auto" plans one level where one level seems to do with a little more; of several, the estimate is the
+            # budget, and the peak may be well below.
+            best = _cheaper(best, self._cheapest_of(way, "nested", self.budget.nbytes, rival))
+        if best is None and self.strategy not in ("flat", "chen"):
+            return self._if_kept(self.analyse(way, way.planner.smallest()))
+        return best
+
+    def _if_kept(self, proposal: Proposal) -> Proposal | None:
+        return proposal if self.keeps(proposal.analysis) else None
+
+    def _cheapest_of(self, way: Way, strategy: Strategy, nbytes: int, rival: Proposal | None) -> Proposal | None:
+        """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
+        best, peak = None, self.analysis.peak
+        bracket = BudgetBracket.open(
+            nbytes,
+            peak.requested_bytes,
+            peak.counted_bytes - peak.requested_bytes,
+            exact=isinstance(way.planner, OperatorPlanner),
+        )
+        for _ in range(_ATTEMPTS):
+            proposed = self._propose(way, strategy, bracket.ask)
+            if proposed is None:
+                bracket = bracket.after_refusal()
+            elif self._costs_more(proposed, rival):
+                return best
+            else:
+                proposal = self.analyse(way, proposed)
+                spare = nbytes - proposal.peak_bytes
+                if not self.keeps(proposal.analysis):
+                    bracket = bracket.after_excess(-spare)
+                else:
+                    best = _cheaper(best, proposal)
+                    if not proposal.regions or spare <= bracket.tolerance:
+                        break
+                    bracket = bracket.after_success(spare)
+            if bracket.is_closed:
+                break
+        return best
+
+    def _propose(self, way: Way, strategy: Strategy, nbytes: int) -> Plan | None:
+        """The planner's plan within so many requested bytes; None if it has none."""
+        self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(nbytes)}")
+        try:
+            return way.planner.plan(strategy, nbytes)
+        except ExceededError:
+            return None
+
+    def _costs_more(self, proposed: Plan, rival: Proposal | None) -> bool:
+        """Whether a proposal is dearer than another; the planner's FLOPs are exact, only its bytes are an estimate."""
+        if rival is None or proposed.extra_flops is None:
+            return False
+        return proposed.extra_flops > (count_extra_flops(self.analysis, rival.analysis) or 0)
+
+    # --- without a budget ---------------------------------------------------------------------------------------------
+
+    def along_the_curve(self) -> Plan:
+        """The curve of peak against FLOPs, and the plan on it with the smallest product of the two."""
+        proposals = [self.unplanned()]
+        for way in self.ways:
+            with contextlib.suppress(*REFUSALS):
+                proposals += [
+                    self.analyse(way, point) for point in _thin(way.planner.curve(), _POINTS) if point.regions
+                ]
+        front: list[Proposal] = []
+        for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
+            if not front or front[-1].peak_bytes > proposal.peak_bytes:
+                front.append(proposal)
+        best = min(front, key=lambda each: each.peak_bytes * each.cost[0])
+        return self.finish(best).model_copy(update={"curve": tuple(map(self._point, front))})
+
+    def _point(self, proposal: Proposal) -> CurvePoint:
+        return CurvePoint(
+            strategy=proposal.chosen,
+            application=proposal.way.application,
+            regions=proposal.regions,
+            peak=proposal.analysis.peak,
+            extra_flops=count_extra_flops(self.analysis, proposal.analysis),
+            step_seconds=roofline.step_seconds(proposal.analysis.profile),
+        )
+
+    def finish(self, proposal: Proposal) -> Plan:
+        """Make the plan of a proposal."""
+        before, after = self.analysis.profile, proposal.analysis.profile
+        notes = {way.note for way in self.ways if way.note and proposal.way.application is not Application.OPERATORS}
+        return Plan(
+            **before.heading(),
+            strategy=self.strategy,
+            chosen=proposal.chosen,
+            application=proposal.way.application,
+            budget_bytes=None if self.budget is None else self.budget.nbytes,
+            regions=proposal.regions,
+            before=self.analysis.peak,
+            after=proposal.analysis.peak,
+            analysed=True,
+            forward_flops=sum_known(op.flops for op in before.ops if op.phase is Phase.FORWARD),
+            extra_flops=count_extra_flops(self.analysis, proposal.analysis),
+            before_seconds=roofline.step_seconds(before),
+            after_seconds=roofline.step_seconds(after),
+            assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
+        )
+
+
+def count_extra_flops(before: Analysis, after: Analysis) -> int | None:
+    """FLOPs of what is recomputed; None if an op without a formula is among it."""
+    (least, unknown), (most, still_unknown) = _count_flops(before.profile), _count_flops(after.profile)
+    return most - least if unknown == still_unknown else None
+
+
+def _count_flops(profile: Profile) -> tuple[int, int]:
+    """FLOPs of all ops that have a formula, and how many ops have none."""
+    return sum(op.flops or 0 for op in profile.ops), sum(op.flops is None for op in profile.ops)
+
+
+def _cheaper(*proposals: Proposal | None) -> Proposal | None:
+    """The cheapest of them; of equals, the first."""
+    return min((each for each in proposals if each is not None), key=lambda each: each.cost, default=None)
+
+
+def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:
+    """The region with the names that the graph it is applied to has for its nodes."""
+    if not names:
+        return region
+    nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)
+    inner = tuple(_name_nodes(each, names) for each in region.regions)
+    return region.model_copy(update={"nodes": nodes, "regions": inner})
+
+
+def _thin(plans: Sequence[Plan], count: int) -> Sequence[Plan]:
+    """At most `count` of them, evenly spread, first and last included."""
+    if len(plans) <= count:
+        return plans
+    return [plans[round(i * (len(plans) - 1) / (count - 1))] for i in range(count)]
