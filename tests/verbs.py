@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fxmem.cli.parser import Parser
 from fxmem.memory import liveness
 from fxmem.records.profile import Profile, Report
 
@@ -24,7 +24,6 @@ def saved(path: Path, profile: Profile, **peak: Any) -> str:
 
 def called(verb: ModuleType, *arguments: str) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    parser = argparse.ArgumentParser()
-    verb.add_options(parser)
+    parser = Parser().add_arguments(verb.ARGUMENTS)
     answer: tuple[int, str] = verb.run(parser.parse_args(arguments))
     return answer

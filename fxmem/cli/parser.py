@@ -5,32 +5,64 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from fxmem.errors import UsageError
 
-__all__ = ["Parser"]
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a verb, as data."""
+
+    names: tuple[str, ...]
+    """`--output` and its like, or one name without dashes: a positional argument."""
+    settings: Mapping[str, Any]
+    """Keyword arguments of `argparse.ArgumentParser.add_argument`."""
+
+
+def argument(*names: str, help: str, default: Any = None, **settings: Any) -> Argument:
+    """Declare an argument. A default other than None is named at the end of the help."""
+    named = help if default is None else f"{help} (default {default})"
+    return Argument(names, {"help": named, "default": default, **settings})
+
+
+def flag(name: str, help: str) -> Argument:
+    """Declare an option without a value, False unless given."""
+    return Argument((name,), {"help": help, "action": "store_true"})
+
+
+def repeatable(name: str, help: str, **settings: Any) -> Argument:
+    """Declare an option that may be given several times, a list of its values."""
+    return Argument((name,), {"help": help, "action": "append", "default": [], **settings})
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that every error looks alike, and takes no abbreviations, so that an option added
-    later breaks no script."""
+    """A parser that raises instead of exiting, so that every error looks alike.
+
+    It accepts no abbreviations, so that an option added later breaks no script.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
+    def add_arguments(self, arguments: Iterable[Argument]) -> Parser:
+        """Add them in this order, and return the parser."""
+        for each in arguments:
+            self.add_argument(*each.names, **each.settings)
+        return self
+
     def error(self, message: str) -> NoReturn:
-        """argparse's complaint, in our words."""
+        """Raise a `UsageError` that says in our words what argparse complains of."""
         choice = re.fullmatch(r"argument (.+): invalid choice: '?(.*?)'? \(choose from (.+)\)", message)
         if choice is not None:
             what, got, known = choice[1], choice[2], re.findall(r"[\w.-]+", choice[3])
-            message = f"expected {what} to be one of {', '.join(known)}; got {got!r}{_meant(got, known)}"
+            message = f"expected {what} to be one of {', '.join(known)}; got {got!r}{_suggest(got, known)}"
         number = re.fullmatch(r"argument (.+): invalid (int|float) value: (.+)", message)
         if number is not None:
-            message = (
-                f"expected {number[1]} to be a {'whole number' if number[2] == 'int' else 'number'}; got {number[3]}"
-            )
+            kind = "whole number" if number[2] == "int" else "number"
+            message = f"expected {number[1]} to be a {kind}; got {number[3]}"
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def arguments(self) -> list[argparse.Action]:
@@ -38,15 +70,16 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.dest != "help"]
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Complain of words that no argument takes."""
+        """Raise a `UsageError` for words that no argument matches."""
         option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if option is None:
             self.error(f"unexpected argument {words[0]!r}")
-        self.error(f"no option {option}{_meant(option, re.findall(r'--[a-z-]+', self.format_usage()))}")
+        self.error(f"no option {option}{_suggest(option, re.findall(r'--[a-z-]+', self.format_usage()))}")
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    whole = list(known)
-    begun = [each for each in whole if each.startswith(word.lower())]
-    near = difflib.get_close_matches(word.lower(), begun or whole, n=1, cutoff=0.0 if begun else 0.6)
+def _suggest(word: str, known: Iterable[str]) -> str:
+    """`, did you mean NAME?` for the closest of the known names; empty if none is close."""
+    names = list(known)
+    begun = [each for each in names if each.startswith(word.lower())]
+    near = difflib.get_close_matches(word.lower(), begun or names, n=1, cutoff=0.0 if begun else 0.6)
     return f", did you mean {near[0]}?" if near else ""

@@ -12,13 +12,12 @@ from typing import Any
 
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.planning.lower_bound import Relaxation, relaxed
+from fxmem.records.names import EFFORT
 from fxmem.records.plan import Application, Certificate, Plan
 from fxmem.records.profile import Profile
 
 __all__ = ["EFFORT", "certify", "cp_sat"]
 
-EFFORT = 4.0
-"""Deterministic work of a search, unless said otherwise."""
 _STEPS = 1 << 20
 """Steps that a budget is divided into; what is held is rounded down to them, so that the bound stays one."""
 _MOST_COST = 1 << 40

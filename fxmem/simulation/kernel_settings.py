@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fxmem.hardware.workspaces import ConvSettings
+from fxmem.records.names import Sdpa
 from fxmem.records.profile import Record
 
 __all__ = ["SDPA_BACKENDS", "KernelSettings", "Sdpa", "applied", "convolution_settings", "is_deterministic"]
-
-Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
 
 SDPA_BACKENDS: Final[dict[Sdpa, tuple[SDPBackend, ...]]] = {
     "auto": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),

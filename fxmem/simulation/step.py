@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from fxmem._torch.common import tensors_in
 from fxmem.errors import UsageError
+from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
 from fxmem.simulation.user_code import closest
 
@@ -45,8 +46,6 @@ __all__ = [
     "set_training",
 ]
 
-Mode = Literal["train", "infer"]
-Precision = Literal["bf16", "fp16"]
 Loss = Callable[[Any], torch.Tensor]
 """Takes the model's output, gives the scalar to differentiate."""
 OptimizerSpec = str | type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer] | None

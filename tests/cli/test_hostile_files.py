@@ -359,7 +359,7 @@ RUNS = re.compile(
 )
 ALLOWED = {
     ("__init__.py", "import_module"): "the public names, as they stand in that file",
-    ("__main__.py", "import_module"): "the verbs, as they stand in `cli.verbs`",
+    ("cli/verbs/__init__.py", "import_module"): "the verbs, as they stand in that file",
     ("show/graph/converters.py", "importlib.util.find_spec"): "whether a converter is installed",
     ("show/graph/graphviz_layout.py", "importlib.util.find_spec"): "whether a layout engine is installed",
     (
@@ -373,7 +373,7 @@ ALLOWED = {
         "compile",
     ): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
     ("checkpointing/fx_rewrite.py", "exec"): "the same",
-    ("cli/options.py", "importlib.util.find_spec"): "whether torch is installed",
+    ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
     ("show/export/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",

@@ -313,8 +313,7 @@ def test_names_are_text(text: str) -> None:
 
 def run(*arguments: str) -> tuple[int, str]:
     """Exit code and text for stdout."""
-    parser = Parser(prog="fxmem compare")
-    verb.add_options(parser)
+    parser = Parser(prog="fxmem compare").add_arguments(verb.ARGUMENTS)
     parser.set_defaults(parser=parser)
     return verb.run(parser.parse_args(arguments))
 
@@ -416,11 +415,10 @@ def test_what_the_verb_refuses(arguments: list[str], message: str) -> None:
 
 
 def test_options_of_the_first_are_left_as_they_were(own: str) -> None:
-    parser = Parser(prog="fxmem compare")
-    verb.add_options(parser)
+    parser = Parser(prog="fxmem compare").add_arguments(verb.ARGUMENTS)
     options: argparse.Namespace = parser.parse_args(
         [own, "--input", "4x8", "--with", "input=2x8", "--with", "set=width=4"]
     )
     options.parser = parser
-    other = verb._second(options)
+    other = verb._second_options(options)
     assert (options.input, options.settings, other.input, other.settings) == (["4x8"], [], ["2x8"], ["width=4"])

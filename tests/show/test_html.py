@@ -548,8 +548,8 @@ def test_the_page_is_written_without_torch(tmp_path: Path) -> None:
     report = saved(tmp_path / "r.json", small_profile())
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import argparse; from fxmem.cli.verbs import report as verb\n"
-        "parser = argparse.ArgumentParser(); verb.add_options(parser)\n"
+        "from fxmem.cli.parser import Parser; from fxmem.cli.verbs import report as verb\n"
+        "parser = Parser().add_arguments(verb.ARGUMENTS)\n"
         f"print(verb.run(parser.parse_args([{report!r}, '-o', 'r.html', '--renderer', 'plain'])))"
     )
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}

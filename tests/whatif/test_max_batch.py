@@ -583,8 +583,7 @@ def build(width=1000): return torch.nn.Linear(width, width, bias=False)
 
 
 def command(module: Any, *arguments: str) -> tuple[int, str]:
-    parser = Parser()
-    module.add_options(parser)
+    parser = Parser().add_arguments(module.ARGUMENTS)
     code, text = module.run(parser.parse_args(arguments))
     return int(code), str(text)
 

@@ -1,7 +1,7 @@
 """The verbs of the command line, one module each.
 
-A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `add_options(parser)` and
-`run(options)`, which returns the exit code and the text for stdout. None imports torch before it runs.
+A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `ARGUMENTS` and `run(options)`,
+which returns the exit code and the text for stdout. None imports torch before it runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         module = load(verb)
         added: Parser = commands.add_parser(verb, help=module.BRIEF, description=module.DESCRIPTION)
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        module.add_options(added)
-        added.set_defaults(run=module.run, parser=added)
+        added.add_arguments(module.ARGUMENTS).set_defaults(run=module.run, parser=added)
         parsers[verb] = added
     return parser, parsers

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import Working, add_step, add_target, analyzed
-from fxmem.cli.output import add_output, check_output, reported
+from fxmem.cli.options import ANALYSIS, REPORT_OUTPUT
+from fxmem.cli.output import check_output, write_report
+from fxmem.cli.parser import argument
+from fxmem.cli.progress import Progress, say
+from fxmem.cli.step import analyze_model
 from fxmem.records.units import exact_bytes, format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
     from fxmem.records.profile import Report
 
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
-
 BRIEF = "peak memory of a step, node by node"
 DESCRIPTION = "Predict the memory of one training or inference step."
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser)
-    add_target(parser)
-    parser.add_argument(
-        "--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"
-    )
-    add_output(parser)
+ARGUMENTS = (
+    *ANALYSIS,
+    argument("--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"),
+    *REPORT_OUTPUT,
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem analyze`; return the exit code and the text for stdout."""
     from fxmem.memory.budget import parse_bytes
 
     check_output(options)
     budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
-    with Working(options.quiet) as progress:
-        analysis = analyzed(options, progress)
+    with Progress(options.quiet) as progress:
+        analysis = analyze_model(options, progress)
         report, timeline = analysis.report(), analysis.timeline
-    text = reported(options, report, timeline)
+    text = write_report(options, report, timeline)
     if budget is None:
         return 0, text
     complaint = exceeded(report, budget)
-    print(
-        f"fxmem: {complaint or f'the step keeps the budget of {exact_bytes(budget.nbytes)}'}",
-        file=sys.stderr,
-    )
+    say(complaint or f"the step keeps the budget of {exact_bytes(budget.nbytes)}")
     return 4 if complaint else 0, text
 
 

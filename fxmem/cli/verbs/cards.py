@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from fxmem.cli.options import Working, add_prefetch, add_step, analyzed
-from fxmem.cli.output import add_text, check_output, json_or, layout
+from fxmem.cli.options import LOOP, MODEL, STEP, text_output
+from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.parser import argument, flag
+from fxmem.cli.progress import Progress, say
+from fxmem.cli.step import analyze_model
 from fxmem.errors import UsageError
-from fxmem.records.units import printable
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "which cards a step fits"
 DESCRIPTION = (
@@ -21,23 +20,23 @@ DESCRIPTION = (
     "Exit code 4 if it fits none."
 )
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser)
-    accumulate = "micro-batches to one optimizer step; the step is the last of them (default 1)"
-    parser.add_argument("--accumulate", type=int, default=1, metavar="K", help=accumulate)
-    add_prefetch(parser)
-    parser.add_argument(
+ARGUMENTS = (
+    MODEL,
+    *STEP,
+    *LOOP,
+    argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
-    )
-    plans = "also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is"
-    parser.add_argument("--plan", action="store_true", help=plans)
-    add_text(parser, "result")
+    ),
+    flag(
+        "--plan",
+        help="also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is",
+    ),
+    *text_output("result"),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem cards`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
     from fxmem.show.text import sizes as size_reporting
 
@@ -51,15 +50,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     for name in names or ():  # a card that is none is found before the work is done
         if catalogue.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
-    with Working(options.quiet) as progress:
+    with Progress(options.quiet) as progress:
         options.target = "h100" if names is None else names[0]
-        analysis = analyzed(options, progress)
+        analysis = analyze_model(options, progress)
         from fxmem.whatif import card_fit
 
-        fits = card_fit.cards_of(analysis, names=names, plans=options.plan, progress=None if options.quiet else _say)
-    text = json_or(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
+        fits = card_fit.cards_of(analysis, names=names, plans=options.plan, progress=None if options.quiet else say)
+    text = write_json(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
     return 0 if fits.fitting else 4, text
-
-
-def _say(message: str) -> None:
-    print(f"fxmem: {printable(message)}", file=sys.stderr, flush=True)

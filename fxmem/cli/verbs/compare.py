@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import copy
 
-from fxmem.cli.options import add_step, add_target, is_report, loaded_or_analyzed
-from fxmem.cli.output import add_text, check_output, json_or, layout
-from fxmem.cli.parser import Parser
+from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
+from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.parser import Parser, argument, repeatable
+from fxmem.cli.step import is_report, load_or_analyze
 from fxmem.errors import UsageError
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "what grew from one step to another"
 DESCRIPTION = (
@@ -20,51 +19,53 @@ DESCRIPTION = (
     "after --with to the second alone."
 )
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser, or_report=True)
-    second = "what to compare it with: another report or model (default: the same model, with the options of --with)"
-    parser.add_argument("second", metavar="MODEL|REPORT.json", nargs="?", help=second)
-    add_target(parser)
-    changed = (
-        "an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or "
-        "set=width=64; repeatable"
-    )
-    parser.add_argument("--with", action="append", default=[], metavar="OPTION[=VALUE]", dest="changes", help=changed)
-    parser.add_argument(
+ARGUMENTS = (
+    *ANALYSIS_OR_REPORT,
+    argument(
+        "second",
+        metavar="MODEL|REPORT.json",
+        nargs="?",
+        help="what to compare it with: another report or model (default: the same model, with the options of --with)",
+    ),
+    repeatable(
+        "--with",
+        metavar="OPTION[=VALUE]",
+        dest="changes",
+        help="an option of the second step alone, as precision=bf16, batch=64, optimizer=sgd, channels-last or "
+        "set=width=64; repeatable",
+    ),
+    argument(
         "--depth",
         type=int,
         metavar="N",
         help="levels of modules to show, every change in them (default: changes of 1 %% of the peak)",
-    )
-    parser.add_argument(
-        "--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first (default 8)"
-    )
-    add_text(parser, "comparison")
+    ),
+    argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
+    *text_output("comparison"),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem compare`; return the exit code and the text for stdout."""
     from fxmem.memory.comparison import compare
     from fxmem.show.text import comparison as comparison_reporting
 
     check_output(options)
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
-    other = _second(options)
-    before, _ = loaded_or_analyzed(options)
-    after, _ = loaded_or_analyzed(other)
+    other = _second_options(options)
+    before, _ = load_or_analyze(options)
+    after, _ = load_or_analyze(other)
     comparison = compare(before, after)
 
     def text() -> str:
         return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
 
-    return 0, json_or(options, comparison.to_json(), text)
+    return 0, write_json(options, comparison.to_json(), text)
 
 
-def _second(options: argparse.Namespace) -> argparse.Namespace:
-    """The options of the second step: the first's, but for the model and what --with says."""
+def _second_options(options: argparse.Namespace) -> argparse.Namespace:
+    """The options of the second step: the first's, but for the model and what --with changes."""
     model = options.second or options.model
     if options.second is None and not options.changes:
         raise UsageError(
@@ -78,9 +79,7 @@ def _second(options: argparse.Namespace) -> argparse.Namespace:
         )
     if options.model == "-" and model == "-":
         raise UsageError("expected stdin (-) for one of the two, got it for both")
-    parser = Parser(prog=options.parser.prog, add_help=False)
-    add_step(parser, or_report=True)
-    add_target(parser)
+    parser = Parser(prog=options.parser.prog, add_help=False).add_arguments(ANALYSIS_OR_REPORT)
     words, other = [model], copy.copy(options)
     for change in options.changes:
         name, equals, value = change.partition("=")

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fxmem.cli.options import add_step, add_target, loaded_or_analyzed
+from fxmem.cli.options import ANALYSIS_OR_REPORT
 from fxmem.cli.output import check_writable
+from fxmem.cli.parser import argument
+from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.show.export import Format
-
-__all__ = ["BRIEF", "DESCRIPTION", "FORMATS", "add_options", "run"]
 
 BRIEF = "a report as a file that another tool opens"
 DESCRIPTION = (
@@ -35,31 +35,34 @@ FORMATS = {
 }
 _BINARY = ("memory-viz",)
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser, or_report=True)
-    add_target(parser)
-    formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
-    parser.add_argument("--to", required=True, choices=list(FORMATS), metavar="FORMAT", help=formats)
-    parser.add_argument(
+ARGUMENTS = (
+    *ANALYSIS_OR_REPORT,
+    argument(
+        "--to",
+        required=True,
+        choices=list(FORMATS),
+        metavar="FORMAT",
+        help="; ".join(f"{name}: {brief}" for name, brief in FORMATS.items()),
+    ),
+    argument(
         "-o", "--output", required=True, metavar="FILE|-", help="what to write; `-` is stdout, for all but memory-viz"
-    )
+    ),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem export`; return the exit code and the text for stdout."""
     from fxmem.memory.allocator import settings_of
     from fxmem.show import export
 
     to, settings = cast("Format", options.to), settings_of(os.environ)
     if options.output != "-":
         check_writable("--output", options.output, ", or - for stdout")
-        report, timeline = loaded_or_analyzed(options)
+        report, timeline = load_or_analyze(options)
         export.save(report, timeline, Path(options.output), to, settings=settings)
         return 0, ""
     if to in _BINARY:
         raise UsageError(f"expected --output to name a file, got '-': {to} is no text")
-    content = export.export(*loaded_or_analyzed(options), to, settings=settings)
+    content = export.export(*load_or_analyze(options), to, settings=settings)
     assert isinstance(content, str), "all others are text"
     return 0, content

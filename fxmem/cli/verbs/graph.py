@@ -4,58 +4,51 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from fxmem.cli.options import add_step, add_target, loaded_or_analyzed
+from fxmem.cli.options import ANALYSIS_OR_REPORT, drawing
 from fxmem.cli.output import check_file
+from fxmem.cli.parser import argument, flag
+from fxmem.cli.step import load_or_analyze
+from fxmem.records.names import Heat
 
 if TYPE_CHECKING:
     from fxmem.show.graph import Format
 
-HEATS = ("saved", "output", "params", "flops", "live", "scratch")
-RENDERERS = ("auto", "dot", "wasi", "pygraphviz", "plain")
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
-
 BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
 DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser, or_report=True)
-    add_target(parser)
-    output = (
-        "what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or Graphviz"
-    )
-    renderer = (
-        "dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; plain: built in; "
-    )
-    renderer += "auto: the first that works (default auto)"
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.svg", help=output)
-    parser.add_argument(
+ARGUMENTS = (
+    *ANALYSIS_OR_REPORT,
+    argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE.svg",
+        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or "
+        "Graphviz",
+    ),
+    argument(
         "--plan",
         metavar="PLAN.json",
         help="a plan for this step, which `fxmem plan --json` wrote: its regions are framed",
-    )
-    parser.add_argument(
-        "--heat", choices=HEATS, default="saved", help="the quantity that colours the boxes (default saved)"
-    )
-    parser.add_argument(
+    ),
+    argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
+    argument(
         "--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)"
-    )
-    parser.add_argument(
-        "--max-boxes", type=int, default=400, metavar="N", help="about how many boxes there may be (default 400)"
-    )
-    parser.add_argument(
-        "--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"
-    )
-    parser.add_argument("--no-fold", action="store_true", help="draw equal siblings one by one")
-    parser.add_argument("--renderer", choices=RENDERERS, default="auto", help=renderer)
+    ),
+    argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"),
+    flag("--no-fold", help="draw equal siblings one by one"),
+    *drawing(
+        max_boxes="about how many boxes there may be",
+        renderer="dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; "
+        "plain: built in; auto: the first that works",
+    ),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem graph`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
     from fxmem.records.files import write_bytes
     from fxmem.show import graph
@@ -66,7 +59,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if form is not None:
         graph.require_image(form, options.renderer)  # refused before the work, not after
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = loaded_or_analyzed(options)
+    report, timeline = load_or_analyze(options)
     what = {
         "heat": options.heat,
         "fold": not options.no_fold,

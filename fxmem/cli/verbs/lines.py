@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxmem.cli.options import add_step, add_target, loaded_or_analyzed
-from fxmem.cli.output import add_text, check_file, check_output, json_or, layout
+from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
+from fxmem.cli.output import check_file, check_output, layout, write_json
+from fxmem.cli.parser import argument, flag, repeatable
+from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "memory by source line, as annotated source"
 DESCRIPTION = (
@@ -18,31 +18,29 @@ DESCRIPTION = (
     "What a library does inside counts for your line that called it. Of a report, needs no torch."
 )
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser, or_report=True)
-    add_target(parser)
-    which = (
-        "show this file, or those below this folder, and count what others do for its lines that called them; "
-        "repeatable (default: your own files)"
-    )
-    parser.add_argument("--file", action="append", default=[], metavar="PATH", help=which)
-    everything = "show installed packages' files too (the default where no line is your own)"
-    parser.add_argument("--all", action="store_true", help=everything)
-    parser.add_argument(
+ARGUMENTS = (
+    *ANALYSIS_OR_REPORT,
+    repeatable(
+        "--file",
+        metavar="PATH",
+        help="show this file, or those below this folder, and count what others do for its lines that called them; "
+        "repeatable (default: your own files)",
+    ),
+    flag("--all", help="show installed packages' files too (the default where no line is your own)"),
+    argument(
         "--tensors",
         type=int,
         default=3,
         metavar="N",
-        help="shapes to list below a line, most bytes first; 0 lists none (default 3)",
-    )
-    add_text(parser, "lines", "text")
-    parser.add_argument("--html", metavar="FILE.html", help="also write the annotated source as one HTML page")
+        help="shapes to list below a line, most bytes first; 0 lists none",
+    ),
+    *text_output("lines", "text"),
+    argument("--html", metavar="FILE.html", help="also write the annotated source as one HTML page"),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem lines`; return the exit code and the text for stdout."""
     from fxmem.memory.by_line import by_line
     from fxmem.records.files import write_text
     from fxmem.show.html import lines_html
@@ -55,10 +53,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError(f"expected --tensors of at least 0, got {options.tensors}")
     if options.all and options.file:
         raise UsageError("expected --all or --file, not both: --file says which files are shown")
-    report, _ = loaded_or_analyzed(options)
+    report, _ = load_or_analyze(options)
     lines = by_line(report, files=options.file, installed=options.all)
     if options.html is not None:
         write_text(Path(options.html), lines_html(lines))
-    return 0, json_or(
+    return 0, write_json(
         options, lines.to_json(), lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options))
     )

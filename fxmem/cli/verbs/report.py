@@ -7,17 +7,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import add_step, add_target, loaded_or_analyzed, parsed_budget
+from fxmem.cli.options import ANALYSIS_OR_REPORT, OVERLAYS, drawing
 from fxmem.cli.output import check_file
-from fxmem.cli.verbs.graph import RENDERERS
-from fxmem.cli.verbs.timeline import add_comparison, planned_step
+from fxmem.cli.parser import argument
+from fxmem.cli.step import load_or_analyze, read_budget
+from fxmem.cli.verbs.timeline import load_after
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
 
 BRIEF = "one HTML page with everything, for others to read"
 DESCRIPTION = (
@@ -25,35 +24,24 @@ DESCRIPTION = (
     "page; of a report, needs no torch."
 )
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser, or_report=True)
-    add_target(parser)
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.html", help="what to write")
-    parser.add_argument(
+ARGUMENTS = (
+    *ANALYSIS_OR_REPORT,
+    argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
+    argument(
         "--plan",
         metavar="PLAN.json",
         help="a plan for this step, which `fxmem plan --json` wrote: shown before and after",
-    )
-    add_comparison(parser)
-    parser.add_argument(
-        "--max-boxes",
-        type=int,
-        default=400,
-        metavar="N",
-        help="about how many boxes the graph may have; 0 leaves it out (default 400)",
-    )
-    parser.add_argument(
-        "--renderer",
-        choices=RENDERERS,
-        default="auto",
-        help="what lays out the graph; see `fxmem graph` (default auto)",
-    )
+    ),
+    *OVERLAYS,
+    *drawing(
+        max_boxes="about how many boxes the graph may have; 0 leaves it out",
+        renderer="what lays out the graph; see `fxmem graph`",
+    ),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem report`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
     from fxmem.memory.allocator import settings_of
     from fxmem.records.files import write_text
@@ -62,10 +50,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_file("--output", options.output, (".html", ".htm"))
     if options.max_boxes < 0:
         raise UsageError(f"expected --max-boxes of at least 0, got {options.max_boxes}")
-    budget = parsed_budget(options)
+    budget = read_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    report, timeline = loaded_or_analyzed(options)
-    after_profile, after = planned_step(options, report)
+    report, timeline = load_or_analyze(options)
+    after_profile, after = load_after(options, report)
     if plan is not None:
         _check_same_step(options.plan, plan, report)
     text = html.html(

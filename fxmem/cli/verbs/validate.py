@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
-from fxmem.cli.options import Working, add_step, model_and_inputs, require_torch, step_arguments
-from fxmem.cli.output import check_output, json_or
+from fxmem.cli.options import MODEL, STEP
+from fxmem.cli.output import check_output, write_json
+from fxmem.cli.parser import argument
+from fxmem.cli.progress import Progress
+from fxmem.cli.step import build_step, require_torch, step_arguments
 from fxmem.errors import UsageError
-
-__all__ = ["BRIEF", "DESCRIPTION", "add_options", "run"]
+from fxmem.records.names import MeasuredDevice
 
 BRIEF = "run the step for real and compare"
 DESCRIPTION = "Run the step on this machine and hold the prediction against what was measured."
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be asked of it."""
-    add_step(parser)
-    parser.add_argument(
+ARGUMENTS = (
+    MODEL,
+    *STEP,
+    argument(
         "--device",
         default="cpu",
-        choices=["cpu", "cuda"],
-        help="where to run: this machine's CPU or its NVIDIA GPU (default cpu)",
-    )
-    tolerance = (
-        "largest error allowed, on the CPU with kernels' own scratch set aside; beyond it the exit code is 4 "
-        "(default 0.01)"
-    )
-    parser.add_argument("--tolerance", type=float, default=0.01, metavar="FRACTION", help=tolerance)
-    parser.add_argument(
-        "--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"
-    )
+        choices=get_args(MeasuredDevice),
+        help="where to run: this machine's CPU or its NVIDIA GPU",
+    ),
+    argument(
+        "--tolerance",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
+    ),
+    argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
+)
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
-    """Exit code and text for stdout."""
+    """Run `fxmem validate`; return the exit code and the text for stdout."""
     check_output(options)
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
     require_torch()
-    with Working(options.quiet) as progress:
+    with Progress(options.quiet) as progress:
         progress("loading torch")
         from fxmem.cli.specs import build_model, parse_settings
         from fxmem.validation.measure_cuda import require_card
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         if options.device == "cuda":
             require_card()
         step = step_arguments(options)
-        built, args, kwargs = model_and_inputs(options, progress)
+        built, args, kwargs = build_step(options, progress)
         shape: dict[str, Any] = {
             "mode": options.mode,
             "weights_dtype": options.weights,
@@ -69,4 +71,4 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         )
     from fxmem.validation.verdict import report
 
-    return 0 if verdict.within_tolerance else 4, json_or(options, verdict.model_dump_json(), lambda: report(verdict))
+    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: report(verdict))

@@ -8,9 +8,9 @@ a line. Names are untrusted text and are escaped. Everything is computed from re
 
 from __future__ import annotations
 
+from fxmem.records.names import Heat
 from fxmem.show.graph.converters import Format
 from fxmem.show.graph.graphviz_layout import Program, engines
-from fxmem.show.graph.picture import Heat
 from fxmem.show.graph.render import HEATS, RENDERERS, Renderer, dot_source, image, require_image, svg
 
 __all__ = [

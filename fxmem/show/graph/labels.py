@@ -12,11 +12,12 @@ from math import ceil
 
 from fxmem.memory.facts import flops_sum
 from fxmem.memory.module_tree import Figures, call_name
+from fxmem.records.names import Heat
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.graph.checkpoints import Checkpoint, effect
-from fxmem.show.graph.picture import Box, Frame, Heat, Picture, heat_value, known_as
+from fxmem.show.graph.picture import Box, Frame, Picture, heat_value, known_as
 from fxmem.show.text_width import text_width
 
 __all__ = [

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fxmem.memory.module_tree import Figures, sum_figures
+from fxmem.records.names import Heat
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, Phase, Profile, Timeline
 from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
 from fxmem.show.graph.depth import checkpoints_in, choose_depth, count, is_one_box, is_region
 from fxmem.show.graph.folded_tree import Item, Leaf, Place, Run, Visit, all_nodes, graph_tree, level, module_of, places
 
-__all__ = ["Box", "BoxKind", "Edge", "Frame", "Heat", "Picture", "heat_value", "known_as", "picture"]
+__all__ = ["Box", "BoxKind", "Edge", "Frame", "Picture", "heat_value", "known_as", "picture"]
 
-Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 BoxKind = Literal["call", "alias", "input", "output", "module", "group", "step"]
 
 _MOST_READERS = 6

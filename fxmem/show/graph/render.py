@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 from fxmem import __version__
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.records.names import Heat, Renderer
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import printable
@@ -20,7 +21,7 @@ from fxmem.show.graph.converters import Format
 from fxmem.show.graph.graphviz_layout import Program, engines
 from fxmem.show.graph.labels import box_words, frame_words, peak_words, plan_words
 from fxmem.show.graph.ladder_layout import Layout, ladder
-from fxmem.show.graph.picture import Heat, Picture, picture
+from fxmem.show.graph.picture import Picture, picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
 
 __all__ = [
@@ -36,8 +37,6 @@ __all__ = [
     "require_image",
     "svg",
 ]
-
-Renderer = Literal["auto", "dot", "wasi", "pygraphviz", "plain"]
 
 HEATS: tuple[Heat, ...] = get_args(Heat)
 """Quantities that can colour the boxes."""

@@ -364,8 +364,8 @@ def test_reports_are_exported_without_torch(tmp_path: Path) -> None:
     report = saved(tmp_path / "r.json", small_profile())
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import argparse; from fxmem.cli.verbs import export as verb\n"
-        "parser = argparse.ArgumentParser(); verb.add_options(parser)\n"
+        "from fxmem.cli.parser import Parser; from fxmem.cli.verbs import export as verb\n"
+        "parser = Parser().add_arguments(verb.ARGUMENTS)\n"
         f"print([verb.run(parser.parse_args([{report!r}, '--to', to, '-o', to])) for to in verb.FORMATS] == [(0, "
         f"'')] * {len(FORMATS)})"
     )

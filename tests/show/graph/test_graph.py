@@ -19,12 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fxmem.__main__
-import fxmem.cli.verbs.graph
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, TensorInfo
 from fxmem.records.units import exact_bytes, format_bytes
-from fxmem.show.graph import RENDERERS, Heat, dot_source, graphviz_layout, svg
+from fxmem.show.graph import Heat, dot_source, graphviz_layout, svg
 from fxmem.show.graph.colors import DARK, LIGHT, Palette
 from fxmem.show.graph.dot import quoted
 from fxmem.show.graph.labels import HEATS, STEPS, box_words, frame_words, heat_step
@@ -925,11 +924,6 @@ def test_a_report_that_is_not_there_is_no_model(tmp_path: Path, capsys: pytest.C
 def test_svg_of_show_ends_in_svg(report: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", report, "--svg", "out.html") == 2
     assert "expected --svg to name a file that ends in .svg, got 'out.html'" in capsys.readouterr().err
-
-
-def test_the_command_line_offers_what_the_library_takes() -> None:
-    assert get_args(Heat) == fxmem.cli.verbs.graph.HEATS
-    assert fxmem.cli.verbs.graph.RENDERERS == RENDERERS
 
 
 def test_a_model_is_drawn_from_the_command_line_and_from_python(

@@ -1,0 +1,149 @@
+"""From the options of a step to its analysis. Nothing here imports torch before an analysis is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxmem.cli.options import DEFAULT_BATCH
+from fxmem.cli.progress import Progress
+from fxmem.errors import EnvironmentLacksError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fxmem.cli.specs import BuiltModel
+    from fxmem.memory.budget import Budget, PeakShare
+    from fxmem.records.profile import Report, Timeline
+    from fxmem.simulation.analysis import Analysis
+
+
+def read_budget(options: argparse.Namespace) -> Budget | PeakShare | None:
+    """Parse `--budget` before the analysis, so that a wrong one is refused first."""
+    from fxmem.memory.budget import parse_budget
+
+    return None if options.budget is None else parse_budget(options.budget)
+
+
+def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
+    """Analyse the step that the options describe."""
+    from fxmem.hardware import catalogue
+
+    card = catalogue.target(options.target)
+    require_torch()
+    progress("loading torch")
+    from fxmem.simulation.analysis import analyze_call
+
+    step = step_arguments(options)
+    built, args, kwargs = build_step(options, progress)
+    loop = {"accumulate": options.accumulate, "prefetch": options.prefetch}
+    return analyze_call(
+        built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **loop, **step
+    )
+
+
+def is_report(model: str) -> bool:
+    """Whether the argument MODEL is a report: a model spec that ends in .json has a colon."""
+    path = Path(model)
+    return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
+
+
+def load_or_analyze(options: argparse.Namespace) -> tuple[Report, Timeline]:
+    """Load the report that `options.model` names, from a file or stdin, or analyse the model."""
+    if is_report(options.model):
+        from fxmem.memory import report_reader
+
+        report = report_reader.load_report(Path(options.model))
+        return report, report_reader.timeline(report)
+    with Progress(options.quiet) as progress:
+        analysis = analyze_model(options, progress)
+        return analysis.report(), analysis.timeline
+
+
+def require_torch() -> None:
+    """Raise an `EnvironmentLacksError` if torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError("expected torch, which is not installed: pip install torch (it needs no GPU)")
+
+
+def step_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of an analysis or a validation that the options give."""
+    from fxmem.simulation.kernel_settings import KernelSettings
+
+    loss = None if options.loss is None else load_callable("--loss", options.loss)
+    optimizer = _load_optimizer(options.optimizer)
+    kernels = KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields})
+    chosen = {"mode": options.mode, "precision": options.precision}
+    return {**chosen, "loss": loss, "optimizer": optimizer, "settings": kernels}
+
+
+def _load_optimizer(text: str) -> Any:
+    from fxmem.simulation.user_code import is_file_reference, is_reference
+
+    if text.lower() == "none":
+        return None
+    # `adamw:fused` has the form of a reference, too.
+    looks_own = is_file_reference(text) or (is_reference(text) and "." in text.partition(":")[0])
+    return load_callable("--optimizer", text) if looks_own else text
+
+
+def load_callable(option: str, reference: str) -> Any:
+    """Load the user's own function or class that an option names."""
+    from fxmem.simulation.user_code import importable, is_reference, load, process_unchanged
+
+    if not is_reference(reference):
+        raise UsageError(f"expected {option} as pkg.mod:name or file.py:name, got {reference!r}")
+    with process_unchanged(), importable(reference):
+        found = load(reference)
+    if not callable(found):
+        raise UsageError(
+            f"expected {option} to name a function or a class, but {reference} is of type {type(found).__name__}"
+        )
+    return found
+
+
+def build_step(
+    options: argparse.Namespace, progress: Callable[[str], None]
+) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
+    """Build the model on meta, and the arguments of its forward."""
+    from fxmem.cli.specs import build_model, parse_settings
+    from fxmem.cli.specs.inputs import default_inputs, make_inputs, parse_input
+
+    specs = [parse_input(text) for text in options.input]
+    if specs and options.batch is not None:
+        raise UsageError("--batch is for the default inputs; with --input, write the batch size there")
+    settings = parse_settings(options.settings)
+    progress(f"building {options.model}")
+    built = build_model(
+        options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last
+    )
+    built = dataclasses.replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
+    chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
+    args, kwargs = make_inputs(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
+    return built, args, kwargs
+
+
+def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:
+    """Freeze the parameters that each pattern names; yield a note on each pattern."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        named = [name for name in parameters if name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)]
+        if not named:
+            from fxmem.simulation.user_code import closest
+
+            paths = [
+                path for path, module in model.named_modules() if path and next(module.parameters(), None) is not None
+            ]
+            raise UsageError(
+                f"expected --freeze with a module or a pattern of parameters' names, got "
+                f"{pattern!r}{closest(pattern, [*paths, *parameters])}"
+            )
+        for name in named:
+            parameters[name].requires_grad_(False)
+        yield f"{len(named)} of {len(parameters)} parameters are frozen by --freeze {pattern}"
