@@ -44,12 +44,12 @@ from plan_table import OURS, PUBLISHED, Published, Row, answer_to, challenged, m
 import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.errors import ExceededError
-from fxmem.records.plan import Plan, Strategy
+from fxmem.records.plan import Plan
 from fxmem.validation.measure_cpu import measure_cpu
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
-OWN: tuple[tuple[Strategy, str | None, float], ...] = (
+OWN: tuple[tuple[str, str | None, float], ...] = (
     ("auto", None, 0.7),
     ("auto", None, 0.5),
     ("flat", "graph", 0.5),
@@ -147,7 +147,7 @@ class _Examination:
             extra, products = counted.total - self.base.total, counted.products - self.base.products
         return dataclasses.replace(row, peak_bytes=nbytes, extra_flops=extra, extra_products=products)
 
-    def planned(self, row: Row, strategy: Strategy, application: str | None, budget: int | None) -> Row:
+    def planned(self, row: Row, strategy: str, application: str | None, budget: int | None) -> Row:
         """fxmem's plan, applied and run."""
         plan = fxmem.plan(self.analysis, strategy, budget, application=application)
         row = dataclasses.replace(

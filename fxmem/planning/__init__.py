@@ -1,11 +1,15 @@
 """Where to checkpoint: planners from a profile and a budget to a plan, with no model and no torch.
 
+`register` adds a strategy of your own: a function from the tables and a budget to the stretches to checkpoint.
+
 What a planner says of a plan's peak is an estimate; a promise needs the plan applied and analysed
 (`fxmem.whatif.verified_plan`).
 """
 
 from fxmem.planning.certificate import certify
 from fxmem.planning.operators.planner import OperatorPlanner
-from fxmem.planning.regions.planner import STRATEGIES, Planner, ways_of
+from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+from fxmem.planning.regions.planner import Planner
+from fxmem.planning.regions.strategies import STRATEGIES, applications_of, register
 
-__all__ = ["STRATEGIES", "OperatorPlanner", "Planner", "certify", "ways_of"]
+__all__ = ["STRATEGIES", "OperatorPlanner", "Planner", "Stretch", "Tables", "applications_of", "certify", "register"]

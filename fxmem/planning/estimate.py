@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fxmem.errors import ExceededError, UsageError
 from fxmem.memory.budget import BudgetLike, parse_budget
-from fxmem.planning import Planner, ways_of
-from fxmem.records.plan import ONE_PLAN, Application, CurvePoint, Plan, Strategy
+from fxmem.planning import STRATEGIES, Planner, applications_of
+from fxmem.records.plan import Application, CurvePoint, Plan
 from fxmem.records.profile import Assumption, Peak, Profile
 
 __all__ = ["estimate"]
@@ -16,7 +16,7 @@ __all__ = ["estimate"]
 def estimate(
     profile: Profile,
     peak: Peak,
-    strategy: Strategy,
+    strategy: str,
     budget: BudgetLike | None,
     application: Application | str | None = None,
 ) -> Plan:
@@ -49,9 +49,9 @@ def estimate(
 
 
 def _plans(
-    profile: Profile, strategy: Strategy, nbytes: int | None, application: Application | str | None
+    profile: Profile, strategy: str, nbytes: int | None, application: Application | str | None
 ) -> Iterator[Plan]:
-    wanted = ways_of(strategy, application, regions_only=True)
+    wanted = applications_of(strategy, application, regions_only=True)
     if not wanted:
         raise UsageError(
             "expected a model to plan single operators of; a report does not say what each operator reads. Other "
@@ -60,7 +60,7 @@ def _plans(
     refused: list[ExceededError] = []
     for way in wanted:
         planner = Planner(profile, way)
-        if nbytes is None and strategy not in ONE_PLAN:
+        if nbytes is None and STRATEGIES.get(strategy).has_curve:
             curve = planner.curve()
             best = min(
                 curve,

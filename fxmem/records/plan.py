@@ -18,15 +18,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from fxmem.records.files import write_text
-from fxmem.records.names import ONE_PLAN, Application, Strategy
+from fxmem.records.names import Application
 from fxmem.records.profile import Assumption, Bytes, Flops, Headed, Many, Peak, Record, SourceLine, Versioned
 
-__all__ = ["ONE_PLAN", "Application", "Certificate", "CurvePoint", "Edit", "Plan", "Region", "Strategy"]
+StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
+"""How regions are chosen: the name of a registered strategy, see `fxmem.planning.regions.strategies`."""
 
 
 class Edit(Record):
@@ -109,7 +110,7 @@ fxmem.checkpoint(model, fxmem.load_plan("plan.json"))
 class CurvePoint(Record):
     """One plan on the curve of peak against extra compute."""
 
-    strategy: Strategy
+    strategy: StrategyName
     application: Application
     regions: Many[Region]
     peak: Peak
@@ -148,9 +149,9 @@ class Certificate(Record):
 class Plan(Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
-    strategy: Strategy
+    strategy: StrategyName
     """The one that was asked for."""
-    chosen: Strategy
+    chosen: StrategyName
     """The one whose regions these are; differs from `strategy` under `auto`."""
     application: Application
     budget_bytes: Bytes | None

@@ -10,9 +10,9 @@ from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware import roofline
 from fxmem.memory.budget import Budget
-from fxmem.planning import OperatorPlanner, Planner
+from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.planning.regions.cost_tables import Geometry
-from fxmem.records.plan import Application, CurvePoint, Plan, Region, Strategy
+from fxmem.records.plan import Application, CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Phase, Profile
 from fxmem.records.units import format_bytes, sum_known
 from fxmem.simulation.analysis import Analysis
@@ -48,7 +48,7 @@ class Proposal:
     """A plan that has been applied and analysed."""
 
     way: Way
-    chosen: Strategy
+    chosen: str
     regions: tuple[Region, ...]
     analysis: Analysis
 
@@ -69,13 +69,13 @@ class PlanSearch:
     """The search for one plan. Searches for several budgets may share `seen`, what was analysed before."""
 
     analysis: Analysis
-    strategy: Strategy
+    strategy: str
     budget: Budget | None
     ways: tuple[Way, ...]
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
 
-    def unplanned(self, chosen: Strategy = "flat") -> Proposal:
+    def unplanned(self, chosen: str = "flat") -> Proposal:
         """The step as it is."""
         return Proposal(self.ways[0], chosen, (), self.analysis)
 
@@ -117,21 +117,21 @@ class PlanSearch:
 
     def _cheapest_applied(self, way: Way, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one way that keeps the budget."""
-        if self.budget is None or self.strategy in ("sqrt", "norms"):
+        if self.budget is None or not STRATEGIES.get(self.strategy).follows_budget:
             return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
         best = self._cheapest_of(way, self.strategy, self.budget.nbytes, rival)
         if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
             # "auto" plans one level where one level seems to do with a little more; of several, the estimate is the
             # budget, and the peak may be well below.
             best = _cheaper(best, self._cheapest_of(way, "nested", self.budget.nbytes, rival))
-        if best is None and self.strategy not in ("flat", "chen"):
+        if best is None and STRATEGIES.get(self.strategy).falls_back:
             return self._if_kept(self.analyse(way, way.planner.smallest()))
         return best
 
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
         return proposal if self.keeps(proposal.analysis) else None
 
-    def _cheapest_of(self, way: Way, strategy: Strategy, nbytes: int, rival: Proposal | None) -> Proposal | None:
+    def _cheapest_of(self, way: Way, strategy: str, nbytes: int, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
         best, peak = None, self.analysis.peak
         bracket = BudgetBracket.open(
@@ -160,7 +160,7 @@ class PlanSearch:
                 break
         return best
 
-    def _propose(self, way: Way, strategy: Strategy, nbytes: int) -> Plan | None:
+    def _propose(self, way: Way, strategy: str, nbytes: int) -> Plan | None:
         """The planner's plan within so many requested bytes; None if it has none."""
         self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(nbytes)}")
         try:

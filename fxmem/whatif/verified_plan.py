@@ -15,9 +15,9 @@ from dataclasses import replace
 from fxmem import checkpointing
 from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
-from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, ways_of
+from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, applications_of
 from fxmem.planning.operators.choices import Call, Value
-from fxmem.records.plan import ONE_PLAN, Application, Plan, Strategy
+from fxmem.records.plan import Application, Plan
 from fxmem.records.profile import Kind
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.simulation.analysis import Analysis
@@ -30,7 +30,7 @@ from fxmem.whatif.resize import resizing_of
 
 def plan(
     analysis: Analysis,
-    strategy: Strategy = "auto",
+    strategy: str = "auto",
     budget: BudgetLike | None = None,
     *,
     application: Application | str | None = None,
@@ -41,7 +41,7 @@ def plan(
 
     Args:
         analysis: of the training step, from `analyze`.
-        strategy: see `fxmem.records.plan.Strategy`.
+        strategy: a name of `fxmem.planning.STRATEGIES`.
         budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated
             bytes (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card
             bounds the allocator, too: a loop over the step has to run where the driver gives it no more than that.
@@ -58,8 +58,7 @@ def plan(
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
     check_training(analysis)
-    if strategy not in STRATEGIES:
-        raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    registered = STRATEGIES.get(strategy)
     search = PlanSearch(
         analysis,
         strategy,
@@ -67,7 +66,7 @@ def plan(
         tuple(_ways(analysis, strategy, application, regions_only)),
         progress or (lambda _: None),
     )
-    if search.budget is None and strategy not in ONE_PLAN:
+    if search.budget is None and registered.has_curve:
         return search.along_the_curve()
     if search.budget is not None and search.keeps(analysis):
         return search.finish(search.unplanned(strategy))
@@ -122,9 +121,9 @@ def check_training(analysis: Analysis) -> None:
 
 
 def _ways(
-    analysis: Analysis, strategy: Strategy, application: Application | str | None, regions_only: bool = False
+    analysis: Analysis, strategy: str, application: Application | str | None, regions_only: bool = False
 ) -> Iterator[Way]:
-    wanted = ways_of(strategy, application, regions_only=regions_only)
+    wanted = applications_of(strategy, application, regions_only=regions_only)
     if not wanted:
         asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
         raise UsageError(
@@ -165,7 +164,7 @@ def survey(analysis: Analysis) -> tuple[list[Call], list[Value]]:
 
 def _describe_shortfall(search: PlanSearch) -> str:
     """Describe the smallest peak that was reached, what bounds it, and the largest batch that would fit."""
-    if search.strategy not in (*ONE_PLAN, "flat"):
+    if STRATEGIES.get(search.strategy).falls_back:
         for way in search.ways:
             with contextlib.suppress(*REFUSALS):
                 search.analyse(way, way.planner.smallest())
@@ -193,7 +192,7 @@ def _describe_shortfall(search: PlanSearch) -> str:
 
 def _describe_batch(search: PlanSearch, reached: Proposal) -> str:
     """Describe how large a batch keeps the budget with the plan that reaches lowest."""
-    if search.budget is None or search.strategy in (*ONE_PLAN, "flat"):
+    if search.budget is None or not STRATEGIES.get(search.strategy).falls_back:
         return ""
     search.tell("looking for the largest batch that fits")
     analysis, regions, application = search.analysis, reached.regions, reached.way.application

@@ -16,7 +16,7 @@ from torch import nn
 
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
-from fxmem.planning import STRATEGIES, Planner
+from fxmem.planning import STRATEGIES, Planner, register
 from fxmem.planning.regions.cost_tables import Geometry
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
@@ -335,15 +335,34 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     assert geometry.allowed(own.last_node, own.last_node + 2)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_every_strategy_says_what_it_reaches_where_it_cannot(resnet: Profile, strategy: str) -> None:
     with pytest.raises(ExceededError, match=r"strategy \w+ .*reaches .* at the least"):
         Planner(resnet, Application.MODULES).plan(strategy, 100_000_000)  # type: ignore[arg-type]
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones(resnet: Profile) -> None:
-    with pytest.raises(UsageError, match="one of auto, mincut, flat"):
+    with pytest.raises(UsageError, match="one of auto, chen, flat, mincut"):
         Planner(resnet, Application.GRAPH).plan("cube", None)  # type: ignore[arg-type]
+
+
+def test_a_strategy_from_outside_plans_like_any_other(resnet: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything(tables: Tables, budget: float) -> list[Stretch]:
+        return [Stretch(i, j) for i, j in tables.blocks if tables.regions[i, j]]
+
+    monkeypatch.setattr(STRATEGIES, "_registered", dict(STRATEGIES._registered))
+    register("everything", everything)
+    register("illegal", lambda tables, budget: [Stretch(0, tables.geometry.count)])
+    planner, peak = Planner(resnet, Application.MODULES), analyze_peak(resnet)
+    plan = planner.plan("everything", None)
+    assert plan.strategy == plan.chosen == "everything"
+    assert plan.regions
+    assert plan.after.requested_bytes < peak
+    assert planner.plan("everything", plan.after.requested_bytes).regions == plan.regions
+    with pytest.raises(ExceededError, match="strategy everything with modules reaches"):
+        planner.plan("everything", plan.after.requested_bytes - 1)
+    with pytest.raises(UsageError, match="expected strategy illegal to propose stretches that may be regions"):
+        planner.plan("illegal", None)
 
 
 def test_the_curve_begins_unplanned_and_no_plan_on_it_is_higher(resnet: Profile) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_model, is_report, read_budget
-from fxmem.records.names import EFFORT, Application, Strategy
+from fxmem.records.names import EFFORT, Application
+from fxmem.records.registry import Registry
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, PeakShare
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Profile, Timeline
 
 BRIEF = "where to put activation checkpoints"
+STRATEGIES = Registry[object]("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
     "to a stand-in of the model "
@@ -34,7 +36,11 @@ ARGUMENTS = (
         help="what the step may take; a share is of its peak without a plan; exit code 4 if no plan keeps it",
     ),
     argument(
-        "--strategy", choices=get_args(Strategy), default="auto", help="how regions are chosen; auto: the cheapest"
+        "--strategy",
+        choices=STRATEGIES,
+        metavar=f"{{{','.join(STRATEGIES.briefs)}}}",
+        default="auto",
+        help="how regions are chosen; auto: the cheapest",
     ),
     argument(
         "--application",

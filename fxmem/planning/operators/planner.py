@@ -10,7 +10,7 @@ from fxmem.errors import ExceededError
 from fxmem.planning.operators.choices import Call, Choice, Value
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.regions.planner import Planner
-from fxmem.records.plan import Application, Plan, Region, Result, Strategy
+from fxmem.records.plan import Application, Plan, Region, Result
 from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes
 
@@ -42,7 +42,7 @@ class OperatorPlanner:
     def _regions(self) -> Planner:
         return Planner(self.profile, Application.GRAPH)
 
-    def plan(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
+    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
         """The cheapest plan found within a budget of requested bytes; without one, that which makes nothing again.
 
         Raises:
@@ -117,7 +117,7 @@ class OperatorPlanner:
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
-    def _made(self, strategy: Strategy, choice: Choice, budget_bytes: int | None) -> Plan:
+    def _made(self, strategy: str, choice: Choice, budget_bytes: int | None) -> Plan:
         regions = self._described(choice)
         return self._regions.proposed(
             strategy,

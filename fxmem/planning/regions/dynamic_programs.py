@@ -12,13 +12,14 @@ Memory is in `SLOTS` equal steps, rounded up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.planning.regions.candidates import Span, siblings
 from fxmem.planning.regions.cost_tables import Floats, Geometry
 from fxmem.planning.regions.kept_products import Selection
 
@@ -60,10 +61,11 @@ class Tables:
     Args:
         geometry: the units.
         regions: `[i, j]`, whether units `i` to `j - 1` may be one region.
+        spans: the calls of modules that regions have to be; None: regions may be anything.
     """
 
-    def __init__(self, geometry: Geometry, regions: NDArray[np.bool_]) -> None:
-        self.geometry, self.regions = geometry, regions
+    def __init__(self, geometry: Geometry, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
+        self.geometry, self.regions, self.spans = geometry, regions, spans
 
     @cached_property
     def kept(self) -> Floats:
@@ -119,6 +121,50 @@ class Tables:
             need = np.maximum(np.maximum(self.backward_peak, self.recomputing_peak + extra), self.forward_peak + held)
             found.append(Offer(self.regions & less, self.kept + held, need, left))
         return tuple(found)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """The model as a chain: every unit, or where regions are modules, the siblings that keep most for backward."""
+        if self.spans is None:
+            return tuple((unit, unit + 1) for unit in range(self.geometry.count))
+        at = {cut: index for index, cut in enumerate(self.geometry.cuts)}
+        chain = siblings(self.geometry.profile, self.spans)
+        return tuple((at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at)
+
+    def group(self, blocks: Sequence[tuple[int, int]], groups: Sequence[int]) -> tuple[Stretch, ...]:
+        """Neighbours of the same group as one stretch, cut into as few as may be regions; the rest is stored.
+
+        Args:
+            blocks: first and last unit of each, in order. groups: by block, the number of its group.
+        """
+        found: list[tuple[int, int]] = []
+        for index, (i, j) in enumerate(blocks):
+            if index and groups[index] == groups[index - 1] and found[-1][1] == i:
+                found[-1] = (found[-1][0], j)
+            else:
+                found.append((i, j))
+        return tuple(stretch for i, j in found for stretch in self._legal(i, j))
+
+    def _legal(self, i: int, j: int) -> Iterator[Stretch]:
+        while i < j:
+            end = next((end for end in range(j, i, -1) if self.regions[i, end]), None)
+            if end is not None:
+                yield Stretch(i, end)
+            i = i + 1 if end is None else end
+
+    def estimate(self, stretches: Sequence[Stretch]) -> int:
+        """Peak of the step in bytes under one level of regions."""
+        geometry, kept, most, cut = self.geometry, 0.0, self.geometry.floor, 0
+        for stretch in (*stretches, Stretch(geometry.count, geometry.count)):
+            for unit in range(cut, stretch.first):
+                most = max(most, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
+                kept += geometry.keeps[unit]
+            if stretch.first < stretch.last:
+                offer = self.offers[stretch.level]
+                most = max(most, kept + offer.need[stretch.first, stretch.last])
+                kept += offer.kept[stretch.first, stretch.last]
+            cut = stretch.last
+        return round(most)
 
     # --- one level ----------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fxmem.errors import ExceededError, UsageError
 from fxmem.hardware import roofline
@@ -20,20 +18,16 @@ from fxmem.planning.regions.candidates import (
     graph_cuts,
     last_needed,
     module_spans,
-    norm_runs,
-    siblings,
     worthwhile_cuts,
 )
 from fxmem.planning.regions.cost_tables import Geometry
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.plan_text import described
-from fxmem.records.plan import ONE_PLAN, Application, Plan, Region, Strategy
+from fxmem.planning.regions.strategies import STRATEGIES, Strategy
+from fxmem.records.plan import Application, Plan, Region
 from fxmem.records.profile import Peak, Profile
 from fxmem.records.units import exact_bytes
 
-__all__ = ["STRATEGIES", "Planner", "ways_of"]
-
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _NESTED_UNITS = 128
 """Units that the nested planner tells apart; its time grows with their cube."""
 _POINTS = 14
@@ -108,136 +102,86 @@ class Planner:
                 if first in at and last in at:
                     modules[at[first], at[last]] = True
             allowed &= modules
-        return Tables(geometry, allowed)
+        spans = tuple(self.spans.values()) if self.application is Application.MODULES else None
+        return Tables(geometry, allowed, spans)
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def plan(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
+    def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
         """The cheapest plan of a strategy within a budget of requested bytes, by the planner's own tables.
 
-        Without a budget `sqrt`, `chen` and `norms` give their one plan; the others store everything.
+        Without a budget strategies without a curve give their one plan; the others store everything.
 
         Raises:
             UsageError: an unknown strategy.
             ExceededError: no plan of this strategy keeps the budget; says the smallest peak it reaches.
         """
-        if strategy not in STRATEGIES:
-            raise UsageError(f"expected strategy to be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-        if strategy in ONE_PLAN:
-            return self._classic(strategy, budget_bytes)
+        asked = STRATEGIES.get(strategy)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
-        if budget >= self.tables.geometry.unplanned:
-            return self._made(strategy, "flat", (), self.tables, budget_bytes)
-        found = None if strategy == "nested" else self.tables.flat(budget)
-        if found is not None:
-            return self._made(
-                strategy, "modules" if strategy == "modules" else "flat", found, self.tables, budget_bytes
-            )
-        found = None if strategy == "flat" else self.coarse.nested(budget)
-        if found is not None:
-            return self._made(strategy, "nested", found, self.coarse, budget_bytes, round(budget))
-        least = self.tables.smallest()
+        if asked.has_curve and budget >= self.tables.geometry.unplanned:
+            return self._plan(strategy, "flat", (), self.tables, budget_bytes)
+        for name in asked.tries or (strategy,):
+            plan = self._proposed(strategy, STRATEGIES.get(name), budget, budget_bytes)
+            if plan is not None:
+                return plan
+        if asked.has_curve or asked.propose is None:
+            least = round(self.tables.smallest())
+        else:
+            least = self.tables.estimate(asked.propose(self.tables, math.inf) or ())
         raise ExceededError(
             f"expected a plan that keeps the step within {exact_bytes(budget_bytes or 0)}; strategy {strategy} with "
-            f"{self.application.value} reaches "
-            f"{exact_bytes(round(least))} at the least"
+            f"{self.application.value} reaches {exact_bytes(least)} at the least"
         )
+
+    def _proposed(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
+        """The plan that a strategy proposes, if that keeps the budget."""
+        tables = self.coarse if strategy.nests else self.tables
+        stretches = None if strategy.propose is None else strategy.propose(tables, budget)
+        if stretches is None:
+            return None
+        for stretch in stretches:
+            if not tables.regions[stretch.first, stretch.last]:
+                raise UsageError(
+                    f"expected strategy {strategy.name} to propose stretches that may be regions, got units "
+                    f"{stretch.first} to {stretch.last - 1}, which may not"
+                )
+        if strategy.nests:
+            return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes, round(budget))
+        if not strategy.has_curve and tables.estimate(stretches) > budget:
+            return None
+        return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes)
 
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
         low, high = self.tables.geometry.floor, self.tables.smallest()
-        best = self._made("flat", "flat", self.tables.flat(high) or (), self.tables, None)
+        best = self._plan("flat", "flat", self.tables.flat(high) or (), self.tables, None)
         for _ in range(5):
             middle = (low + high) / 2
             found = self.coarse.nested(middle, selective=False)  # what is kept only takes room
             if found is None:
                 low = middle
             else:
-                high, best = middle, self._made("nested", "nested", found, self.coarse, None, round(middle))
+                high, best = middle, self._plan("nested", "nested", found, self.coarse, None, round(middle))
         return best
 
     def curve(self) -> tuple[Plan, ...]:
         """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first has no
         regions."""
         highest, lowest = self.tables.geometry.unplanned, self.tables.smallest()
-        plans = [self._made("flat", "flat", (), self.tables, None)]
+        plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
             found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)
             if found is not None:
-                plans.append(self._made("flat", "flat", found, self.tables, None))
+                plans.append(self._plan("flat", "flat", found, self.tables, None))
         smallest = self.smallest()
         return tuple({plan.regions: plan for plan in (*plans, smallest)}.values())
 
-    def _classic(self, strategy: Strategy, budget_bytes: int | None) -> Plan:
-        geometry, regions = self.tables.geometry, self.tables.regions
-        if self.application is Application.GRAPH:
-            pieces = [(unit, unit + 1) for unit in range(geometry.count)]
-        else:
-            at = {cut: index for index, cut in enumerate(geometry.cuts)}
-            chain = siblings(self.profile, self.spans.values())
-            pieces = [(at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at]
-        kept = [sum(geometry.keeps[i:j]) for i, j in pieces]
-        if strategy == "norms":
-            candidates = [[(i, j) for i, j in self._from_norms(geometry) if regions[i, j]]]
-        elif strategy == "sqrt":
-            size = max(round(math.sqrt(len(pieces))), 1)
-            candidates = [self._grouped(pieces, [index // size for index in range(len(pieces))])]
-        else:
-            candidates = []
-            for segments in sorted({max(round(len(pieces) ** power), 1) for power in np.linspace(0.2, 1.0, 12)}):
-                filled = np.cumsum([0.0, *kept[:-1]]) // max(sum(kept) / segments, 1.0)
-                candidates.append(self._grouped(pieces, [int(part) for part in filled]))
-        plans = [
-            self._made(strategy, strategy, self._legal(each, regions), self.tables, budget_bytes) for each in candidates
-        ]
-        if budget_bytes is None:
-            return min(plans, key=lambda plan: plan.after.requested_bytes)
-        fitting = [plan for plan in plans if plan.after.requested_bytes <= budget_bytes]
-        if not fitting:
-            least = min(plan.after.requested_bytes for plan in plans)
-            raise ExceededError(
-                f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} "
-                f"reaches {exact_bytes(least)} at the least"
-            )
-        return min(fitting, key=lambda plan: plan.extra_flops or 0)
-
-    def _from_norms(self, geometry: Geometry) -> list[tuple[int, int]]:
-        """Units from one with a norm to the one that convolves next; in MODULES plans, only what is a slice of a
-        Sequential."""
-        at = {cut: index for index, cut in enumerate(geometry.cuts)}
-        runs = norm_runs(self.profile)
-        if self.application is Application.MODULES:
-            return [(at[first], at[last]) for first, last in runs if first in at and last in at]
-        return [(int(geometry.unit_of[first]), int(geometry.unit_of[last - 1]) + 1) for first, last in runs]
-
-    @staticmethod
-    def _grouped(pieces: Sequence[tuple[int, int]], group: Sequence[int]) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        for index, (i, j) in enumerate(pieces):
-            if index and group[index] == group[index - 1] and found[-1][1] == i:
-                found[-1] = (found[-1][0], j)
-            else:
-                found.append((i, j))
-        return found
-
-    @staticmethod
-    def _legal(stretches: Sequence[tuple[int, int]], regions: NDArray[np.bool_]) -> tuple[Stretch, ...]:
-        """The stretches, cut into as few pieces as may be regions; what may not is left stored."""
-        found = []
-        for i, j in stretches:
-            while i < j:
-                end = next((end for end in range(j, i, -1) if regions[i, end]), None)
-                if end is not None:
-                    found.append(Stretch(i, end))
-                i = i + 1 if end is None else end
-        return tuple(found)
-
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
-    def _made(
+    def _plan(
         self,
-        strategy: Strategy,
-        chosen: Strategy,
+        strategy: str,
+        chosen: str,
         stretches: Sequence[Stretch],
         tables: Tables,
         budget_bytes: int | None,
@@ -246,13 +190,13 @@ class Planner:
         """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its
         regions."""
         regions = described(tables.selection, stretches, self.spans)
-        estimated = self.estimate(stretches, tables) if most is None else most
+        estimated = tables.estimate(stretches) if most is None else most
         return self.proposed(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
 
     def proposed(
         self,
-        strategy: Strategy,
-        chosen: Strategy,
+        strategy: str,
+        chosen: str,
         application: Application,
         budget_bytes: int | None,
         regions: tuple[Region, ...],
@@ -278,45 +222,8 @@ class Planner:
             before_seconds=self.before_seconds,
         )
 
-    def estimate(self, stretches: Sequence[Stretch], tables: Tables) -> int:
-        """Peak of the step under one level of regions, by the tables."""
-        geometry, kept, most, cut = tables.geometry, 0.0, tables.geometry.floor, 0
-        for stretch in (*stretches, Stretch(geometry.count, geometry.count)):
-            for unit in range(cut, stretch.first):
-                most = max(most, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
-                kept += geometry.keeps[unit]
-            if stretch.first < stretch.last:
-                offer = tables.offers[stretch.level]
-                most = max(most, kept + offer.need[stretch.first, stretch.last])
-                kept += offer.kept[stretch.first, stretch.last]
-            cut = stretch.last
-        return round(most)
-
 
 def _run_again(regions: Sequence[Region]) -> int | None:
     """FLOPs of recomputing regions, those within them included; None where an op has no formula."""
     extra = [flops for region in regions for flops in (region.extra_flops, _run_again(region.regions))]
     return None if None in extra else sum(flops or 0 for flops in extra)
-
-
-def ways_of(
-    strategy: Strategy, application: Application | str | None, *, regions_only: bool = False
-) -> list[Application]:
-    """How plans of a strategy may be applied, the cheapest way first; of them the one that is asked for, if any.
-
-    Args:
-        regions_only: leaves single operators out, so that there may be none.
-
-    Raises UsageError where strategy and application do not go together.
-    """
-    may: dict[Strategy, list[Application]] = {"auto": [Application.OPERATORS, Application.MODULES, Application.GRAPH]}
-    may |= {"mincut": [Application.OPERATORS], "modules": [Application.MODULES]}
-    found = may.get(strategy, [Application.MODULES, Application.GRAPH])
-    if application is not None:
-        if application not in found:
-            raise UsageError(
-                f"expected application {' or '.join(map(repr, map(str, found)))} with strategy {strategy!r}, got "
-                f"{str(application)!r}"
-            )
-        found = [Application(application)]
-    return [way for way in found if not (regions_only and way is Application.OPERATORS)]

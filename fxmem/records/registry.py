@@ -1,0 +1,92 @@
+"""Plug-ins of one kind by name: a folder's modules, other packages' entry points, and what is registered at run time.
+
+A module of the folder is named for its plug-in (`memory_viz.py` gives `memory-viz`); its docstring's first line says
+what the plug-in is. Names and briefs are read from the files, so that `--help` imports no plug-in. A plug-in is
+imported when it is first used, and registers itself then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Plugin = TypeVar("Plugin")
+
+
+class Registry(Generic[Plugin]):
+    """Plug-ins of one kind. Iterating over it gives their names; `in` asks for one.
+
+    Args:
+        kind: what messages call a plug-in. package: full name of fxmem's own package of them. group: the group of entry
+        points in which other packages name theirs; loading such an entry point has to register the plug-in.
+    """
+
+    def __init__(self, kind: str, package: str, group: str) -> None:
+        self.kind, self.package, self.group = kind, package, group
+        self._registered: dict[str, Plugin] = {}
+
+    @cached_property
+    def briefs(self) -> dict[str, str]:
+        """By name, what each of fxmem's own plug-ins is, in a few words."""
+        folder = Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
+        return {path.stem.replace("_", "-"): _first_line(path) for path in sorted(folder.glob("[a-z]*.py"))}
+
+    def register(self, name: str, plugin: Plugin) -> None:
+        """Add a plug-in.
+
+        Raises:
+            UsageError: another one has this name.
+        """
+        of_our_own = (
+            name in self.briefs and self._module(name) not in sys.modules
+        )  # not imported yet, so not registered
+        if of_our_own or name in self._registered:
+            raise UsageError(f"expected a new name for a {self.kind}, got {name!r}, which another one has")
+        self._registered[name] = plugin
+
+    def get(self, name: str) -> Plugin:
+        """The plug-in of this name, imported if need be.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if name not in self._registered:
+            if name in self.briefs:
+                import_module(self._module(name))
+            elif name in self._entry_points:
+                self._entry_points[name].load()
+        if name not in self._registered:
+            raise UsageError(f"expected {self.kind} to be one of {', '.join(self)}; got {name!r}")
+        return self._registered[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.briefs or name in self._registered or name in self._entry_points
+
+    def __iter__(self) -> Iterator[str]:
+        """Names: fxmem's own first, then the others."""
+        yield from self.briefs
+        yield from sorted({*self._registered, *self._entry_points} - set(self.briefs))
+
+    @cached_property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        from importlib.metadata import entry_points  # slow: it reads what every installed package declares
+
+        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{name.replace('-', '_')}"
+
+
+def _first_line(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        line = file.readline().strip().strip('"').rstrip(".")
+    return line[:1].lower() + line[1:]

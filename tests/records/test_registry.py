@@ -1,0 +1,73 @@
+"""Plug-ins by name: fxmem's own are found by their files, others by registering or by an entry point."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from fxmem.errors import UsageError
+from fxmem.planning import STRATEGIES
+from fxmem.records.registry import Registry
+
+
+def registry() -> Registry[object]:
+    return Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
+
+
+def test_own_plugins_are_named_by_their_files_and_described_by_their_first_line() -> None:
+    assert list(registry()) == ["auto", "chen", "flat", "mincut", "modules", "nested", "norms", "sqrt"]
+    assert registry().briefs["flat"] == "optimal under one level of regions with any borders"
+
+
+def test_every_own_plugin_registers_itself_under_its_files_name() -> None:
+    assert [STRATEGIES.get(name).name for name in STRATEGIES.briefs] == list(STRATEGIES.briefs)
+
+
+def test_names_are_known_without_importing_a_plugin() -> None:
+    code = """if True:
+        import sys
+        from fxmem.records.registry import Registry
+        assert "flat" in Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
+        print(sorted({"pydantic", "numpy", "torch", "importlib.metadata"} & sys.modules.keys()))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_registered_is_found_and_no_name_is_taken_twice() -> None:
+    own = registry()
+    own.register("mine", 1)
+    assert own.get("mine") == 1
+    assert list(own)[-1] == "mine"
+    with pytest.raises(UsageError, match="expected a new name for a strategy, got 'mine'"):
+        own.register("mine", 2)
+
+
+def test_a_name_of_fxmems_own_is_taken_even_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fxmem.planning.regions.strategies.flat", raising=False)
+    with pytest.raises(UsageError, match="'flat', which another one has"):
+        registry().register("flat", 1)
+
+
+def test_an_entry_point_of_another_package_registers_its_plugin_when_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = registry()
+
+    class Declared(EntryPoint):
+        def load(self) -> None:
+            own.register(self.name, "loaded")
+
+    found = (Declared("theirs", "their.module", "fxmem.planners"),)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == "fxmem.planners" else ())
+    assert "theirs" in own
+    assert list(own)[-1] == "theirs"
+    assert own.get("theirs") == "loaded"
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"expected strategy to be one of auto, chen, .*; got 'cube'"):
+        registry().get("cube")
