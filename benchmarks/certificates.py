@@ -20,7 +20,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import certify
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis, analyze_call
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,7 +17,8 @@ import torch
 
 import fxmem
 from fxmem.planning import OperatorPlanner
-from fxmem.records.plan import Application, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region
 from fxmem.simulation.analysis import analyze_call
 from fxmem.whatif import verified_plan
 

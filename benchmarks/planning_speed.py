@@ -21,7 +21,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import OperatorPlanner, Planner
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis, analyze_call
 from fxmem.whatif import verified_plan
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import fxmem
 from fxmem import analyze, checkpointing
 from fxmem.errors import ExceededError
-from fxmem.records.plan import Application, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Region
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.plan_search import apply_regions
 from tests.simulated_steps import Simulator

@@ -12,8 +12,8 @@ from typing import Any
 
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.planning.lower_bound import Relaxation, relaxed
-from fxmem.records.names import EFFORT
-from fxmem.records.plan import Application, Certificate, Plan
+from fxmem.records.names import EFFORT, Application
+from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Profile
 
 __all__ = ["EFFORT", "certify", "cp_sat"]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fxmem.errors import ExceededError, UsageError
 from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, Planner, applications_of
-from fxmem.records.plan import Application, CurvePoint, Plan
+from fxmem.records.names import Application
+from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Assumption, Peak, Profile
 
 __all__ = ["estimate"]

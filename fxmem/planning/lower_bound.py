@@ -37,7 +37,7 @@ from fxmem.memory import liveness
 from fxmem.planning.products import is_product
 from fxmem.planning.regions.candidates import module_spans
 from fxmem.planning.regions.cost_tables import OUTSIDE, Geometry, Ints
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
 
 __all__ = ["Load", "Relaxation", "relaxed"]

@@ -12,7 +12,8 @@ from fxmem.hardware import roofline
 from fxmem.memory.budget import Budget
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
 from fxmem.planning.regions.cost_tables import Geometry
-from fxmem.records.plan import Application, CurvePoint, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Phase, Profile
 from fxmem.records.units import format_bytes, sum_known
 from fxmem.simulation.analysis import Analysis

@@ -17,7 +17,8 @@ from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, applications_of
 from fxmem.planning.operators.choices import Call, Value
-from fxmem.records.plan import Application, Plan
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.simulation.analysis import Analysis

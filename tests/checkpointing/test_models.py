@@ -13,7 +13,8 @@ from fxmem import analyze
 from fxmem.checkpointing import apply, graph_names, surveyed, uncheckpoint
 from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
-from fxmem.records.plan import Application, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Region
 from fxmem.simulation.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
 from tests.remade import regions_of

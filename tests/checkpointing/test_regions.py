@@ -21,7 +21,8 @@ from fxmem import analyze
 from fxmem.checkpointing import apply, fx_rewrite, graph_names, recompute, uncheckpoint
 from fxmem.checkpointing import checkpoint as carry_out
 from fxmem.errors import UsageError
-from fxmem.records.plan import Application, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Phase, Step, Target
 
 MODULES, GRAPH = Application.MODULES, Application.GRAPH

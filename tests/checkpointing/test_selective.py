@@ -18,7 +18,8 @@ from fxmem import analyze
 from fxmem.checkpointing import apply, selective
 from fxmem.checkpointing.recompute import Recomputation
 from fxmem.planning.products import is_product
-from fxmem.records.plan import Application, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Region
 from fxmem.validation.measure_cpu import measure_cpu
 
 WIDTH, ROWS = 64, 256

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem.checkpointing import apply, rng_states, surveyed, tape, tape_values, uncheckpoint
 from fxmem.cli.specs import build_model
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.whatif import plan_search, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel

@@ -20,7 +20,8 @@ from fxmem.planning import Planner, certify
 from fxmem.planning.certificate import EFFORT
 from fxmem.planning.lower_bound import relaxed
 from fxmem.planning.products import is_product
-from fxmem.records.plan import Application, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile
 from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel

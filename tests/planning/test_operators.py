@@ -16,7 +16,7 @@ from fxmem.cli.specs import build_model
 from fxmem.planning import OperatorPlanner
 from fxmem.planning.operators.choices import Choice
 from fxmem.planning.operators.min_cut import Cutter
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import plan_search, verified_plan
 

@@ -21,7 +21,7 @@ from fxmem.planning.regions.cost_tables import Geometry
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.planning.regions.plan_text import described, edit_of
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.records.profile import Profile, SourceLine
 from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel

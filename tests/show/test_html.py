@@ -22,7 +22,8 @@ from fxmem.cli.verbs import report as report_verb
 from fxmem.cli.verbs import timeline as timeline_verb
 from fxmem.errors import FxmemError, UsageError
 from fxmem.memory import liveness
-from fxmem.records.plan import Application, CurvePoint, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.graph import svg
 from fxmem.show.html import html, notebook

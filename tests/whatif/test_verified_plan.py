@@ -19,7 +19,8 @@ from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
 from fxmem.planning.regions.cost_tables import Geometry
-from fxmem.records.plan import Application, Plan
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis

@@ -10,7 +10,8 @@ from fxmem.errors import ExceededError
 from fxmem.planning.operators.choices import Call, Choice, Value
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.regions.planner import Planner
-from fxmem.records.plan import Application, Plan, Region, Result
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes
 

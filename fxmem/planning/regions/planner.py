@@ -24,7 +24,8 @@ from fxmem.planning.regions.cost_tables import Geometry
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.plan_text import described
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
-from fxmem.records.plan import Application, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Peak, Profile
 from fxmem.records.units import exact_bytes
 

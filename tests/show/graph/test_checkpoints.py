@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.records.plan import Application, Plan, Region, Result
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Node, Profile, RecomputedRegion, SourceLine
 from fxmem.records.units import format_bytes
 from fxmem.show.graph import dot_source, svg

@@ -10,7 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from fxmem.records import schemas
-from fxmem.records.plan import Application, Certificate, CurvePoint, Edit, Plan, Region
+from fxmem.records.names import Application
+from fxmem.records.plan import Certificate, CurvePoint, Edit, Plan, Region
 from fxmem.records.profile import InputTensor, Kind, Peak, Phase, SourceLine
 from fxmem.show.text.plan import table
 from tests.profiles import TINY_CARD, TRAINING

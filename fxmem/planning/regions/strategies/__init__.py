@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fxmem.errors import UsageError
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 from fxmem.records.registry import Registry
 
 Propose = Callable[[Tables, float], Sequence[Stretch] | None]

@@ -1,7 +1,7 @@
 """The cheapest of the others that keeps the budget."""
 
 from fxmem.planning.regions.strategies import register
-from fxmem.records.plan import Application
+from fxmem.records.names import Application
 
 register(
     "auto",
