@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy constraints clean
+.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nin
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
+
+published: $(READY) ## hold predictions against published measurements of real cards; goes on where it stopped today
+	PYTHONPATH=. $(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
 
 constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
 	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \

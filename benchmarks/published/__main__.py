@@ -1,0 +1,105 @@
+"""`make published`: predict every published case, write the results of the day, hold the bounds.
+
+python -m benchmarks.published                     goes on where it stopped today
+python -m benchmarks.published --only liger rope   cases whose name or source contains all words; only prints
+python -m benchmarks.published --bounds            also tightens the bounds in tables/
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import results
+from .bounds import broken, tighten
+from .prediction import predict
+from .results import Row
+from .tables import Case, read_cases
+from .traces import replay_all
+
+RESULTS = Path(__file__).parents[1] / "results"
+SECONDS_BETWEEN_WRITES = 20.0
+"""What a run that is cut short may lose."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; 4 if a bound is broken, else 0."""
+    options = _parse(arguments)
+    warnings.simplefilter("ignore")  # what model code says to its own users
+    cases = [case for case in read_cases() if _is_chosen(case, options.only)]
+    if options.only:
+        rows = [_print(_predict(case)) for case in cases]
+        print()
+    else:
+        date = datetime.date.today().isoformat()
+        rows = _run(cases, RESULTS / f"published-{date}", date, again=options.again)
+    _print_summary(rows)
+    worse = broken(rows)
+    if options.bounds:
+        errors = {row.case.name: row.error_percent for row in rows if row.error_percent is not None}
+        print(f"{tighten(errors)} bounds are tighter")
+    print("\n".join(worse), file=sys.stderr, end="\n" if worse else "")
+    return 4 if worse else 0
+
+
+def _is_chosen(case: Case, words: Sequence[str]) -> bool:
+    text = f"{case.name} {case.source} {case.grade} {case.statistic}"
+    return all(word in text for word in words)
+
+
+def _predict(case: Case) -> Row:
+    return Row(case, None, None) if case.not_run else Row.of(case, predict(case))
+
+
+def _run(cases: Sequence[Case], stem: Path, date: str, *, again: bool) -> list[Row]:
+    kept = {} if again else results.read_kept(stem.with_suffix(".json"))
+    replays = list(replay_all())
+    rows: list[Row] = []
+    written = time.monotonic()
+    for case in cases:
+        rows.append(results.restore(case, kept) or _print(_predict(case)))
+        if time.monotonic() - written > SECONDS_BETWEEN_WRITES:
+            results.write_json(stem.with_suffix(".json"), rows, replays, date)
+            written = time.monotonic()
+    results.write_json(stem.with_suffix(".json"), rows, replays, date)
+    stem.with_suffix(".md").write_text(results.format_page(rows, replays, date), encoding="utf-8")
+    return rows
+
+
+def _print(row: Row) -> Row:
+    found = row.refusal or row.case.not_run or f"{row.error_percent:+10.4f} %"
+    print(f"{row.case.grade} {row.case.statistic[:5]} {found}  {row.case.name}", flush=True)
+    return row
+
+
+def _print_summary(rows: Sequence[Row]) -> None:
+    for (grade, statistic), found in results.summarise(rows).items():
+        within = ", ".join(f"{count} within {limit:g} %" for limit, count in found.within.items())
+        print(
+            f"grade {grade} {statistic}: {found.count} rows, mean {found.mean:.3f} %, median {found.median:.4f} %, "
+            f"worst {found.worst:.2f} %; {within}"
+        )
+    without = sum(row.error_percent is None for row in rows)
+    if without:
+        print(f"without a prediction: {without}")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.published", description="Hold published GPU measurements against predictions."
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="cases whose name or source has all words"
+    )
+    parser.add_argument("--again", action="store_true", help="predict anew what was predicted today")
+    parser.add_argument("--bounds", action="store_true", help="tighten the bounds beside the figures")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

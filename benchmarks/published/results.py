@@ -1,0 +1,247 @@
+"""What a run found, kept as JSON and written as a Markdown table with every row."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fxmem
+
+from .prediction import Prediction
+from .tables import GRADES, STATISTICS, UNITS, Case
+from .traces import Replay
+
+EXPLAINED_FROM_PERCENT = 3.0
+"""A larger error is listed with its reason."""
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "peft", "torchao")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case with its prediction."""
+
+    case: Case
+    predicted: int | None
+    error_percent: float | None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, case: Case, prediction: Prediction) -> Row:
+        """Hold a case against its prediction."""
+        return cls(case, prediction.peaks.get(case.statistic), prediction.error_percent(case), prediction.refusal)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def digest() -> str:
+    """The sources that a prediction depends on, as a hash: kept rows of other sources are predicted anew."""
+    root = Path(fxmem.__file__).parent
+    files = [*sorted(root.rglob("*.py")), *sorted((Path(__file__).parent / "steps").glob("*.py"))]
+    sha = hashlib.sha256()
+    for path in files:
+        sha.update(path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def fingerprint(case: Case) -> str:
+    """All of a case that decides its prediction and its error."""
+    deciding = (
+        case.step,
+        case.target,
+        case.statistic,
+        case.figure,
+        case.unit,
+        *map(dict, (case.settings, case.environment)),
+    )
+    return json.dumps([*deciding, case.less])
+
+
+def read_kept(path: Path) -> dict[str, Row | None]:
+    """Read the fingerprints of rows that this code has predicted before."""
+    if not path.is_file():
+        return {}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["about"]["sources"] != digest():
+        return {}
+    return {row["fingerprint"]: row for row in kept["rows"]}
+
+
+def restore(case: Case, kept: dict[str, Any]) -> Row | None:
+    """Return the kept row of a case, with the case as it stands now."""
+    row = kept.get(fingerprint(case))
+    return None if row is None else Row(case, row["predicted"], row["error_percent"], row["refusal"])
+
+
+def write_json(path: Path, rows: Iterable[Row], replays: Iterable[Replay], date: str) -> None:
+    """Write what a run found, a line for each row."""
+    about = {"date": date, "python": platform.python_version(), **_versions(), "sources": digest()}
+    lines = [
+        json.dumps(
+            {
+                "case": row.case.name,
+                "published": row.case.nbytes,
+                "predicted": row.predicted,
+                "error_percent": row.error_percent,
+                "refusal": row.refusal,
+                "fingerprint": fingerprint(row.case),
+            },
+            ensure_ascii=False,
+        )
+        for row in rows
+    ]
+    traces = [
+        json.dumps({**asdict(replay), "segments": len(replay.segments), "card_segments": len(replay.card_segments)})
+        for replay in replays
+    ]
+    text = f'{{\n"about": {json.dumps(about)},\n"rows": [\n' + ",\n".join(lines) + '\n],\n"traces": [\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + ",\n".join(traces) + "\n]\n}\n", encoding="utf-8")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# --- figures in a few numbers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Absolute errors of some rows, in percent."""
+
+    count: int
+    mean: float
+    median: float
+    worst: float
+    within: dict[float, int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Summary | None:
+        """Summarise the rows that have an error; None where there are none."""
+        errors = [abs(row.error_percent) for row in rows if row.error_percent is not None]
+        if not errors:
+            return None
+        within = {limit: sum(error <= limit for error in errors) for limit in (0.1, 1.0, 3.0)}
+        return cls(len(errors), statistics.fmean(errors), statistics.median(errors), max(errors), within)
+
+
+def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], Summary]:
+    """Summarise rows by grade and statistic."""
+    found = {}
+    for grade in GRADES:
+        for statistic in STATISTICS:
+            chosen = [row for row in rows if (row.case.grade, row.case.statistic) == (grade, statistic)]
+            summary = Summary.of(chosen)
+            if summary is not None:
+                found[grade, statistic] = summary
+    return found
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> str:
+    """Write the whole table, misses included."""
+    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    lines = [
+        "# Published measurements against predictions",
+        "",
+        f"Written by `make published` on {date} ({versions}); no GPU was used. "
+        "An error is `predicted / published - 1`.",
+        "",
+        *(f"- Grade {grade}: {text}." for grade, text in GRADES.items()),
+        *(f"- {statistic.capitalize()}: {text}." for statistic, text in STATISTICS.items()),
+        "",
+        "## Summary",
+        "",
+        "Mean, median and worst are of absolute errors.",
+        "",
+        *_summary_lines(rows),
+        "",
+        *_trace_lines(replays),
+        *_miss_lines(rows),
+        *_refusal_lines(rows),
+        "## Every row",
+        "",
+    ]
+    for table in dict.fromkeys(row.case.table for row in rows):
+        lines += [*_table_lines([row for row in rows if row.case.table == table]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary_lines(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| grade | statistic | rows | mean / median / worst | within 0.1 % | within 1 % | within 3 % |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for (grade, statistic), found in summarise(rows).items():
+        within = " | ".join(str(count) for count in found.within.values())
+        yield (
+            f"| {grade} | {statistic} | {found.count} | "
+            f"{found.mean:.3f} % / {found.median:.4f} % / {found.worst:.2f} % | {within} |"
+        )
+
+
+def _trace_lines(replays: Sequence[Replay]) -> Iterator[str]:
+    if not replays:
+        return
+    yield from ("## Recorded requests of real cards, replayed through the allocator", "")
+    yield from ("| snapshot | mallocs | cudaMallocs of the card / of the replay | reserved |", "|---|---:|---:|---:|")
+    for replay in replays:
+        equal = "all equal" if replay.is_exact else f"{replay.error_percent:+.3f} %"
+        segments = f"{len(replay.card_segments)} / {len(replay.segments)}"
+        yield f"| {replay.source} | {replay.mallocs:,} | {segments} | {equal} |"
+    yield ""
+
+
+def _miss_lines(rows: Sequence[Row]) -> Iterator[str]:
+    far = [row for row in rows if row.error_percent is not None and abs(row.error_percent) > EXPLAINED_FROM_PERCENT]
+    if not far:
+        return
+    yield from (f"## Further off than {EXPLAINED_FROM_PERCENT:.0f} %", "")
+    yield from ("| case | grade | statistic | error | why |", "|---|---|---|---:|---|")
+    for row in sorted(far, key=lambda row: -abs(row.error_percent or 0)):
+        why = row.case.cause or (row.case.note if row.case.grade == "C" else "") or "not explained"
+        yield f"| {row.case.name} | {row.case.grade} | {row.case.statistic} | {row.error_percent:+.2f} % | {why} |"
+    yield ""
+
+
+def _refusal_lines(rows: Sequence[Row]) -> Iterator[str]:
+    without = [row for row in rows if row.error_percent is None]
+    if not without:
+        return
+    yield from ("## Without a prediction", "")
+    yield from (f"- {row.case.name}: {row.case.not_run or row.refusal}" for row in without)
+    yield ""
+
+
+def _table_lines(rows: Sequence[Row]) -> Iterator[str]:
+    first = rows[0].case
+    yield from (f"### {first.name.partition(':')[0]}", "")
+    yield f"{first.source}. {first.card}, torch {first.torch}."
+    notes = [text for text in (first.note, f"Cause of the error: {first.cause}" if first.cause else "") if text]
+    if notes:
+        yield from (f"{text[0].upper()}{text[1:].rstrip('.')}." for text in notes)
+    yield from ("", "| step | grade | statistic | published | predicted | error |", "|---|---|---|---:|---:|---:|")
+    for row in rows:
+        case = row.case
+        predicted = "" if row.predicted is None else _figure(row.predicted / UNITS[case.unit], case)
+        error = "" if row.error_percent is None else f"{row.error_percent:+.4f} %"
+        label = case.name.partition(": ")[2] or "as above"
+        yield f"| {label} | {case.grade} | {case.statistic} | {_figure(case.figure, case)} | {predicted} | {error} |"
+
+
+def _figure(value: float, case: Case) -> str:
+    return f"{value:,.0f} B" if case.unit == "B" else f"{value:,.3f} {case.unit}"

@@ -1,0 +1,29 @@
+"""Functions that build the published steps, named `MODULE.FUNCTION` in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model on meta, its inputs and how `fxmem.analyze` is called with them."""
+
+    model: nn.Module
+    inputs: tuple[Any, ...] | dict[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    outside_bytes: int = 0
+    """What the published figure leaves out because it was allocated before the measurement began."""
+
+
+def build_step(name: str, settings: Mapping[str, Any]) -> Step:
+    """Build the step `MODULE.FUNCTION` with these settings."""
+    module, _, function = name.partition(".")
+    step = getattr(import_module(f"{__name__}.{module}"), function)(**settings)
+    assert isinstance(step, Step)
+    return step

@@ -1,0 +1,219 @@
+"""Published figures: a sample keeps its bounds, recorded traces replay, and the runner goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.published import __main__ as runner
+from benchmarks.published import results
+from benchmarks.published.bounds import SMALLEST_BOUND, bound_of, broken, tighten
+from benchmarks.published.prediction import Prediction, predict
+from benchmarks.published.results import Row
+from benchmarks.published.tables import TABLES, Case, format_tables, read_cases
+from benchmarks.published.traces import TRACES, Replay, replay
+
+CASES = list(read_cases())
+SAMPLE = [case for case in CASES if case.sample]
+RESERVED_PERCENT = {"kai_memory_files_memory_ctx256_fullstep_": 0.16}
+"""Traces that start with cached segments their file does not have, and how far off the reserved bytes may be."""
+
+# --- what was published really ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # what a model's code says to its own users
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
+def test_a_published_figure_is_still_predicted(case: Case) -> None:
+    assert case.bound is not None
+    assert broken([Row.of(case, predict(case))]) == []
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda path: path.name.partition(".")[0])
+def test_the_requests_of_a_real_card_are_replayed(path: Path) -> None:
+    found = replay(path)
+    if found.name in RESERVED_PERCENT:
+        assert 0 <= found.error_percent <= RESERVED_PERCENT[found.name]
+    else:
+        assert found.is_exact
+
+
+def test_the_sample_has_forty_figures_of_every_statistic() -> None:
+    assert len(SAMPLE) == 40
+    assert {case.statistic for case in SAMPLE} == {"requested", "allocated", "reserved"}
+
+
+def test_every_figure_has_a_source_and_a_name_of_its_own() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert all(case.source and case.card and case.torch for case in CASES)
+
+
+def test_every_row_that_is_run_has_a_bound() -> None:
+    assert [case.name for case in CASES if case.bound is None and not case.not_run] == []
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_table_stands_as_it_would_be_written(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == format_tables(json.loads(text))
+
+
+# --- tables and bounds ------------------------------------------------------------------------------------------------
+
+TABLE: dict[str, Any] = {
+    "name": "made up",
+    "source": "nobody",
+    "card": "T4",
+    "target": "t4",
+    "torch": "2.11.0",
+    "statistic": "allocated",
+    "unit": "MiB",
+    "grade": "A",
+    "step": "liger_layers.one_row",
+    "settings": {"function": "softmax", "dtype": "float32"},
+    "rows": [{"at": {"N": 128}, "figure": 2.0}, {"at": {"N": 256}, "figure": 3.0, "less": {"N": 128}, "bound": 5.0}],
+}
+
+
+def _write(folder: Path, **changes: Any) -> Path:
+    path = folder / "made-up.json"
+    path.write_text(format_tables([{**TABLE, **changes}]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Case]:
+    _write(tmp_path)
+    return list(read_cases(tmp_path))
+
+
+def test_a_row_takes_what_its_table_says(two: list[Case]) -> None:
+    first, second = two
+    assert (first.name, first.nbytes, first.bound) == ("made up: N=128", 2 << 20, None)
+    assert first.settings == {"function": "softmax", "dtype": "float32", "N": 128}
+    assert second.less == {"function": "softmax", "dtype": "float32", "N": 128}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": "red"}, "no field"),
+        ({"unit": "GO"}, "none of"),
+        ({"grade": "D"}, "none of"),
+        ({"step": ""}, "either a step or the reason"),
+        ({"not_run": "made up"}, "either a step or the reason"),
+        ({"rows": [{"att": {}, "figure": 1}]}, "no field"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    _write(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        list(read_cases(tmp_path))
+
+
+def test_a_bound_only_tightens(tmp_path: Path, two: list[Case]) -> None:
+    first, second = two
+    assert tighten({first.name: -0.5, second.name: 7.0}, tmp_path) == 1
+    assert [case.bound for case in read_cases(tmp_path)] == [bound_of(0.5), 5.0]
+    assert tighten({first.name: 0.0, second.name: -1.0}, tmp_path) == 2
+    assert [case.bound for case in read_cases(tmp_path)] == [SMALLEST_BOUND, bound_of(1.0)]
+    assert tighten({first.name: 0.0, second.name: -1.0}, tmp_path) == 0
+
+
+def test_a_prediction_beyond_its_bound_or_without_one_is_named(two: list[Case]) -> None:
+    case = two[1]
+    just, more = (Prediction({"allocated": round(case.nbytes * factor)}) for factor in (0.9501, 0.9499))
+    assert broken([Row.of(case, just)]) == []
+    assert broken([Row.of(case, more)]) == ["made up: N=256: -5.0100 %, the bound is 5 %"]
+    assert broken([Row.of(case, Prediction({}, "refused"))]) == ["made up: N=256: no prediction any more: refused"]
+
+
+def test_the_difference_of_two_rows_is_predicted_as_one(two: list[Case]) -> None:
+    # 0.0029296875 MiB are published for 128 elements, and twice that for 256.
+    difference = predict(two[1])
+    assert difference.peaks["requested"] == predict(two[0]).peaks["requested"] == 6 * 128 * 4
+
+
+def test_a_step_that_cannot_be_built_is_a_refusal(two: list[Case]) -> None:
+    row = Row.of(two[0], predict(dataclasses.replace(two[0], settings={"N": 1})))
+    assert row.error_percent is None
+    assert row.refusal.startswith("TypeError: ")
+
+
+# --- the runner -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, two: list[Case], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A runner with two made-up cases, whose predictions it counts."""
+    predicted: list[str] = []
+
+    def predict_and_count(case: Case) -> Prediction:
+        predicted.append(case.name)
+        return Prediction(dict.fromkeys(("requested", "allocated", "reserved"), 3 << 20))
+
+    monkeypatch.setattr(runner, "read_cases", lambda: iter(two))
+    monkeypatch.setattr(runner, "predict", predict_and_count)
+    monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(runner, "replay_all", lambda: iter([_replay(0), _replay(1)]))
+    return predicted
+
+
+def _replay(off: int) -> Replay:
+    return Replay("made", "nobody, x.pickle", 3, (1, 2), (1, 2), 100, 100 + off, 50, 50)
+
+
+def test_the_runner_writes_every_row_and_its_misses(tmp_path: Path, made_up: list[str]) -> None:
+    assert runner.main([]) == 0
+    page = next((tmp_path / "results").glob("published-*.md")).read_text(encoding="utf-8")
+    assert "| A | allocated | 2 | 25.000 % / 25.0000 % / 50.00 % | 1 | 1 | 1 |" in page
+    assert "| made up: N=128 | A | allocated | +50.00 % | not explained |" in page
+    assert "| N=256 | A | allocated | 3.000 MiB | 3.000 MiB | +0.0000 % |" in page
+    assert "| nobody, x.pickle | 3 | 2 / 2 | all equal |" in page
+    assert "| nobody, x.pickle | 3 | 2 / 2 | +1.000 % |" in page
+
+
+def test_the_runner_goes_on_where_it_stopped(
+    made_up: list[str], two: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.main([])
+    runner.main([])
+    assert made_up == ["made up: N=128", "made up: N=256"]
+    monkeypatch.setattr(runner, "read_cases", lambda: iter([dataclasses.replace(two[0], figure=1.0), two[1]]))
+    runner.main([])
+    assert made_up[2:] == ["made up: N=128"]
+    monkeypatch.setattr(results, "digest", lambda: "other sources")
+    runner.main([])
+    assert len(made_up) == 5
+    runner.main(["--again"])
+    assert len(made_up) == 7
+
+
+def test_the_runner_fails_when_a_bound_is_broken(
+    made_up: list[str], two: list[Case], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "read_cases", lambda: iter([dataclasses.replace(two[0], bound=49.0)]))
+    assert runner.main([]) == 4
+    assert "made up: N=128: +50.0000 %, the bound is 49 %" in capsys.readouterr().err
+
+
+def test_a_case_that_is_not_run_is_listed_with_the_reason(
+    tmp_path: Path, made_up: list[str], two: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = dataclasses.replace(two[0], step="", not_run="needs a kernel that is not here")
+    monkeypatch.setattr(runner, "read_cases", lambda: iter([case]))
+    assert runner.main([]) == 0
+    assert made_up == []
+    page = next((tmp_path / "results").glob("published-*.md")).read_text(encoding="utf-8")
+    assert "- made up: N=128: needs a kernel that is not here" in page
+
+
+def test_only_prints_what_is_asked_for(tmp_path: Path, made_up: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--only", "made", "N=256"]) == 0
+    assert made_up == ["made up: N=256"]
+    assert "grade A allocated: 1 rows, mean 0.000 %" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
