@@ -5,6 +5,9 @@ A message says what was expected, what came, where (the user's own line when the
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Iterator
+
 __all__ = ["AnalysisError", "EnvironmentLacksError", "ExceededError", "FxmemError", "UsageError"]
 
 
@@ -36,3 +39,33 @@ class ExceededError(FxmemError):
     """A budget or a tolerance was exceeded (exit 4)."""
 
     exit_code = 4
+
+
+# --- text of messages ---------------------------------------------------------------------------------------------
+
+
+def closest(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
+    """`; closest: a, b, c`, at most three of `names` that look like `name` in any case; `otherwise` if none does."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.55)
+    return f"; closest: {', '.join(by_lower[match] for match in found)}" if found else otherwise
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: its text`, in one line of at most 400 characters."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    line = f"{name}: {text}" if text else name
+    return line if len(line) <= 400 else line[:397] + "..."
+
+
+def linked_errors(error: BaseException) -> Iterator[BaseException]:
+    """`error` and everything it was raised from or while handling, outermost first."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            pending += [link.__context__, link.__cause__]

@@ -15,10 +15,9 @@ from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_rewrite import Rewritten
 from fxmem.checkpointing.operators import ByOperator
 from fxmem.checkpointing.recompute import Recomputation
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, closest
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
-from fxmem.simulation.user_code import closest
 
 __all__ = ["apply", "checkpoint", "uncheckpoint"]
 

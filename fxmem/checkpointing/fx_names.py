@@ -21,10 +21,11 @@ from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_trace import Symbolic, trace
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Node, Profile
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.fake_model import fake_inputs, fake_model, shadow_model
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.step import set_training
-from fxmem.simulation.user_code import failure, process_unchanged
 
 __all__ = ["graph_names"]
 
@@ -121,7 +122,7 @@ def _calls(
         raise
     except Exception as error:
         raise UsageError(
-            f"{type(model).__name__} cannot be rewritten as a graph: {failure(error, 'the graph of torch.fx')}"
+            f"{type(model).__name__} cannot be rewritten as a graph: {user_code_error(error, 'the graph of torch.fx')}"
         ) from error
     found = []
     for first, last, name in running.spans:

@@ -22,9 +22,8 @@ from torch import nn
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.fx_trace import IN_PLACE, trace
 from fxmem.checkpointing.recompute import Recomputation
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, closest
 from fxmem.records.plan import Region
-from fxmem.simulation.user_code import closest
 
 __all__ = ["Rewritten"]
 

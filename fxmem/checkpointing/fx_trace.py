@@ -22,10 +22,10 @@ from torch import nn
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.checkpointing import subclass
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, one_line
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.step import set_training
-from fxmem.simulation.user_code import failure, one_line
 
 __all__ = ["IN_PLACE", "Symbolic", "trace"]
 
@@ -126,7 +126,7 @@ def trace(model: nn.Module) -> Symbolic:
         graph = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
     except Exception as error:
         raise UsageError(
-            f"{name} cannot be rewritten as a graph: {failure(error, 'torch.fx.symbolic_trace')}"
+            f"{name} cannot be rewritten as a graph: {user_code_error(error, 'torch.fx.symbolic_trace')}"
         ) from error
     drew = random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1])
     random.setstate(before[0])

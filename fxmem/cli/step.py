@@ -84,7 +84,7 @@ def step_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load_optimizer(text: str) -> Any:
-    from fxmem.simulation.user_code import is_file_reference, is_reference
+    from fxmem.cli.specs.references import is_file_reference, is_reference
 
     if text.lower() == "none":
         return None
@@ -95,7 +95,8 @@ def _load_optimizer(text: str) -> Any:
 
 def load_callable(option: str, reference: str) -> Any:
     """Load the user's own function or class that an option names."""
-    from fxmem.simulation.user_code import importable, is_reference, load, process_unchanged
+    from fxmem.cli.specs.references import importable, is_reference, load
+    from fxmem.simulation.process_guard import process_unchanged
 
     if not is_reference(reference):
         raise UsageError(f"expected {option} as pkg.mod:name or file.py:name, got {reference!r}")
@@ -135,7 +136,7 @@ def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:
     for pattern in patterns:
         named = [name for name in parameters if name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)]
         if not named:
-            from fxmem.simulation.user_code import closest
+            from fxmem.errors import closest
 
             paths = [
                 path for path, module in model.named_modules() if path and next(module.parameters(), None) is not None

@@ -20,11 +20,11 @@ from fxmem.memory import allocator
 from fxmem.records.files import write_text
 from fxmem.records.profile import Assumption, Peak, Profile, Report, Target, Timeline
 from fxmem.simulation import run
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
-from fxmem.simulation.user_code import failure
 
 if TYPE_CHECKING:
     from fxmem.show import export as exporting
@@ -321,7 +321,7 @@ def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callabl
         with torch.device("meta"):
             built = model()
     except Exception as error:
-        raise failure(
+        raise user_code_error(
             error, f"the factory {getattr(model, '__qualname__', type(model).__name__)} under torch.device('meta')"
         ) from error
     if not isinstance(built, torch.nn.Module):

@@ -3,17 +3,18 @@ code, and what to do."""
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 from types import TracebackType
 from typing import Final
 
 import torch
 
+import fxmem
 from fxmem._torch import common as torch_common
-from fxmem.errors import AnalysisError
+from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, one_line
 from fxmem.simulation.observe.source_lines import innermost_user_line
-
-__all__ = ["explained"]
 
 _NO_FAKE_KERNEL: Final = (
     re.compile(r"no fake impl registered for <CustomOpDef\((\w+::\w+)\)>"),
@@ -131,3 +132,44 @@ def _is_from(error: BaseException, folder: str) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+# --- what other code of the user's raised ----------------------------------------------------------------------------
+
+_LIBRARIES = tuple(
+    os.path.join(os.path.realpath(path), "")
+    for path in {
+        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(torch.__file__),
+        os.path.dirname(fxmem.__file__),
+    }
+)
+
+
+def user_code_error(error: BaseException, what: str) -> FxmemError:
+    """The error to raise when `what` raised `error`: its text and the innermost line that is no library's.
+
+    An `EnvironmentLacksError` if a package is missing (transformers says so by an `ImportError` that names no module),
+    else an `AnalysisError`.
+    """
+    line = _line_outside_libraries(error)
+    at = f" at {line[0]}:{line[1]}" if line else ""
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, ImportError) and error.name is None):
+        return EnvironmentLacksError(f"{what} needs something that is not installed{at}: {one_line(error)}")
+    if isinstance(error, SystemExit):
+        return AnalysisError(f"{what} called sys.exit{at}; keep what a script runs under `if __name__ == '__main__':`")
+    return AnalysisError(f"{what} raised{at}: {one_line(error)}")
+
+
+def _line_outside_libraries(error: BaseException) -> tuple[str, int] | None:
+    """Where the innermost line lies that is neither a library's nor fxmem's own."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno
+    found = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith("<") and not os.path.realpath(name).startswith(_LIBRARIES):
+            found = name, trace.tb_lineno
+        trace = trace.tb_next
+    return found

@@ -42,9 +42,9 @@ from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer, named_arguments
 from fxmem.simulation.observe.op_cache import CHECK, Replayer
 from fxmem.simulation.observe.op_recorder import Looked, Recorder
+from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import Run, account
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
-from fxmem.simulation.user_code import process_unchanged
 
 __all__ = ["Traced", "profile"]
 

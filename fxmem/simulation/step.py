@@ -27,10 +27,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fxmem._torch.common import tensors_in
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, closest
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
-from fxmem.simulation.user_code import closest
 
 __all__ = [
     "Loss",

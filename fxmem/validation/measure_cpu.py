@@ -42,8 +42,8 @@ from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, MeasuredOp, Measurement
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
-from fxmem.simulation.user_code import failure
 
 __all__ = [
     "WORKSPACE_KERNELS",
@@ -250,7 +250,7 @@ def measure_cpu(
     except FxmemError:
         raise
     except Exception as error:
-        raise failure(error, "a real step on the CPU") from error
+        raise user_code_error(error, "a real step on the CPU") from error
     return _measurement(
         type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside
     )

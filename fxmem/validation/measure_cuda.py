@@ -29,8 +29,8 @@ from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.profile import Kind, Phase, Step, Target
 from fxmem.records.validation import Machine, MeasuredPhase, Measurement
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
-from fxmem.simulation.user_code import failure
 from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
 
 __all__ = [
@@ -235,7 +235,7 @@ def measure_cuda(
     except FxmemError:
         raise
     except Exception as error:
-        raise failure(error, "a real step on the card") from error
+        raise user_code_error(error, "a real step on the card") from error
     free, total = torch.cuda.mem_get_info()
     beside = total - free - torch.cuda.memory_reserved()
     return measurement_of(

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from fxmem._torch.common import FakeTensor, tree_leaves, tree_map_only
-from fxmem.errors import FxmemError, UsageError
+from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import Analysis, analyze, analyze_call
+from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.model.accepted_models import plain_model
 from fxmem.simulation.model.function_copies import Rebinder
+from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
-from fxmem.simulation.user_code import failure, one_line, process_unchanged
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda
 from fxmem.validation.verdict import verdict
@@ -178,7 +179,7 @@ def _built(factory: Callable[[], nn.Module]) -> nn.Module:
     except FxmemError:
         raise
     except Exception as error:
-        raise failure(error, "building the model") from error
+        raise user_code_error(error, "building the model") from error
     if not isinstance(made, nn.Module):
         raise UsageError(f"expected the factory to return a torch.nn.Module, got {type(made).__name__}")
     return (

@@ -378,12 +378,17 @@ ALLOWED = {
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
     (
-        "simulation/user_code.py",
+        "cli/specs/references.py",
         "compile",
     ): "the file that a model spec on the command line names: whether it is Python",
-    ("simulation/user_code.py", "importlib.import_module"): "the module that a model spec on the command line names",
-    ("simulation/user_code.py", "importlib.util.module_from_spec"): "the same",
-    ("simulation/user_code.py", "importlib.util.spec_from_file_location"): "the same",
+    ("cli/specs/references.py", "importlib.import_module"): "the module that a model spec on the command line names",
+    (
+        "records/registry.py",
+        "import_module",
+    ): "strategies and exporters: modules of this package, or installed entry points",
+    ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
+    ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",
+    ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",
     ("hardware/workspaces/cudnn_client.py", "subprocess.Popen"): "this Python, to ask cuDNN",
 }
 """Where something is imported, run or written as a pickle, and why that is nothing a file says."""

@@ -25,6 +25,7 @@ import torch
 from fxmem.__main__ import _parse
 from fxmem.cli import specs
 from fxmem.cli.specs import inputs, models
+from fxmem.cli.specs.references import is_file_reference, is_reference
 from fxmem.errors import FxmemError
 from fxmem.hardware import catalogue
 from fxmem.memory import liveness, report_reader
@@ -36,7 +37,6 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Phase, Report
 from fxmem.records.sizes import Baseline, PeakBaseline
 from fxmem.simulation import step
-from fxmem.simulation.user_code import is_file_reference, is_reference
 from fxmem.testing import peak_checks
 
 __all__ = ["PARSERS", "SEEDS", "fed"]

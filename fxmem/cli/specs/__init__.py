@@ -7,8 +7,8 @@
     pkg.mod:NAME, file.py:NAME    your own nn.Module class, function that returns a module, or module
 
 Models are built under `torch.device("meta")`. A constructor that reads values (`.item()`, `.tolist()`, NumPy) cannot
-run there; it runs on the CPU without its initialisers (see `usercode.construct`). Weights are never loaded, and nothing
-is downloaded for the three collections.
+run there; it runs on the CPU without its initialisers (see `construction.construct`). Weights are never loaded, and
+nothing is downloaded for the three collections.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from fxmem.cli.specs.recipes import Recipe, library, unknown_setting
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, closest, one_line
 from fxmem.records import json_reader
-from fxmem.simulation.user_code import closest, one_line
 
 __all__ = ["from_transformers"]
 

@@ -22,16 +22,11 @@ import torch
 
 from fxmem._torch.common import tree_map_only
 from fxmem.cli.specs import BuiltModel
+from fxmem.cli.specs.construction import construct
+from fxmem.cli.specs.references import importable, is_file_reference, is_reference, load
 from fxmem.errors import FxmemError, UsageError
-from fxmem.simulation.user_code import (
-    construct,
-    failure,
-    importable,
-    is_file_reference,
-    is_reference,
-    load,
-    process_unchanged,
-)
+from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.process_guard import process_unchanged
 
 __all__ = ["SEQUENCE_LENGTH", "FactorySpec", "InputSpec", "TensorSpec", "default_inputs", "make_inputs", "parse_input"]
 
@@ -217,7 +212,7 @@ def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
-            raise failure(error, str(spec)) from error
+            raise user_code_error(error, str(spec)) from error
     if isinstance(made, torch.Tensor):
         return (made.to("meta"),), {}
     if isinstance(made, Mapping) and all(isinstance(key, str) for key in made):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
+from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.hf_config import from_transformers
 from fxmem.cli.specs.recipes import (
     Recipe,
@@ -26,18 +27,10 @@ from fxmem.cli.specs.recipes import (
     library,
     unknown_setting,
 )
-from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
-from fxmem.simulation.user_code import (
-    chain,
-    construct,
-    construct_with_values,
-    failure,
-    importable,
-    is_reference,
-    one_line,
-    process_unchanged,
-    without_network,
-)
+from fxmem.cli.specs.references import importable, is_reference
+from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, linked_errors, one_line
+from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.process_guard import process_unchanged, without_network
 
 __all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
 
@@ -188,7 +181,7 @@ def _build(
 
 
 def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
-    if any(isinstance(link, ConnectionError) for link in chain(error)):
+    if any(isinstance(link, ConnectionError) for link in linked_errors(error)):
         return UsageError(
             f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their "
             f"configuration "
@@ -197,7 +190,7 @@ def _construction_error(error: BaseException, recipe: Recipe, spec: str, setting
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
     if unexpected is not None and unexpected[1] in settings:
         return unknown_setting(spec, unexpected[1], recipe.known_settings())
-    return failure(error, spec)
+    return user_code_error(error, spec)
 
 
 def _switch_cache_off(module: torch.nn.Module) -> None:

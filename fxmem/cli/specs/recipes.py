@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.simulation.user_code import closest, load, one_line
+from fxmem.cli.specs.references import load
+from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 
 __all__ = ["Recipe", "described", "from_own_code", "from_timm", "from_torchvision", "library", "unknown_setting"]
 

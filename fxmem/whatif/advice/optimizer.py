@@ -6,10 +6,9 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from fxmem.errors import UsageError
+from fxmem.errors import UsageError, one_line
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.simulation.user_code import one_line
 from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
 from fxmem.whatif.resize import resizing_of
 

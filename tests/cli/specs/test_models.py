@@ -20,7 +20,7 @@ import torch
 
 from fxmem.cli.specs import BuiltModel, build_model, parse_settings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, UsageError
-from fxmem.simulation.user_code import without_network
+from fxmem.simulation.process_guard import without_network
 
 TINY_LLAMA = {
     "hidden_size": 64,

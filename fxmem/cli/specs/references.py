@@ -1,0 +1,133 @@
+"""References to the user's own code, and the code behind them.
+
+A reference is `pkg.mod:name` or `path/to/file.py:name`; `name` may be dotted (`Outer.build`). The code behind it is
+trusted, the reference is not: nothing is evaluated and no shell sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fxmem.errors import FxmemError, UsageError, closest, one_line
+from fxmem.simulation.error_advice import user_code_error
+
+_REFERENCE = re.compile(r"(?P<where>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` has the form `pkg.mod:name` or `path/to/file.py:name`."""
+    match = _REFERENCE.fullmatch(text)
+    return match is not None and (_is_path(match["where"]) or _is_module_name(match["where"]))
+
+
+def is_file_reference(text: str) -> bool:
+    """Whether `text` has the form `path/to/file.py:name`."""
+    match = _REFERENCE.fullmatch(text)
+    return match is not None and _is_path(match["where"])
+
+
+def load(reference: str) -> Any:
+    """The object that `reference` names, its module imported if need be.
+
+    A file is imported anew at each call, under a name private to its path. Call it inside `process_unchanged` and
+    `importable(reference)`, which undo what an import may leave behind, and outside any device context: a
+    module's global tensors keep the device they were made on.
+
+    Raises:
+        UsageError: no such file, module or name; the file is not Python.
+        EnvironmentLacksError: it imports something that is not installed.
+        AnalysisError: it raises while being imported.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None or not is_reference(reference):
+        raise UsageError(f"expected pkg.mod:name or file.py:name, got {reference!r}")
+    where = match["where"]
+    try:
+        found: Any = _import_file(where) if _is_path(where) else _import_module(where)
+        for part in match["name"].split("."):
+            if not hasattr(found, part):
+                public = [name for name in dir(found) if not name.startswith("_")]
+                raise UsageError(f"{where} has no {match['name']!r}{closest(part, public)}")
+            found = getattr(found, part)
+    except FxmemError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise user_code_error(error, f"importing {where}") from error
+    return found
+
+
+@contextlib.contextmanager
+def importable(reference: str) -> Iterator[None]:
+    """The directory of the file that `reference` names, or the working directory for a module, leads `sys.path`."""
+    before = list(sys.path)
+    where = reference.rpartition(":")[0]
+    directory = str(_file(where).parent) if _is_path(where) else os.getcwd()
+    sys.path.insert(0, directory)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _is_path(where: str) -> bool:
+    return where.endswith(".py") or "/" in where or os.sep in where
+
+
+def _is_module_name(where: str) -> bool:
+    return all(part.isidentifier() for part in where.split("."))
+
+
+def _file(where: str) -> Path:
+    try:
+        return Path(where).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself; ~ of nobody; a null character
+        raise UsageError(f"no file {where}: {one_line(error)}") from error
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"no module {name!r} in the working directory or on sys.path") from error
+        raise
+
+
+def _import_file(where: str) -> ModuleType:
+    path = _file(where)
+    if not os.path.isfile(path):
+        raise UsageError(f"no file {where}")
+    if path.suffix != ".py":
+        raise UsageError(f"expected a .py file, got {where}")
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UsageError(f"{where} is not Python: line {error.lineno}: {error.msg}") from error
+    except ValueError as error:
+        raise UsageError(f"{where} is not Python: {error}") from error
+    name = f"_fxmem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None  # a .py suffix always has one
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        raise
+    return module
