@@ -297,18 +297,21 @@ def _profile(case: Any, job: Job) -> Profile:
     from cases import build, kernel_settings
     from probes import gradient_of_ones, probes
 
-    from fxmem.simulation.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.request import StepRequest
 
     with kernel_settings(case):
         if job.operator is not None:
             operator = probes(case, "meta")[job.operator]()
-            return analyze_call(
-                operator, (), {}, name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card
+            return analyze_step(
+                operator, StepRequest(name=job.operator, loss=gradient_of_ones, optimizer=None, target=job.card)
             ).profile
         built = build(case, "meta")
         loss = _plain_loss if job.measured is not None and job.measured.plain else None
         step = {"mode": case.mode, "loss": loss, "optimizer": case.optimizer_spec, "precision": case.precision}
-        return analyze_call(built.module, built.args, built.kwargs, name=job.name, target=job.card, **step).profile
+        return analyze_step(
+            built.module, StepRequest(args=built.args, kwargs=built.kwargs, name=job.name, target=job.card, **step)
+        ).profile
 
 
 def compare(profile: Profile, label: str, family: str, allocator_settings: str, measured: Measured | None) -> Row:

@@ -17,7 +17,8 @@ import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.records.advice import Advice
-from fxmem.simulation.analysis import analyze_call
+from fxmem.simulation.analysis import analyze_step
+from fxmem.simulation.request import StepRequest
 
 RESULTS = Path(__file__).parent / "results"
 MODELS: tuple[tuple[str, str, dict[str, object], tuple[str, ...]], ...] = (
@@ -82,7 +83,7 @@ def advised(spec: str, settings: dict[str, object], inputs: tuple[str, ...]) -> 
     """Every change but checkpoints, tried one by one; checkpoints stand in the planners' own table."""
     built = build_model(spec, settings)
     args, kwargs = make_inputs([parse_input(text) for text in inputs], weights_dtype=built.weights_dtype)
-    return fxmem.advise(analyze_call(built.module, args, kwargs, name=spec, target="h100"), plans=False)
+    return fxmem.advise(analyze_step(built.module, StepRequest(args=args, kwargs=kwargs, name=spec)), plans=False)
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import certify
 from fxmem.records.names import Application
-from fxmem.simulation.analysis import Analysis, analyze_call
+from fxmem.simulation.analysis import Analysis, analyze_step
+from fxmem.simulation.request import StepRequest
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = (0.8, 0.6, 0.4)
@@ -38,7 +39,7 @@ def gpt2() -> Analysis:
     """GPT-2 small on 8 sequences of 256 tokens."""
     built = build_model("hf:GPT2LMHeadModel", {})
     args, kwargs = make_inputs([parse_input("input_ids:8x256"), parse_input("labels:8x256")])
-    return analyze_call(built.module, args, kwargs, name="gpt2", target="cpu", optimizer=None)
+    return analyze_step(built.module, StepRequest(args=args, kwargs=kwargs, name="gpt2", target="cpu", optimizer=None))
 
 
 def rows() -> Iterator[str]:

@@ -114,6 +114,7 @@ def timed(name: str, dry_run: bool) -> dict[str, Any]:
     from cases import build, every_case, kernel_settings, plan_for
 
     import fxmem
+    from fxmem.simulation.request import StepRequest
     from fxmem.simulation.step import make_optimizer, run_step
 
     device, (warm_up, count, turns) = ("cpu", (1, 1, 1)) if dry_run else ("cuda", TIMED)
@@ -122,25 +123,16 @@ def timed(name: str, dry_run: bool) -> dict[str, Any]:
         torch.manual_seed(0)
         built = build(case, "cpu", tiny=dry_run, unplanned=True)
         plan, model = plan_for(case, built, tiny=dry_run), built.module.to(device)
-        args, kwargs = (
-            [value.to(device) for value in built.args],
-            {key: value.to(device) for key, value in built.kwargs.items()},
+        request = StepRequest(
+            args=tuple(value.to(device) for value in built.args),
+            kwargs={key: value.to(device) for key, value in built.kwargs.items()},
+            precision=case.precision,
         )
         optimizer = make_optimizer(case.optimizer_spec, model.parameters())
 
         def milliseconds() -> float:
             began = time.perf_counter()
-            run_step(
-                model,
-                args,
-                kwargs,
-                loss=None,
-                optimizer=optimizer,
-                precision=case.precision,
-                device_type=device,
-                mode="train",
-                mark=lambda _: None,
-            )
+            run_step(model, request, optimizer=optimizer, device_type=device, mark=lambda _: None)
             if device == "cuda":
                 torch.cuda.synchronize()
             return round(1e3 * (time.perf_counter() - began), 3)
@@ -171,15 +163,17 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
 def _measured(
     make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]], step: Mapping[str, Any], dry_run: bool
 ) -> dict[str, Any]:
+    from fxmem.simulation.request import StepRequest
     from fxmem.validation.measure_cpu import measure_cpu
     from fxmem.validation.measure_cuda import measure_cuda
 
     model, args, kwargs = make()
+    request = StepRequest(args=args, kwargs=kwargs, **step)
     if dry_run:
-        return {"measurement": measure_cpu(model, args, kwargs, **step, steps=2).model_dump(mode="json")}
+        return {"measurement": measure_cpu(model, request, steps=2).model_dump(mode="json")}
     import torch
 
-    found = measure_cuda(model, args, kwargs, **step, steps=STEPS)
+    found = measure_cuda(model, request, steps=STEPS)
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     # Cases run side by side, so what is on the card beside the allocator's memory is not this process's alone.
     return {

@@ -158,7 +158,8 @@ def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
     """Seconds and memory of analyses, from the smallest on, after one that fills what is filled once."""
     import torch
 
-    from fxmem.simulation.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.request import StepRequest
 
     torch.set_num_threads(1)
     sizes = ANALYSES[name][1]
@@ -168,7 +169,9 @@ def analysis(name: str, *only: str) -> Iterator[dict[str, Any]]:
         ctypes.CDLL(None).malloc_trim(0)  # what earlier ones freed is not to be had again
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         before = _status("VmRSS")
-        seconds, done = timed(lambda m=module, a=args, k=kwargs: analyze_call(m, a, k, name=name, target="h100"))
+        seconds, done = timed(
+            lambda m=module, a=args, k=kwargs: analyze_step(m, StepRequest(args=a, kwargs=k, name=name))
+        )
         if number:
             figures = {"seconds": seconds, "memory": _status("VmHWM") - before, "peak": done.peak.requested_bytes}
             yield {"size": size, "nodes": len(done.profile.nodes), "events": done.profile.ticks, **figures}
@@ -221,13 +224,14 @@ def llama(name: str) -> Iterator[dict[str, Any]]:
     """Seconds and the whole process's memory for a published model."""
     import torch
 
-    from fxmem.simulation.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.request import StepRequest
 
     torch.set_num_threads(1)
     build, (module, args, kwargs) = timed(
         lambda: _language_model("hf:LlamaForCausalLM", {**LLAMA_3, **LLAMAS[name]}, 1, 2048)
     )
-    seconds, done = timed(lambda: analyze_call(module, args, kwargs, name=name, target="h200"))
+    seconds, done = timed(lambda: analyze_step(module, StepRequest(args=args, kwargs=kwargs, name=name, target="h200")))
     profile, parameters = done.profile, sum(parameter.numel() for parameter in module.parameters())
     figures = {
         "nodes": len(profile.nodes),

@@ -17,7 +17,8 @@ import torch
 
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
-from fxmem.simulation.analysis import analyze_call
+from fxmem.simulation.analysis import analyze_step
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif.max_batch import curve_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -47,7 +48,7 @@ def analysed(spec: str, settings: dict[str, object], inputs: tuple[str, ...], si
     args, kwargs = make_inputs(
         [parse_input(text.replace("N", str(size), 1)) for text in inputs], weights_dtype=built.weights_dtype
     )
-    return analyze_call(built.module, args, kwargs, name=spec, target=TARGET)
+    return analyze_step(built.module, StepRequest(args=args, kwargs=kwargs, name=spec, target=TARGET))
 
 
 def main() -> int:

@@ -19,7 +19,8 @@ import fxmem
 from fxmem.planning import OperatorPlanner
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
-from fxmem.simulation.analysis import analyze_call
+from fxmem.simulation.analysis import analyze_step
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif import verified_plan
 
 __all__ = ["CARD", "FOLDER", "PLANNED", "Planned", "made", "of_any_size", "plan_of"]
@@ -65,7 +66,7 @@ def of_any_size(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], application: Application
 ) -> Plan:
     """A plan for the training step of a model on the CPU that makes a lot again, whatever its size."""
-    analysis = analyze_call(model, args, kwargs, name="tiny", target="cpu", optimizer=None)
+    analysis = analyze_step(model, StepRequest(args=args, kwargs=kwargs, name="tiny", target="cpu", optimizer=None))
     if application is Application.OPERATORS:
         return OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis)).smallest()
     return fxmem.plan(analysis, "sqrt", application=application)
@@ -78,8 +79,11 @@ def made(planned: Planned) -> Plan:
     case = every_case()[planned.case]
     with kernel_settings(case):
         built = build(case, "meta")
-        analysis = analyze_call(
-            built.module, built.args, built.kwargs, name=planned.case, target=CARD, optimizer=case.optimizer_spec
+        analysis = analyze_step(
+            built.module,
+            StepRequest(
+                args=built.args, kwargs=built.kwargs, name=planned.case, target=CARD, optimizer=case.optimizer_spec
+            ),
         )
         return fxmem.plan(analysis, budget=planned.budget, application=planned.application)
 

@@ -22,7 +22,8 @@ from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.errors import ExceededError
 from fxmem.planning import OperatorPlanner, Planner
 from fxmem.records.names import Application
-from fxmem.simulation.analysis import Analysis, analyze_call
+from fxmem.simulation.analysis import Analysis, analyze_step
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif import verified_plan
 
 RESULTS = Path(__file__).parent / "results"
@@ -47,7 +48,7 @@ def llama(layers: int) -> Analysis:
     }
     built = build_model("hf:LlamaForCausalLM", {"num_hidden_layers": layers, **small})
     args, kwargs = make_inputs([parse_input("input_ids:8x512"), parse_input("labels:8x512")])
-    return analyze_call(built.module, args, kwargs, name="llama", target="cpu", optimizer=None)
+    return analyze_step(built.module, StepRequest(args=args, kwargs=kwargs, name="llama", target="cpu", optimizer=None))
 
 
 def quality() -> Iterator[str]:

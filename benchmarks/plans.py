@@ -45,6 +45,7 @@ import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.errors import ExceededError
 from fxmem.records.plan import Plan
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 RESULTS = Path(__file__).parent / "results"
@@ -83,9 +84,7 @@ class _Examination:
 
     def peak(self, model: torch.nn.Module) -> int:
         torch.manual_seed(0)
-        measured = measure_cpu(
-            model, self.case.args(), {}, mode="train", loss=None, optimizer=None, precision=None, steps=2
-        )
+        measured = measure_cpu(model, StepRequest(args=self.case.args(), optimizer=None), steps=2)
         return measured.peak_without_kernel_scratch_bytes
 
     def rows(self) -> Iterator[Row]:

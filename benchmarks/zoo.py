@@ -151,13 +151,14 @@ def _examine(spec: str, mode: str) -> Row:
 def _analyse(row: Row, built: Any, call: Any) -> Row:
     from eager import raises_in_eager
 
-    from fxmem.simulation.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.request import StepRequest
 
     args, kwargs = call
     try:
         began = time.process_time()
-        analysis = analyze_call(
-            built.module, args, kwargs, name=row.architecture, mode=row.mode, optimizer="adamw", target=TARGET
+        analysis = analyze_step(
+            built.module, StepRequest(args=args, kwargs=kwargs, name=row.architecture, mode=row.mode, target=TARGET)
         )
         profile, peak = analysis.profile, analysis.peak
         seconds = time.process_time() - began

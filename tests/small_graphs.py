@@ -178,7 +178,7 @@ def _front(analysis: Analysis, plans: Sequence[tuple[int, int, tuple[Region, ...
 
 def _carried_out(analysis: Analysis, regions: Sequence[Region]) -> tuple[int, int]:
     """Peak and extra FLOPs of a plan that is applied and analysed."""
-    names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs)
+    names = checkpointing.graph_names(analysis.model, analysis.profile, analysis.request.args, analysis.request.kwargs)
 
     def named(region: Region) -> Region:
         nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, PeakShare
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
+    from fxmem.simulation.request import StepRequest
 
 
 def read_budget(options: argparse.Namespace) -> Budget | PeakShare | None:
@@ -38,14 +39,12 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     card = catalogue.target(options.target)
     require_torch()
     progress("loading torch")
-    from fxmem.simulation.analysis import analyze_call
+    from fxmem.simulation.analysis import analyze_step
 
-    step = step_arguments(options)
+    request = step_request(options, target=card, accumulate=options.accumulate, prefetch=options.prefetch)
     built, args, kwargs = build_step(options, progress)
-    loop = {"accumulate": options.accumulate, "prefetch": options.prefetch}
-    return analyze_call(
-        built.module, args, kwargs, name=built.spec, notes=built.notes, target=card, progress=progress, **loop, **step
-    )
+    request = dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
+    return analyze_step(built.module, request, progress)
 
 
 def is_report(model: str) -> bool:
@@ -72,15 +71,19 @@ def require_torch() -> None:
         raise EnvironmentLacksError("expected torch, which is not installed: pip install torch (it needs no GPU)")
 
 
-def step_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of an analysis or a validation that the options give."""
+def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
+    """The step that the options describe, without inputs; `further` are other fields of the request."""
     from fxmem.simulation.kernel_settings import KernelSettings
+    from fxmem.simulation.request import StepRequest
 
-    loss = None if options.loss is None else load_callable("--loss", options.loss)
-    optimizer = _load_optimizer(options.optimizer)
-    kernels = KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields})
-    chosen = {"mode": options.mode, "precision": options.precision}
-    return {**chosen, "loss": loss, "optimizer": optimizer, "settings": kernels}
+    return StepRequest(
+        mode=options.mode,
+        loss=None if options.loss is None else load_callable("--loss", options.loss),
+        optimizer=_load_optimizer(options.optimizer),
+        precision=options.precision,
+        settings=KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields}),
+        **further,
+    )
 
 
 def _load_optimizer(text: str) -> Any:

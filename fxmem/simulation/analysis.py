@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,40 +15,22 @@ import torch
 import torch.fx
 
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.hardware import catalogue
 from fxmem.memory import allocator
 from fxmem.records.files import write_text
-from fxmem.records.profile import Assumption, Peak, Profile, Report, Target, Timeline
+from fxmem.records.names import Mode, Precision
+from fxmem.records.profile import Peak, Profile, Report, Target, Timeline
 from fxmem.simulation import run
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
-from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
+from fxmem.simulation.step import set_training
 
 if TYPE_CHECKING:
     from fxmem.show import export as exporting
 
-__all__ = ["Analysis", "Call", "analyze", "analyze_call"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
-    """Everything `analyze_call` takes beside the model."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    name: str
-    notes: tuple[str, ...] = ()
-    mode: Mode = "train"
-    loss: Loss | None = None
-    optimizer: OptimizerSpec = "adamw"
-    precision: Precision | None = None
-    settings: KernelSettings | None = None
-    accumulate: int = 1
-    prefetch: int = 0
-    target: str | Target = "h100"
-    progress: Callable[[str], None] | None = None
+__all__ = ["Analysis", "analyze", "analyze_step"]
 
 
 class Analysis:
@@ -58,10 +40,10 @@ class Analysis:
     What it shows itself with is imported when it does.
     """
 
-    def __init__(self, profile: Profile, model: torch.nn.Module, traced: run.Traced, call: Call) -> None:
+    def __init__(self, profile: Profile, model: torch.nn.Module, traced: run.Traced, request: StepRequest) -> None:
         self._model = model
         self._traced = traced
-        self._call = call
+        self._request = request
         self.profile: Profile = profile
         """The step: nodes, ops and storages."""
 
@@ -96,21 +78,14 @@ class Analysis:
         return self._model
 
     @property
-    def call(self) -> Call:
-        """What was asked about it."""
-        return self._call
+    def request(self) -> StepRequest:
+        """The step that was analysed."""
+        return self._request
 
     def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
-        """The same analysis of another model, or with other settings: any field of `Call`, e.g. `precision="bf16"`.
-        Nothing is told while it runs.
-
-        Whoever makes many analyses says what each is for; that each runs a step says nothing more.
-        """
-        call = dataclasses.replace(self._call, **{"progress": None, **changes})
-        return analyze_call(
-            self._model if model is None else model,
-            **{field.name: getattr(call, field.name) for field in dataclasses.fields(call)},
-        )
+        """Analyse the step of another model, or with other settings: any field of `StepRequest`."""
+        request = dataclasses.replace(self._request, **changes)
+        return analyze_step(self._model if model is None else model, request)
 
     def report(self) -> Report:
         """The profile and its peak, as `fxmem analyze --json` writes them."""
@@ -189,19 +164,18 @@ def analyze(
         model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
             it was. Its `training` flags are kept where the root's agrees with `mode`.
         inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides,
-        dtypes and
-            `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
+            dtypes and `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
         mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
         loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
             `params -> Optimizer`, or None to leave it out.
-        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes. settings: which kernels may run
-        (`fxmem.KernelSettings`); by default as torch's flags are in this process. accumulate: micro-batches of the size
-        of `inputs` to one optimizer step; above 1, the step is the last of them, and the
-            gradients of those before are there when it begins.
+        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+        settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
+        accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
+            and the gradients of those before exist when it begins.
         prefetch: further batches like `inputs` that wait on the card throughout the step.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
-        progress: told in a few words what is being done.
+        progress: called with a few words before each stage.
 
     Raises:
         UsageError: an argument that cannot be understood.
@@ -209,14 +183,10 @@ def analyze(
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
     """
     tell = progress or (lambda _: None)
-    built, notes = plain_model(_build(model, tell))
-    args, kwargs = _arguments(inputs)
-    return analyze_call(
-        built,
-        args,
-        kwargs,
-        name=type(built).__name__,
-        notes=notes,
+    args, kwargs = parse_inputs(inputs)
+    request = StepRequest(
+        args=args,
+        kwargs=kwargs,
         mode=mode,
         loss=loss,
         optimizer=optimizer,
@@ -225,78 +195,24 @@ def analyze(
         accumulate=accumulate,
         prefetch=prefetch,
         target=target,
-        progress=progress,
     )
+    return analyze_step(build_module(model, tell), request, tell)
 
 
-def analyze_call(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    name: str,
-    notes: Iterable[str] = (),
-    mode: Mode = "train",
-    loss: Loss | None = None,
-    optimizer: OptimizerSpec = "adamw",
-    precision: Precision | None = None,
-    settings: KernelSettings | None = None,
-    accumulate: int = 1,
-    prefetch: int = 0,
-    target: str | Target = "h100",
-    progress: Callable[[str], None] | None = None,
-) -> Analysis:
-    """`analyze` for the call `model(*args, **kwargs)`, under a name of the caller's; `notes` on how the model was built
-    join the assumptions."""
-    model, taken_off = plain_model(model)
-    notes = (*notes, *taken_off)
-    if mode not in ("train", "infer"):
-        raise UsageError(f"expected mode 'train' or 'infer', got {mode!r}")
-    if precision not in (None, "bf16", "fp16"):
-        raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
-    if accumulate < 1:
-        raise UsageError(f"expected accumulate to be at least 1, got {accumulate}")
-    if prefetch < 0:
-        raise UsageError(f"expected prefetch to be at least 0, got {prefetch}")
-    if accumulate > 1 and mode == "infer":
-        raise UsageError("expected accumulate with a training step: at inference there are no gradients")
-    if mode == "train":
+def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], None] | None = None) -> Analysis:
+    """Analyse one step of a module, as `analyze` does.
+
+    Raises:
+        The errors of `analyze`.
+    """
+    model, notes = plain_model(model)
+    notes = tuple(dict.fromkeys((*request.notes, *notes)))
+    request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
+    if request.mode == "train":
         check_gradients(model)
-    card = catalogue.target(target) if isinstance(target, str) else target
-    with one_at_a_time(), _training(model, mode), applied(settings):
-        traced = run.profile(
-            model,
-            args,
-            kwargs,
-            mode=mode,
-            loss=loss,
-            optimizer=optimizer,
-            precision=precision,
-            accumulate=accumulate,
-            prefetch=prefetch,
-            target=card,
-            name=name,
-            progress=progress or (lambda _: None),
-        )
-    noted = tuple(
-        dict.fromkeys((*traced.profile.assumptions, *(Assumption(topic="model", text=note) for note in notes)))
-    )
-    call = Call(
-        args=args,
-        kwargs=kwargs,
-        name=name,
-        notes=notes,
-        mode=mode,
-        loss=loss,
-        optimizer=optimizer,
-        precision=precision,
-        settings=settings,
-        accumulate=accumulate,
-        prefetch=prefetch,
-        target=card,
-        progress=progress,
-    )
-    return Analysis(traced.profile.model_copy(update={"assumptions": noted}), model, traced, call)
+    with one_at_a_time(), _training(model, request.mode), applied(request.settings):
+        traced = run.profile(model, request, progress or (lambda _: None))
+    return Analysis(traced.profile, model, traced, request)
 
 
 @contextlib.contextmanager
@@ -311,12 +227,18 @@ def _training(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
             module.training = flag
 
 
-def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callable[[str], None]) -> Any:
+def build_module(model: torch.nn.Module | Callable[[], torch.nn.Module], progress: Callable[[str], None]) -> Any:
+    """The module itself, or what its factory builds on meta; an exported program as it is.
+
+    Raises:
+        UsageError: neither a module nor a factory of one.
+        AnalysisError: the factory raised.
+    """
     if isinstance(model, torch.nn.Module) or type(model).__module__ == EXPORTED:
         return model
     if not callable(model):
         raise UsageError(f"expected an nn.Module or a function that builds one, got {type(model).__name__}")
-    tell("building the model on meta")
+    progress("building the model on meta")
     try:
         with torch.device("meta"):
             built = model()
@@ -327,18 +249,6 @@ def _build(model: torch.nn.Module | Callable[[], torch.nn.Module], tell: Callabl
     if not isinstance(built, torch.nn.Module):
         raise UsageError(f"expected the factory to return an nn.Module, got {type(built).__name__}")
     return built
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,), {}
-    raise UsageError(
-        f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}"
-    )
 
 
 def _graph_module(model: torch.nn.Module, traced: run.Traced) -> torch.fx.GraphModule:

@@ -49,6 +49,8 @@ class Run:
     """A step that has been run on FakeTensors, and everything that watched it."""
 
     name: str
+    notes: tuple[str, ...]
+    """How the model was built."""
     model: torch.nn.Module
     """The fake one."""
     inputs: tuple[tuple[str, torch.Tensor], ...]
@@ -104,10 +106,9 @@ def account(run: Run) -> Profile:
         unknowns=tuple(_unknowns(run)),
     )
     profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
-    assumed, unknown = (
-        (*profile.assumptions, *run.collector.assumptions()),
-        (*profile.unknowns, *run.collector.unknowns()),
-    )
+    noted = (Assumption(topic="model", text=note) for note in run.notes)
+    assumed = tuple(dict.fromkeys((*profile.assumptions, *run.collector.assumptions(), *noted)))
+    unknown = (*profile.unknowns, *run.collector.unknowns())
     profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
     return _annotated(profile)
 

@@ -44,7 +44,8 @@ from fxmem.simulation.observe.op_cache import CHECK, Replayer
 from fxmem.simulation.observe.op_recorder import Looked, Recorder
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import Run, account
-from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, default_loss, describe, make_optimizer, run_step
+from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import default_loss, describe, make_optimizer, run_step
 
 __all__ = ["Traced", "profile"]
 
@@ -60,50 +61,21 @@ class Traced:
     """What the graph names but cannot hold; empty when a GraphModule of it can run."""
 
 
-def profile(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    mode: Mode,
-    loss: Loss | None,
-    optimizer: OptimizerSpec,
-    precision: Precision | None,
-    accumulate: int = 1,
-    prefetch: int = 0,
-    target: Target,
-    name: str,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Traced:
-    """Run one step of `model(*args, **kwargs)` as it would run on `target` and account for every byte.
+def profile(model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None] = lambda _: None) -> Traced:
+    """Run one step of `model` as it would run on the request's target, and account for every byte.
 
     Args:
         model: real or on meta; neither it nor its tensors are changed. Run as it is: `train()` or `eval()` is the
-        caller's. args, kwargs: tensors real, meta or fake, nested as the model takes them. mode: `train` (forward,
-        backward, optimizer) or `infer` (forward under `no_grad`). loss: output -> scalar tensor; None takes
-        `output.loss`, else the sum of the floating-point outputs. optimizer: see
-        `fxmem.simulation.step.make_optimizer`; None leaves the optimizer out. precision: autocast dtype, None for none.
-        accumulate: micro-batches to one optimizer step; the step is the last of them, and the gradients of those before
-        are there. prefetch: further batches like the inputs that are there throughout. name: what to call the model in
-        the record. progress: told in a few words what happens next.
+            caller's.
+        request: its `settings` are the caller's, too.
+        progress: called with a few words before each stage.
 
     Raises:
         AnalysisError: the model raised, or asked for a value that only real data has.
         EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
     """
-    _require_device(target)
-    run = _Run(
-        model,
-        args,
-        kwargs,
-        mode=mode,
-        loss=loss,
-        optimizer=optimizer,
-        precision=precision,
-        accumulate=accumulate,
-        prefetch=prefetch,
-        target=target,
-    )
+    _require_device(request.resolved_target)
+    run = _Run(model, request)
     progress("running one step on fake tensors")
     with uncollected():
         with run.environment():
@@ -112,7 +84,7 @@ def profile(
                 progress("running it again: the first step left tensors behind")
                 run.step()
         progress("accounting")
-        return run.traced(name)
+        return run.traced()
 
 
 def _replacement(function: Any) -> Callable[..., Any] | None:
@@ -130,22 +102,9 @@ def _require_device(target: Target) -> None:
 
 
 class _Run:
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        mode: Mode,
-        loss: Loss | None,
-        optimizer: OptimizerSpec,
-        precision: Precision | None,
-        accumulate: int,
-        prefetch: int,
-        target: Target,
-    ) -> None:
-        self.accumulate, self.prefetch = accumulate, prefetch
-        self.mode, self.precision, self.target = mode, precision, target
+    def __init__(self, model: torch.nn.Module, request: StepRequest) -> None:
+        self.request, self.target = request, request.resolved_target
+        target = self.target
         self.fakes = torch_common.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         device = torch.device(self.target.device, 0) if self.target.device == "cuda" else torch.device("cpu")
         self.collector: Collector | CpuCollector = CpuCollector()
@@ -159,20 +118,19 @@ class _Run:
             self.log, self.fakes, self._look, self._saw, Replayer(self.fakes, os.environ.get(CHECK, ""), context)
         )
         self.model, rebound = fake_copy(model, self.fakes, device)
-        self.loss = rebound(loss)
         with self.fakes:
             card_emulation.flatten_rnn_weights(self.model)
-        self.args, self.kwargs = fake_inputs((args, kwargs), self.fakes, device)
-        self.inputs = _name_inputs(self.model, self.args, self.kwargs)
+        args, kwargs = fake_inputs((request.args, request.kwargs), self.fakes, device)
+        self.fake_request = dataclasses.replace(request, args=args, kwargs=kwargs, loss=rebound(request.loss))
+        self.inputs = _name_inputs(self.model, args, kwargs)
         with self.fakes:
-            self.waiting = [
-                (f"{label}, {n} ahead", torch.empty_like(t)) for n in range(1, prefetch + 1) for label, t in self.inputs
-            ]
+            ahead = range(1, request.prefetch + 1)
+            self.waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in ahead for label, t in self.inputs]
         self.tracer = ProgramTracer(
             self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method
         )
         self.engine = Engine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
-        self.optimizer_spec = optimizer if mode == "train" else None
+        self.optimizer_spec = request.optimizer if request.mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
         self.cycles = 0
@@ -234,18 +192,14 @@ class _Run:
         if self.optimizer is None:
             self.optimizer = make_optimizer(self.optimizer_spec, self.model.parameters())
             _choose_form(self.optimizer, foreach=card_emulation.default_foreach(self.target))
-        if self.accumulate > 1:
+        if self.request.accumulate > 1:
             self._earlier_gradients()
         with log.recording(), self._quiet:
             run_step(
                 self.model,
-                self.args,
-                self.kwargs,
-                loss=self._noted_loss,
+                dataclasses.replace(self.fake_request, loss=self._noted_loss),
                 optimizer=self.optimizer,
-                precision=self.precision,
                 device_type=self.target.device,
-                mode=self.mode,
                 mark=self._mark,
             )
         log.end_phase()
@@ -267,13 +221,16 @@ class _Run:
     def _forget_unused_gradients(self) -> None:
         """Those of earlier micro-batches that nothing was added to: the model does not use their parameters, so they
         have none."""
+        if self.request.accumulate == 1:
+            return
         for parameter in self.parameters.values():
-            if self.accumulate > 1 and parameter.grad is not None and not torch_autograd.version(parameter.grad):
+            if parameter.grad is not None and not torch_autograd.version(parameter.grad):
                 self.log.forget(parameter.grad)
                 parameter.grad = None
 
     def _noted_loss(self, out: Any) -> torch.Tensor:
-        value = (default_loss if self.loss is None else self.loss)(out)
+        loss = self.fake_request.loss
+        value = (default_loss if loss is None else loss)(out)
         if isinstance(value, torch.Tensor):
             self.log.rename(value, "", Kind.OUTPUT)
         return value
@@ -338,14 +295,15 @@ class _Run:
     def _saw(self, index: int, hidden: Any, phase: Phase) -> None:
         self.collector.saw(index, hidden, phase)
 
-    def traced(self, name: str) -> Traced:
+    def traced(self) -> Traced:
         tracer = self.tracer
         result = account(
             Run(
-                name=name,
+                name=self.request.name,
+                notes=self.request.notes,
                 model=self.model,
                 inputs=tuple(self.inputs),
-                step=describe(self.mode, self.loss, self.optimizer, self.precision, self.accumulate, self.prefetch),
+                step=describe(self.fake_request, self.optimizer),
                 target=self.target,
                 optimizer=self.optimizer,
                 recorder=self.recorder,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -30,25 +30,8 @@ from fxmem._torch.common import tensors_in
 from fxmem.errors import UsageError, closest
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
+from fxmem.simulation.request import OptimizerSpec, StepRequest
 
-__all__ = [
-    "Loss",
-    "Mark",
-    "Mode",
-    "OptimizerSpec",
-    "Precision",
-    "autocast",
-    "default_loss",
-    "describe",
-    "make_optimizer",
-    "run_step",
-    "set_training",
-]
-
-Loss = Callable[[Any], torch.Tensor]
-"""Takes the model's output, gives the scalar to differentiate."""
-OptimizerSpec = str | type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer] | None
-"""A name, a class, a factory of parameters, or None."""
 Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
 """Is told which part of the step begins. `loss` is part of the forward phase."""
 
@@ -56,35 +39,27 @@ _AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torc
 
 
 def run_step(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    loss: Loss | None,
-    optimizer: Optimizer | None,
-    precision: Precision | None,
-    device_type: str,
-    mode: Mode,
-    mark: Mark,
+    model: nn.Module, request: StepRequest, *, optimizer: Optimizer | None, device_type: str, mark: Mark
 ) -> None:
     """Run the step of this module's definition once.
 
-    `loss` None means `default_loss`. The flags of the model (`training`, `requires_grad`) are taken as they are.
+    The flags of the model (`training`, `requires_grad`) are taken as they are. What of the request is used: inputs,
+    mode, loss and precision.
 
     Raises:
         UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
     """
     mark("forward")
-    if mode == "infer":
-        with torch.no_grad(), autocast(device_type, precision):
-            out = model(*args, **kwargs)
+    if request.mode == "infer":
+        with torch.no_grad(), autocast(device_type, request.precision):
+            out = model(*request.args, **request.kwargs)
             _check_output(out)
         return
-    with autocast(device_type, precision):
-        out = model(*args, **kwargs)
+    with autocast(device_type, request.precision):
+        out = model(*request.args, **request.kwargs)
         _check_output(out)
         mark("loss")
-        value = (default_loss if loss is None else loss)(out)
+        value = (default_loss if request.loss is None else request.loss)(out)
     _check_loss(value)
     mark("backward")
     value.backward()  # type: ignore[no-untyped-call]
@@ -151,24 +126,16 @@ def set_training(model: nn.Module, mode: Mode) -> None:
             model.train(mode == "train")
 
 
-def describe(
-    mode: Mode,
-    loss: Loss | None,
-    optimizer: Optimizer | None,
-    precision: Precision | None,
-    accumulate: int = 1,
-    prefetch: int = 0,
-) -> Step:
+def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
     """The step as a record."""
-    if mode == "infer":
-        return Step(mode=mode, optimizer=None, loss=None, precision=precision, prefetch=prefetch)
-    how = (
-        "the output's .loss, else the sum of its floating-point tensors"
-        if loss is None
-        else getattr(loss, "__qualname__", type(loss).__qualname__)
-    )
+    common: dict[str, Any] = {"mode": request.mode, "precision": request.precision, "prefetch": request.prefetch}
+    if request.mode == "infer":
+        return Step(optimizer=None, loss=None, **common)
+    loss = "the output's .loss, else the sum of its floating-point tensors"
+    if request.loss is not None:
+        loss = getattr(request.loss, "__qualname__", type(request.loss).__qualname__)
     name = None if optimizer is None else type(optimizer).__name__
-    return Step(mode=mode, optimizer=name, loss=how, precision=precision, accumulate=accumulate, prefetch=prefetch)
+    return Step(optimizer=name, loss=loss, accumulate=request.accumulate, **common)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, MeasuredOp, Measurement
 from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
+from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import describe, make_optimizer, run_step
 
 __all__ = [
     "WORKSPACE_KERNELS",
@@ -198,17 +199,7 @@ def _in_phases(entries: Iterator[Event | Phase]) -> Iterator[Event]:
 
 
 def measure_cpu(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    mode: Mode,
-    loss: Loss | None,
-    optimizer: OptimizerSpec,
-    precision: Precision | None,
-    accumulate: int = 1,
-    steps: int = 3,
-    set_aside: tuple[str, ...] = WORKSPACE_KERNELS,
+    model: nn.Module, request: StepRequest, *, steps: int = 3, set_aside: tuple[str, ...] = WORKSPACE_KERNELS
 ) -> Measurement:
     """Run `steps` real steps on the CPU and measure the last.
 
@@ -217,7 +208,7 @@ def measure_cpu(
     cleared before each step.
 
     Args:
-        accumulate: micro-batches to one optimizer step; the last of them is what is measured.
+        request: with inputs on the CPU.
         set_aside: operators whose scratch `peak_without_kernel_scratch_bytes` leaves out.
 
     Raises:
@@ -226,21 +217,19 @@ def measure_cpu(
     """
     if steps < 2:
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
-    check_on_cpu(model, args, kwargs)
-    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
-    step = functools.partial(
-        run_step, model, args, kwargs, loss=loss, optimizer=stepper, precision=precision, device_type="cpu", mode=mode
-    )
+    check_on_cpu(model, request)
+    stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
+    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu")
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         with _quiet(), torch_profiler.profiler(acc_events=True):  # acc_events: else it warns of cycles there are not
             for _ in range(steps - 1):
                 step(mark=_nowhere)
-                if mode == "train" and stepper is None:
+                if request.mode == "train" and stepper is None:
                     model.zero_grad(set_to_none=True)
-            for _ in range(accumulate - 1):
+            for _ in range(request.accumulate - 1):
                 step(mark=_nowhere, optimizer=None)
-        resident = resident_bytes(model, args, kwargs, stepper)
+        resident = resident_bytes(model, request, stepper)
         with (
             collected(),
             _quiet(),
@@ -251,9 +240,7 @@ def measure_cpu(
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
-    return _measurement(
-        type(model).__name__, describe(mode, loss, stepper, precision, accumulate), resident, _read(profiled), set_aside
-    )
+    return _measurement(type(model).__name__, describe(request, stepper), resident, _read(profiled), set_aside)
 
 
 def _nowhere(_: str) -> None:
@@ -292,12 +279,7 @@ def _quiet() -> Iterator[None]:
 
 
 def resident_bytes(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    optimizer: Optimizer | None,
-    *,
-    device_type: str = "cpu",
+    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, *, device_type: str = "cpu"
 ) -> dict[Kind, int]:
     """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of
     `Kind`.
@@ -312,7 +294,7 @@ def resident_bytes(
         if key not in ("_parameters", "_modules")
         for leaf in tree_leaves(value)
     )
-    inputs = tree_leaves((args, dict(kwargs)))
+    inputs = tree_leaves((request.args, request.kwargs))
     owners: list[tuple[Kind, Any]] = [
         (Kind.PARAMETER, model.parameters()),
         (Kind.BUFFER, kept),
@@ -335,7 +317,7 @@ def resident_bytes(
     return {kind: size for kind, size in sizes.items() if size}
 
 
-def check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_on_cpu(model: nn.Module, request: StepRequest) -> None:
     """Refuse a step of which a parameter, a buffer or an input is not on the CPU.
 
     Raises:
@@ -344,7 +326,7 @@ def check_on_cpu(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     named = [
         *model.named_parameters(),
         *model.named_buffers(),
-        *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((args, dict(kwargs))))),
+        *((f"input {index}", leaf) for index, leaf in enumerate(tree_leaves((request.args, request.kwargs)))),
     ]
     for name, tensor in named:
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":

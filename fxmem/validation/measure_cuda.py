@@ -13,6 +13,8 @@ is not seen.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -30,7 +32,8 @@ from fxmem.hardware import catalogue
 from fxmem.records.profile import Kind, Phase, Step, Target
 from fxmem.records.validation import Machine, MeasuredPhase, Measurement
 from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, describe, make_optimizer, run_step
+from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import describe, make_optimizer, run_step
 from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
 
 __all__ = [
@@ -176,17 +179,7 @@ def current_bytes(what: Literal["current", "peak"]) -> dict[str, int]:
     return {kind: stats[f"{kind}_bytes.all.{what}"] for kind in _KINDS}
 
 
-def measure_cuda(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    mode: Mode,
-    loss: Loss | None,
-    optimizer: OptimizerSpec,
-    precision: Precision | None,
-    steps: int = 3,
-) -> Measurement:
+def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> Measurement:
     """Run `steps` real steps on the current card and measure the last.
 
     The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS
@@ -201,35 +194,23 @@ def measure_cuda(
     if steps < 2:
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
     require_card()
-    check_on_cpu(model, args, kwargs)
+    check_on_cpu(model, request)
     drop_cublas_workspaces()
     torch.cuda.empty_cache()
     foreign = current_bytes("current")
     model = model.to("cuda")
-    args, kwargs = _on_card((args, dict(kwargs)))
-    stepper = make_optimizer(optimizer, model.parameters()) if mode == "train" else None
-
-    def step(mark: Callable[[str], None]) -> None:
-        run_step(
-            model,
-            args,
-            kwargs,
-            loss=loss,
-            optimizer=stepper,
-            precision=precision,
-            device_type="cuda",
-            mode=mode,
-            mark=mark,
-        )
-
+    args, kwargs = _on_card((request.args, request.kwargs))
+    request = dataclasses.replace(request, args=args, kwargs=kwargs)
+    stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
+    step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cuda")
     meter = Meter()
     try:
         for _ in range(steps - 1):
-            step(lambda _: None)
-            if mode == "train" and stepper is None:
+            step(mark=lambda _: None)
+            if request.mode == "train" and stepper is None:
                 model.zero_grad(set_to_none=True)
         with collected():
-            resident = resident_bytes(model, args, kwargs, stepper, device_type="cuda")
+            resident = resident_bytes(model, request, stepper, device_type="cuda")
             start = current_bytes("current")["requested"] - foreign["requested"]
         meter.run(lambda meter: _in_phases(step, meter))
     except FxmemError:
@@ -240,7 +221,7 @@ def measure_cuda(
     beside = total - free - torch.cuda.memory_reserved()
     return measurement_of(
         type(model).__name__,
-        describe(mode, loss, stepper, precision),
+        describe(request, stepper),
         card_machine(),
         resident=resident,
         start=start,
@@ -265,7 +246,7 @@ def _on_card(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, move, tree)
 
 
-def _in_phases(step: Callable[[Callable[[str], None]], None], meter: Meter) -> None:
+def _in_phases(step: Callable[..., None], meter: Meter) -> None:
     """Run a step and end a part of the meter where each phase ends."""
     running = [Phase.FORWARD]
 
@@ -274,7 +255,7 @@ def _in_phases(step: Callable[[Callable[[str], None]], None], meter: Meter) -> N
             meter.end(running[-1].value)
             running.append(Phase(part))
 
-    step(mark)
+    step(mark=mark)
     meter.end(running[-1].value)
 
 

@@ -8,7 +8,8 @@ be right, so such a model is refused in favour of a function that builds it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,20 +17,20 @@ from torch import nn
 
 from fxmem._torch.common import FakeTensor, tree_leaves, tree_map_only
 from fxmem.errors import FxmemError, UsageError, one_line
+from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
-from fxmem.simulation.analysis import Analysis, analyze, analyze_call
+from fxmem.simulation.analysis import analyze_step, build_module
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.model.accepted_models import plain_model
 from fxmem.simulation.model.function_copies import Rebinder
 from fxmem.simulation.process_guard import process_unchanged
-from fxmem.simulation.step import Loss, Mode, OptimizerSpec, Precision, set_training
+from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
+from fxmem.simulation.step import set_training
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda
 from fxmem.validation.verdict import verdict
-
-__all__ = ["real_model", "real_values", "validate", "validate_call"]
 
 _PARAMETER_STD = 0.02
 
@@ -47,85 +48,63 @@ def validate(
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Predict a step, run it for real, and say how far apart they are.
+    """Predict a step, run it for real, and compare the two.
 
     Args:
-        model: real, on meta, or a function without arguments that builds it. inputs: a tensor, a tuple (positional) or
-        a dict (keyword); real, meta or fake. mode, loss, optimizer, precision: as in `fxmem.analyze`. settings: which
-        kernels may run, in the prediction and in the run; by default as torch's flags are in this process. device:
-        where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
-        allocated there. tolerance: largest absolute error allowed, as a fraction of the measured peak. progress: told
-        in a few words what happens next.
+        model: real, on meta, or a function without arguments that builds it.
+        inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
+        mode, loss, optimizer, precision: as in `fxmem.analyze`.
+        settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this
+            process.
+        device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
+            allocated there.
+        tolerance: largest absolute error allowed, as a fraction of the measured peak.
+        progress: called with a few words before each stage.
 
     Raises:
         UsageError: the model or the inputs cannot be made real; no such device.
         EnvironmentLacksError: there is no card.
         AnalysisError: the model raised.
     """
-    target = _target(device)
-    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-    with applied(settings):
-        analysis = analyze(model, inputs, target=target, progress=progress, **step)
-        return _held(analysis, model, args, kwargs, step, tolerance, progress)
+    args, kwargs = parse_inputs(inputs)
+    request = StepRequest(
+        args=args, kwargs=kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, settings=settings
+    )
+    tell = progress or (lambda _: None)
+    return validate_step(model, build_module(model, tell), request, device=device, tolerance=tolerance, progress=tell)
 
 
-def validate_call(
-    build: Callable[[], nn.Module],
+def validate_step(
+    source: nn.Module | Callable[[], nn.Module],
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    request: StepRequest,
     *,
-    name: str,
-    mode: Mode = "train",
-    loss: Loss | None = None,
-    optimizer: OptimizerSpec = "adamw",
-    precision: Precision | None = None,
-    settings: KernelSettings | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     tolerance: float = 0.01,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
-    """`validate` for a model that is predicted without values and built anew, with values, to be run.
+    """Predict a step of `model`, run it for real on `source`, and compare.
 
     Args:
-        build: builds the same model on the CPU, with values.
-        model: what the prediction is made from; real or on meta.
-        args, kwargs: the model's arguments; real, meta or fake.
-        name: what to call the model.
-        mode, loss, optimizer, precision, settings, device, tolerance, progress: as in `validate`.
+        source: the model that is run: a module, of which a copy is made, or a function that builds it with values.
+        model: the same model, which the prediction is made from; real or on meta.
+        request: its target is replaced by the device's.
+        device, tolerance, progress: as in `validate`.
 
     Raises:
         The errors of `validate`.
     """
-    target = _target(device)
-    step: dict[str, Any] = {"mode": mode, "loss": loss, "optimizer": optimizer, "precision": precision}
-    with applied(settings):
-        analysis = analyze_call(model, args, kwargs, name=name, target=target, progress=progress, **step)
-        return _held(analysis, build, args, kwargs, step, tolerance, progress)
-
-
-def _held(
-    analysis: Analysis,
-    model: nn.Module | Callable[[], nn.Module],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    step: dict[str, Any],
-    tolerance: float,
-    progress: Callable[[str], None] | None,
-) -> Verdict:
-    """The analysis held against a run of the same step with real values."""
-    device = analysis.profile.target.device
-    if progress:
+    request = dataclasses.replace(request, target=_target(device))
+    with applied(request.settings):
+        analysis = analyze_step(model, request, progress)
         progress(f"running the step on the {'card' if device == 'cuda' else 'CPU'}")
-    with process_unchanged():
-        torch.manual_seed(0)
-        real = real_model(model)
-        set_training(real, step["mode"])
-        real_args, real_kwargs = real_values((args, kwargs))
-        measure = measure_cuda if device == "cuda" else measure_cpu
-        measurement = measure(real, real_args, real_kwargs, **step)
+        with process_unchanged():
+            torch.manual_seed(0)
+            real = real_model(source)
+            set_training(real, request.mode)
+            args, kwargs = real_values((request.args, request.kwargs))
+            measure = measure_cuda if device == "cuda" else measure_cpu
+            measurement = measure(real, dataclasses.replace(request, args=args, kwargs=kwargs))
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
 
 

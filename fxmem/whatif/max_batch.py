@@ -99,7 +99,7 @@ def curve_of(
     profile, tell = analysis.profile, progress or (lambda _: None)
     memory = _memory(profile.target, budget)
     _check_limit(limit)
-    varied = resizing_of(named_arguments(analysis.model, analysis.call.args, analysis.call.kwargs), dim)
+    varied = resizing_of(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
 
     start = min(varied.size, limit)
 
@@ -159,7 +159,7 @@ def _check_limit(limit: int) -> None:
 
 
 def _at(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
-    args, kwargs = varied.at(analysis.call.args, analysis.call.kwargs, size)
+    args, kwargs = varied.at(analysis.request.args, analysis.request.kwargs, size)
     return analysis.again(args=args, kwargs=kwargs)
 
 

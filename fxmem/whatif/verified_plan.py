@@ -137,7 +137,7 @@ def _ways(
     if Application.GRAPH in wanted:
         try:
             names = checkpointing.graph_names(
-                analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs
+                analysis.model, analysis.profile, analysis.request.args, analysis.request.kwargs
             )
         except UsageError as refused:
             if application is not None:
@@ -198,7 +198,7 @@ def _describe_batch(search: PlanSearch, reached: Proposal) -> str:
     search.tell("looking for the largest batch that fits")
     analysis, regions, application = search.analysis, reached.regions, reached.way.application
     try:
-        varied = resizing_of(named_arguments(analysis.model, analysis.call.args, analysis.call.kwargs), "batch")
+        varied = resizing_of(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
         curve = max_batch.curve_of(
             analysis,
             budget=search.budget,

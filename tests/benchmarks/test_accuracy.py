@@ -20,7 +20,8 @@ import torch
 
 from fxmem.records.profile import Phase
 from fxmem.records.validation import LogSide, Measurement
-from fxmem.simulation.analysis import analyze_call
+from fxmem.simulation.analysis import analyze_step
+from fxmem.simulation.request import StepRequest
 from fxmem.validation import measure_cuda
 from fxmem.validation.measure_cpu import resident_bytes
 from tests import ROOT
@@ -277,8 +278,11 @@ def test_a_plan_that_is_kept_is_still_carried_out(planned: Any) -> None:
     plan = cases.plan_of(planned.name)
     with cases.kernel_settings(case):
         built = cases.build(case, "meta")
-        peak = analyze_call(
-            built.module, built.args, built.kwargs, name="planned", target="h200", optimizer=case.optimizer_spec
+        peak = analyze_step(
+            built.module,
+            StepRequest(
+                args=built.args, kwargs=built.kwargs, name="planned", target="h200", optimizer=case.optimizer_spec
+            ),
         ).peak
     assert plan.application is planned.application
     assert peak.allocated_bytes == pytest.approx(plan.after.allocated_bytes, rel=0.002)

@@ -15,6 +15,7 @@ from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import default_loss
 from fxmem.validation.measure_cpu import measure_cpu
 from tests.remade import regions_of
@@ -249,7 +250,7 @@ def test_the_analysis_of_a_checkpointed_model_is_what_it_takes(spec, settings, s
     regions = random_cuts(before.profile, names, 2) if names else at_depth(model, (2, 3))
     apply(model, regions, application)
     after = analyze(model, args or kwargs, target="cpu", optimizer=None)
-    measured = measure_cpu(model, args, kwargs, mode="train", loss=None, optimizer=None, precision=None)
+    measured = measure_cpu(model, StepRequest(args=args, kwargs=kwargs, optimizer=None))
     assert after.profile.saved_bytes < before.profile.saved_bytes
     assert after.peak.requested_bytes < before.peak.requested_bytes
     # The state of the CPU's generator, 5056 bytes for each run of a region that keeps it, is no tensor of the

@@ -20,6 +20,7 @@ from fxmem.checkpointing.recompute import Recomputation
 from fxmem.planning.products import is_product
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 WIDTH, ROWS = 64, 256
@@ -212,7 +213,7 @@ def test_a_plan_of_blocks_keeps_products_and_what_is_promised_is_what_a_run_take
         analyze(planned, X.repeat(8, 1), target="cpu", optimizer=None).peak.requested_bytes
         == plan.after.requested_bytes
     )
-    measured = measure_cpu(planned, (X.repeat(8, 1),), {}, mode="train", loss=None, optimizer=None, precision=None)
+    measured = measure_cpu(planned, StepRequest(args=(X.repeat(8, 1),), optimizer=None))
     states = 5056 * (1 + len(plan.regions))
     assert (
         plan.after.requested_bytes

@@ -282,7 +282,7 @@ def test_the_verdict_decides_the_exit_code(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, within: bool, code: int
 ) -> None:
     verdict = SimpleNamespace(within_tolerance=within, model_dump_json=lambda: "{}")
-    monkeypatch.setattr("fxmem.validation.validate.validate_call", lambda *_, **__: verdict)
+    monkeypatch.setattr("fxmem.validation.validate.validate_step", lambda *_, **__: verdict)
     assert run(capsys, "validate", "own.py:build", "--input", "2x3", "--quiet", "--json", "-")[:2] == (code, "{}\n")
 
 
@@ -376,10 +376,10 @@ def test_the_options_of_kernels_reach_the_analysis(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], settings: KernelSettings
 ) -> None:
     asked: list[KernelSettings] = []
-    real = fxmem.simulation.analysis.analyze_call
+    real = fxmem.simulation.analysis.analyze_step
     monkeypatch.setattr(
-        "fxmem.simulation.analysis.analyze_call",
-        lambda *args, **step: asked.append(step["settings"]) or real(*args, **step),
+        "fxmem.simulation.analysis.analyze_step",
+        lambda model, request, progress: asked.append(request.settings) or real(model, request, progress),
     )
     succeeds(capsys, *analyze(*options))
     assert asked == [settings]
@@ -387,10 +387,12 @@ def test_the_options_of_kernels_reach_the_analysis(
 
 def test_channels_last_is_how_weights_and_inputs_lie(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[torch.Tensor, torch.Tensor]] = []
-    real = fxmem.simulation.analysis.analyze_call
+    real = fxmem.simulation.analysis.analyze_step
     monkeypatch.setattr(
-        "fxmem.simulation.analysis.analyze_call",
-        lambda model, args, *rest, **step: asked.append((model.weight, args[0])) or real(model, args, *rest, **step),
+        "fxmem.simulation.analysis.analyze_step",
+        lambda model, request, progress: (
+            asked.append((model.weight, request.args[0])) or real(model, request, progress)
+        ),
     )
     settings = ("--set", "in_channels=3", "--set", "out_channels=4", "--set", "kernel_size=3")
     for options in ((), ("--channels-last",)):

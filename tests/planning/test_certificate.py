@@ -105,7 +105,7 @@ def test_no_plan_that_was_carried_out_is_below_the_bound() -> None:
         analysis = analyze(model, torch.zeros(BATCH, WIDTH, device="meta"), target="cpu", optimizer=None)
         try:
             names = checkpointing.graph_names(
-                analysis.model, analysis.profile, analysis.call.args, analysis.call.kwargs
+                analysis.model, analysis.profile, analysis.request.args, analysis.request.kwargs
             )
             for _ in range(3):
                 regions = random_regions(analysis.profile, names, rng)

@@ -16,6 +16,7 @@ from fxmem import analyze
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Report
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 
 
@@ -333,12 +334,7 @@ def test_a_checkpoint_holds_the_state_of_the_random_generator(reentrant: bool) -
 
     model, x = Net(), torch.randn(64, 32, requires_grad=True)
     peak = analyze(model, x, target="cpu", optimizer=None).peak.requested_bytes
-    assert (
-        peak
-        == measure_cpu(
-            model, (x,), {}, mode="train", loss=None, optimizer=None, precision=None
-        ).peak_without_kernel_scratch_bytes
-    )
+    assert peak == measure_cpu(model, StepRequest(args=(x,), optimizer=None)).peak_without_kernel_scratch_bytes
 
 
 class HalfKept(nn.Module):

@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
-from fxmem.simulation.step import Mode, autocast, default_loss, describe, make_optimizer, run_step, set_training
+from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import Mark, autocast, default_loss, describe, make_optimizer, run_step, set_training
 
 
-def step(model: nn.Module, x: torch.Tensor, *, mode: Mode = "train", **settings: Any) -> list[str]:
+def step(
+    model: nn.Module, x: torch.Tensor, *, optimizer: Optimizer | None = None, mark: Mark | None = None, **settings: Any
+) -> list[str]:
     parts: list[str] = []
-    defaults: dict[str, Any] = {"loss": None, "optimizer": None, "precision": None, "mark": parts.append}
-    run_step(model, (x,), {}, device_type="cpu", mode=mode, **{**defaults, **settings})
+    run_step(
+        model, StepRequest(args=(x,), **settings), optimizer=optimizer, device_type="cpu", mark=mark or parts.append
+    )
     return parts
 
 
@@ -214,11 +219,11 @@ def test_frozen_parts_of_a_training_model_stay_frozen() -> None:
 
 def test_the_record_of_a_step() -> None:
     optimizer = make_optimizer("rmsprop", [nn.Parameter(torch.ones(1))])
-    described = describe("train", None, optimizer, "bf16")
+    described = describe(StepRequest(precision="bf16"), optimizer)
     assert (described.optimizer, described.precision) == ("RMSprop", "bf16")
     assert described.loss is not None
-    assert describe("train", default_loss, None, None).loss == "default_loss"
-    assert describe("infer", None, optimizer, None).model_dump() == {
+    assert describe(StepRequest(loss=default_loss), None).loss == "default_loss"
+    assert describe(StepRequest(mode="infer"), optimizer).model_dump() == {
         "mode": "infer",
         "optimizer": None,
         "loss": None,

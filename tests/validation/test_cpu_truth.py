@@ -11,8 +11,9 @@ from fxmem import analyze
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.records.profile import Kind
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.validation.validate import validate_call
+from fxmem.validation.validate import validate_step
 from fxmem.validation.verdict import verdict
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
@@ -72,15 +73,11 @@ def _verdict(spec, settings, inputs, mode, **step):
     built = build_model(spec, settings, mode=mode)
     inputs = inputs if mode == "train" else tuple(text for text in inputs if "labels" not in text)
     args, kwargs = make_inputs([parse_input(text) for text in inputs], weights_dtype=built.weights_dtype)
-    return validate_call(
+    return validate_step(
         lambda: build_model(spec, settings, mode=mode, device="cpu").module,
         built.module,
-        args,
-        kwargs,
-        name=spec,
-        mode=mode,
+        StepRequest(args=args, kwargs=kwargs, name=spec, mode=mode, **step),
         tolerance=1e-4,
-        **step,
     )
 
 
@@ -123,19 +120,19 @@ def test_models_that_checkpoint_already(reentrant):
 
     args, kwargs = make_inputs([parse_input(text) for text in inputs])
     # Each region keeps a copy of the CPU's random-number state, 5,056 bytes, which is no tensor of the program.
-    assert validate_call(lambda: build("cpu"), build("meta"), args, kwargs, name=spec, tolerance=2e-3).within_tolerance
+    assert validate_step(
+        lambda: build("cpu"), build("meta"), StepRequest(args=args, kwargs=kwargs, name=spec), tolerance=2e-3
+    ).within_tolerance
 
 
 def test_half_precision_weights():
     spec, settings, inputs = WITHOUT_CONVOLUTION[5]
     built = build_model(spec, settings, weights_dtype="bf16")
     args, kwargs = make_inputs([parse_input(text) for text in inputs])
-    verdict = validate_call(
+    verdict = validate_step(
         lambda: build_model(spec, settings, weights_dtype="bf16", device="cpu").module,
         built.module,
-        args,
-        kwargs,
-        name=spec,
+        StepRequest(args=args, kwargs=kwargs, name=spec),
         tolerance=1e-4,
     )
     assert verdict.within_tolerance
@@ -154,7 +151,7 @@ def test_a_cache_kept_between_steps_is_there_before_the_measured_one():
             return self.linear(x) * self.cache[: x.shape[0]]
 
     x = torch.randn(32, 64)
-    assert validate_call(Caching, Caching(), (x,), {}, name="caching", tolerance=1e-4).within_tolerance
+    assert validate_step(Caching, Caching(), StepRequest(args=(x,), name="caching"), tolerance=1e-4).within_tolerance
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", None])
@@ -169,8 +166,6 @@ def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
 
     x = torch.randn(512, 64)
     analysis = analyze(PartlyUsed(), x, target="cpu", optimizer=optimizer, accumulate=4)
-    measured = measure_cpu(
-        PartlyUsed(), (x,), {}, mode="train", loss=None, optimizer=optimizer, precision=None, accumulate=4
-    )
+    measured = measure_cpu(PartlyUsed(), StepRequest(args=(x,), optimizer=optimizer, accumulate=4))
     assert measured.resident_by_kind[Kind.GRADIENT] == 4 * (64 * 256 + 256)
     assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance

@@ -12,6 +12,7 @@ import torch
 from fxmem import analyze
 from fxmem.errors import AnalysisError
 from fxmem.memory import liveness
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from tests.random_models import BATCH, BINARY, UNARY, WIDTH, RandomModel
 
@@ -29,9 +30,8 @@ def difference(seed: int) -> str:
     torch.manual_seed(seed)
     model, x = RandomModel(seed), torch.randn(BATCH, WIDTH)
     optimizer = ("adamw", "sgd", None)[seed % 3]
-    settings = {"mode": "train", "loss": None, "optimizer": optimizer, "precision": None}
     try:
-        measured = measure_cpu(copy.deepcopy(model), (x,), {}, **settings)
+        measured = measure_cpu(copy.deepcopy(model), StepRequest(args=(x,), optimizer=optimizer))
     except AnalysisError:
         return ""
     analysis = analyze(model, x, target="cpu", optimizer=optimizer)

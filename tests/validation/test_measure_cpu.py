@@ -4,6 +4,7 @@ accident."""
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fxmem._torch.common import TorchDispatchMode
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.validation import Measurement
+from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import make_optimizer, run_step
 from fxmem.validation.measure_cpu import (
     WORKSPACE_KERNELS,
@@ -29,9 +31,8 @@ FLOAT = 4
 N = 997
 
 
-def measure(model: nn.Module, *args: torch.Tensor, **settings: object) -> Measurement:
-    defaults = {"mode": "train", "loss": None, "optimizer": "sgd", "precision": None}
-    return measure_cpu(model, args, {}, **{**defaults, **settings})  # type: ignore[arg-type]
+def measure(model: nn.Module, *args: torch.Tensor, steps: int = 3, **settings: Any) -> Measurement:
+    return measure_cpu(model, StepRequest(args=args, **{"optimizer": "sgd", **settings}), steps=steps)
 
 
 @pytest.fixture(params=[1, 2])
@@ -202,7 +203,7 @@ def test_what_is_left_after_scratch_does_not_depend_on_threads() -> None:
 
 def test_only_the_named_operators_are_set_aside() -> None:
     model, x = nn.Conv2d(3, 8, 3, bias=False), torch.ones(1, 3, 19, 17)
-    measured = measure(model, x, mode="infer", set_aside=())
+    measured = measure_cpu(model, StepRequest(args=(x,), mode="infer"), set_aside=())
     assert measured.peak_without_kernel_scratch_bytes == measured.peak_bytes > measured.peak_without_scratch_bytes
 
 
@@ -231,17 +232,8 @@ def test_calls_are_what_a_dispatch_mode_sees() -> None:
     model, x = Mixed(), torch.rand(4, 3, 9, 9)
     for precision in (None, "bf16"):
         with Names() as mode:
-            run_step(
-                model,
-                (x,),
-                {},
-                loss=None,
-                optimizer=None,
-                precision=precision,
-                device_type="cpu",
-                mode="infer",
-                mark=lambda _: None,
-            )
+            request = StepRequest(args=(x,), mode="infer", precision=precision)
+            run_step(model, request, optimizer=None, device_type="cpu", mark=lambda _: None)
         measured = measure(model, x, mode="infer", precision=precision)
         assert {op.name for op in measured.scratch} <= set(mode.seen)
         rolls = [op for op in measured.scratch if op.name == "aten.roll.default"]
@@ -358,7 +350,8 @@ def test_each_storage_is_counted_once_under_its_first_kind() -> None:
     model = Holder()
     x = torch.ones(13)
     optimizer = make_optimizer("sgd-momentum", model.parameters())
-    assert resident_bytes(model, (x, x[2:]), {"again": model.cache["keys"][0]}, optimizer) == {
+    request = StepRequest(args=(x, x[2:]), kwargs={"again": model.cache["keys"][0]})
+    assert resident_bytes(model, request, optimizer) == {
         Kind.PARAMETER: FLOAT * 15,
         Kind.BUFFER: FLOAT * (7 + 11),
         Kind.INPUT: FLOAT * 13,

@@ -20,6 +20,7 @@ from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.units import format_bytes
 from fxmem.records.validation import Machine, Measurement, Quantity
 from fxmem.simulation.analysis import analyze
+from fxmem.simulation.request import StepRequest
 from fxmem.validation import measure_cuda as measuring_cuda
 from fxmem.validation import validate as validation
 from fxmem.validation.measure_cpu import resident_bytes
@@ -227,8 +228,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-STEP: dict[str, Any] = {"mode": "train", "loss": None, "optimizer": "sgd", "precision": None}
 X = torch.ones(1, 3)
+STEP: dict[str, Any] = {"args": (X,), "optimizer": "sgd"}
 WEIGHTS, INPUT = 4 * (3 * 2 + 2), 4 * 3
 
 
@@ -240,7 +241,7 @@ def test_a_step_is_measured_phase_by_phase(card: Any) -> None:
         peaks=[rest + 70, rest + 110, rest + 30],
         events=[[70, -20], [60], [-50, 3]],
     )
-    found = measure_cuda(Stays(3, 2), (X,), {}, **STEP)
+    found = measure_cuda(Stays(3, 2), StepRequest(**STEP))
     assert played.calls == [
         "drop",
         "empty",
@@ -274,20 +275,20 @@ def test_a_step_is_measured_phase_by_phase(card: Any) -> None:
 
 def test_inference_is_all_forward_and_a_step_without_optimizer_has_two_phases(card: Any) -> None:
     card(currents=[0, 99, 99, 99], peaks=[120], events=[[21]])
-    assert measure_cuda(Stays(3, 2), (X,), {}, **{**STEP, "mode": "infer"}).events_by_phase == {Phase.FORWARD: 1}
+    assert measure_cuda(Stays(3, 2), StepRequest(**{**STEP, "mode": "infer"})).events_by_phase == {Phase.FORWARD: 1}
     card(currents=[0, 99, 99, 131], peaks=[120, 131], events=[[21], [32]])
     model = Stays(3, 2)
-    found = measure_cuda(model, (X,), {}, **{**STEP, "optimizer": None})
+    found = measure_cuda(model, StepRequest(**{**STEP, "optimizer": None}))
     assert (found.retained_bytes, found.step.optimizer) == (32, None)
     assert Kind.GRADIENT not in found.resident_by_kind
 
 
 def test_what_cannot_be_measured_is_refused(card: Any) -> None:
     with pytest.raises(UsageError, match="at least 2 steps"):
-        measure_cuda(Stays(3, 2), (X,), {}, **STEP, steps=1)
+        measure_cuda(Stays(3, 2), StepRequest(**STEP), steps=1)
     card(currents=[], peaks=[], events=[])
     with pytest.raises(UsageError, match="expected everything on the CPU"):
-        measure_cuda(Stays(3, 2), (X.to("meta"),), {}, **STEP)
+        measure_cuda(Stays(3, 2), StepRequest(args=(X.to("meta"),)))
 
 
 def test_a_step_that_raises_names_the_line(card: Any) -> None:
@@ -300,7 +301,7 @@ def test_a_step_that_raises_names_the_line(card: Any) -> None:
         AnalysisError,
         match=r"a real step on the card raised at .*test_measure_cuda\.py:\d+: RuntimeError: no such luck",
     ):
-        measure_cuda(Raises(3, 2), (X,), {}, **STEP)
+        measure_cuda(Raises(3, 2), StepRequest(**STEP))
 
 
 # --- beside a prediction ----------------------------------------------------------------------------------------------
@@ -327,9 +328,9 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
         events.setdefault(event.phase, []).append(event.nbytes)
     events[Phase.BACKWARD][:0] = [4321, -4321]  # a workspace nobody predicted
 
-    def measured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **settings: Any) -> Measurement:
-        assert {tensor.device.type for tensor in (*model.parameters(), *args)} == {"cpu"}
-        assert (settings["mode"], settings["optimizer"]) == ("train", "adamw")
+    def measured(model: nn.Module, request: StepRequest) -> Measurement:
+        assert {tensor.device.type for tensor in (*model.parameters(), *request.args)} == {"cpu"}
+        assert (request.mode, request.optimizer) == ("train", "adamw")
         step = Step(mode="train", optimizer="AdamW", loss=None, precision=None)
         sizes = {
             "requested": peak.requested_bytes,

@@ -13,7 +13,8 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.records.validation import Quantity
 from fxmem.simulation.kernel_settings import KernelSettings
-from fxmem.validation.validate import real_model, real_values, validate, validate_call
+from fxmem.simulation.request import StepRequest
+from fxmem.validation.validate import real_model, real_values, validate, validate_step
 
 # --- the whole road ---------------------------------------------------------------------------------------------------
 
@@ -241,11 +242,11 @@ def test_arguments_in_another_form_are_refused() -> None:
 def test_a_model_can_be_predicted_from_one_object_and_run_from_another() -> None:
     with torch.device("meta"):
         model, x = Block(), torch.empty(2, 17, dtype=torch.int64)
-    found = validate_call(Block, model, (x,), {}, name="my:block", optimizer=None, tolerance=0.0002)
+    found = validate_step(Block, model, StepRequest(args=(x,), name="my:block", optimizer=None), tolerance=0.0002)
     assert (found.model, found.measurement.model) == ("my:block", "Block")
     assert found.within_tolerance
     with pytest.raises(UsageError, match="expected device='cpu'"):
-        validate_call(Block, model, (x,), {}, name="my:block", device="mps")  # type: ignore[arg-type]
+        validate_step(Block, model, StepRequest(args=(x,), name="my:block"), device="mps")  # type: ignore[arg-type]
 
 
 def test_gradients_of_a_real_model_are_not_its_copys() -> None:

@@ -235,7 +235,7 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     analysis = analyze(linear, meta(3, 1000), target="cpu", mode="infer")
 
     def half(sized: Analysis) -> Analysis:
-        return sized.again(linear().to("meta", torch.float16), args=(sized.call.args[0].half(),))
+        return sized.again(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
 
     halved = max_batch.curve_of(analysis, budget=8_000_000, change=half)
     # Half of everything: 2,000,000 of weight and 4000 per sample.
@@ -652,7 +652,7 @@ def test_max_batch_exits_4_where_nothing_fits(model: str, capsys: pytest.Capture
     ],
 )
 def test_wrong_words_are_refused_before_any_work(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_batch_command, "analyzed", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(max_batch_command, "analyze_model", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError):
         command(max_batch_command, "torchvision:resnet18", *arguments)
 
@@ -698,7 +698,7 @@ def test_cards_from_the_command_line(model: str, capsys: pytest.CaptureFixture[s
     ("cards", "message"), [("l4,l5", "unknown target 'l5'"), ("l4,cpu", "cards whose memory is known, got 'cpu'")]
 )
 def test_what_is_no_card_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch, cards: str, message: str) -> None:
-    monkeypatch.setattr(cards_command, "analyzed", lambda *_: pytest.fail("analysed"))
+    monkeypatch.setattr(cards_command, "analyze_model", lambda *_: pytest.fail("analysed"))
     with pytest.raises(UsageError, match=message):
         command(cards_command, "torchvision:resnet18", "--only", cards)
 

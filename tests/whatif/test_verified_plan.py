@@ -24,6 +24,7 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif import plan_search, verified_plan
 
@@ -76,7 +77,7 @@ def test_the_promise_is_kept_by_a_fresh_analysis_and_by_a_real_run(application: 
     model, x = Stack(), torch.randn(1024, 64)
     planned = fxmem.checkpoint(copy.deepcopy(model), plan)
     assert analyze(planned, x, target="cpu").peak.requested_bytes == plan.after.requested_bytes
-    measured = measure_cpu(planned, (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None)
+    measured = measure_cpu(planned, StepRequest(args=(x,)))
     # Each region keeps the state of the CPU's random numbers, 5,056 bytes, which is no tensor of the program.
     states = 5056 * (1 + sum(1 for _ in plan.all_regions()))
     assert (
@@ -140,9 +141,7 @@ def test_states_of_the_random_generator_are_in_the_promise(application: Applicat
     model, x, state = Dropping(), torch.randn(64, 32), torch.get_rng_state()
     plan = fxmem.plan(analyze(model, x, target="cpu", optimizer=None), budget=0.85, application=application)
     assert torch.equal(torch.get_rng_state(), state)
-    measured = measure_cpu(
-        fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer=None, precision=None
-    )
+    measured = measure_cpu(fxmem.checkpoint(model, plan), StepRequest(args=(x,), optimizer=None))
     assert measured.peak_without_kernel_scratch_bytes == plan.after.requested_bytes
 
 
@@ -405,9 +404,7 @@ def test_norms_are_computed_again_and_convolutions_are_not() -> None:
         gradients.append([p.grad for p in each.parameters()] + list(each.buffers()))
     assert torch.equal(*outputs)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    run = measure_cpu(
-        fxmem.checkpoint(model, plan), (x,), {}, mode="train", loss=None, optimizer="adamw", precision=None
-    )
+    run = measure_cpu(fxmem.checkpoint(model, plan), StepRequest(args=(x,)))
     # What the CPU's convolutions take within a call is theirs; each region that runs again keeps the generator's 5,056
     # bytes.
     assert 0 <= run.peak_without_kernel_scratch_bytes - plan.after.requested_bytes <= 3 * 5056 + 256

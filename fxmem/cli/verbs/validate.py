@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any, get_args
 
 from fxmem.cli.options import MODEL, STEP
 from fxmem.cli.output import check_output, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import build_step, require_torch, step_arguments
+from fxmem.cli.step import build_step, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.names import MeasuredDevice
 
@@ -46,11 +47,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         progress("loading torch")
         from fxmem.cli.specs import build_model, parse_settings
         from fxmem.validation.measure_cuda import require_card
-        from fxmem.validation.validate import validate_call
+        from fxmem.validation.validate import validate_step
 
         if options.device == "cuda":
             require_card()
-        step = step_arguments(options)
+        request = step_request(options)
         built, args, kwargs = build_step(options, progress)
         shape: dict[str, Any] = {
             "mode": options.mode,
@@ -58,16 +59,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             "channels_last": options.channels_last,
         }
         settings = parse_settings(options.settings)
-        verdict = validate_call(
+        verdict = validate_step(
             lambda: build_model(options.model, settings, device="cpu", **shape).module,
             built.module,
-            args,
-            kwargs,
-            name=built.spec,
+            dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec),
             device=options.device,
             tolerance=options.tolerance,
             progress=progress,
-            **step,
         )
     from fxmem.validation.verdict import report
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from fxmem.errors import AnalysisError, ExceededError, FxmemError
 from fxmem.hardware import roofline
@@ -67,7 +66,7 @@ def advise(
 class _Advisor:
     def __init__(self, analysis: Analysis, limit: Budget | None, tell: Callable[[str], None]) -> None:
         self.analysis, self.limit, self.tell = analysis, limit, tell
-        self.start = Variant(analysis.model, replace(analysis.call, progress=None), dict(os.environ))
+        self.start = Variant(analysis.model, analysis.request, dict(os.environ))
         self.useful: list[tuple[Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
         self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {
@@ -232,7 +231,7 @@ class _Advisor:
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.analysis.profile)
         repeats = (
-            reached.analysis.call.accumulate // self.analysis.call.accumulate
+            reached.analysis.request.accumulate // self.analysis.request.accumulate
         )  # a step of micro-batches runs that often
         return Suggestion(
             key="+".join(change.key for change in changes),

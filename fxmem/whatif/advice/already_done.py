@@ -19,7 +19,7 @@ def changes_made_already(analysis: Analysis) -> Iterator[Change]:
     if analysis.profile.step.mode == "infer":
         code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
         yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _said(_with_gradients))
-    elif analysis.call.optimizer is not None and analysis.call.accumulate == 1:
+    elif analysis.request.optimizer is not None and analysis.request.accumulate == 1:
         code = "optimizer.zero_grad(set_to_none=True)"
         yield Change(
             "set-to-none", "gradients let go, not filled with zeros", "none", code, _said(_with_zeroed_gradients)

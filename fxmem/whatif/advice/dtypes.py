@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -43,11 +42,11 @@ def dtype_changes(analysis: Analysis) -> Iterator[Change]:
 def _half(variant: Variant, _: Analysis) -> Variant:
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
         raise NotToBeHadError("the weights are not float32")
-    if variant.call.precision is not None:
+    if variant.request.precision is not None:
         raise NotToBeHadError("the step runs under autocast already")
     model = meta_model(variant.model).to(torch.bfloat16)
-    args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_bf16, (variant.call.args, variant.call.kwargs))
-    return dataclasses.replace(variant, model=model, call=dataclasses.replace(variant.call, args=args, kwargs=kwargs))
+    args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_bf16, (variant.request.args, variant.request.kwargs))
+    return variant.with_step(model, args=args, kwargs=kwargs)
 
 
 def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,11 +58,11 @@ def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _autocast(variant: Variant, _: Analysis) -> Variant:
-    if variant.call.precision is not None:
-        raise NotToBeHadError(f"the step runs under {variant.call.precision} autocast already")
+    if variant.request.precision is not None:
+        raise NotToBeHadError(f"the step runs under {variant.request.precision} autocast already")
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
         raise NotToBeHadError("the weights are not float32")
-    return dataclasses.replace(variant, call=dataclasses.replace(variant.call, precision="bf16"))
+    return variant.with_step(precision="bf16")
 
 
 def _channels_last(variant: Variant, analysis: Analysis) -> Variant:
@@ -72,8 +71,10 @@ def _channels_last(variant: Variant, analysis: Analysis) -> Variant:
     if any(_is_channels_last(p) for p in variant.model.parameters()):
         raise NotToBeHadError("weights are channels_last already")
     model = meta_model(variant.model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_channels_last, (variant.call.args, variant.call.kwargs))
-    return dataclasses.replace(variant, model=model, call=dataclasses.replace(variant.call, args=args, kwargs=kwargs))
+    args, kwargs = torch_common.tree_map_only(
+        torch.Tensor, _as_channels_last, (variant.request.args, variant.request.kwargs)
+    )
+    return variant.with_step(model, args=args, kwargs=kwargs)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

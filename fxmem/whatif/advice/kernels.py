@@ -50,7 +50,7 @@ def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
     profile = analysis.profile
     if not any(op.name.startswith("aten.convolution") for op in profile.ops):
         raise NotToBeHadError("the model has no convolutions; matrix products take the same memory either way")
-    with applied(variant.call.settings):
+    with applied(variant.request.settings):
         allowed = convolution_settings().allow_tf32
     if not allowed:
         raise NotToBeHadError("TF32 is off already")
@@ -60,8 +60,8 @@ def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
 
 
 def _set(variant: Variant, **changes: Any) -> Variant:
-    settings = (variant.call.settings or KernelSettings()).model_copy(update=changes)
-    return dataclasses.replace(variant, call=dataclasses.replace(variant.call, settings=settings))
+    settings = (variant.request.settings or KernelSettings()).model_copy(update=changes)
+    return variant.with_step(settings=settings)
 
 
 def _attention(profile: Profile) -> Iterator[Change]:

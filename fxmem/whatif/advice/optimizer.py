@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
@@ -47,7 +46,7 @@ def stepping_changes(analysis: Analysis) -> Iterator[Change]:
             note="batch norms see smaller batches" if coupled else same,
             excludes="batch",
         )
-    if analysis.call.prefetch:
+    if analysis.request.prefetch:
         code = "batch = next(batches)  # after optimizer.step(), not before"
         yield Change(
             "prefetch-less",
@@ -60,7 +59,7 @@ def stepping_changes(analysis: Analysis) -> Iterator[Change]:
 
 
 def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:
-    return dataclasses.replace(variant, call=dataclasses.replace(variant.call, prefetch=variant.call.prefetch - 1))
+    return variant.with_step(prefetch=variant.request.prefetch - 1)
 
 
 def _eight_bit() -> Iterator[Change]:
@@ -80,13 +79,13 @@ def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Vari
             cls = getattr(importlib.import_module(f"{package}.optim"), name)
         except Exception as error:  # what another's package raises while it is imported may be anything
             raise NotToBeHadError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
-        return dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=cls))
+        return variant.with_step(optimizer=cls)
 
     return make
 
 
 def _optimizers(analysis: Analysis) -> Iterator[Change]:
-    spec = analysis.call.optimizer
+    spec = analysis.request.optimizer
     if not isinstance(spec, str):
         return
     name, _, options = spec.partition(":")
@@ -112,21 +111,19 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
 
 
 def _stepping(spec: str) -> Callable[[Variant, Analysis], Variant]:
-    return lambda variant, _: dataclasses.replace(variant, call=dataclasses.replace(variant.call, optimizer=spec))
+    return lambda variant, _: variant.with_step(optimizer=spec)
 
 
 def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, _: Analysis) -> Variant:
-        call = variant.call
+        step = variant.request
         try:
-            varied = resizing_of(named_arguments(variant.model, call.args, call.kwargs), "batch")
+            varied = resizing_of(named_arguments(variant.model, step.args, step.kwargs), "batch")
         except UsageError as error:
             raise NotToBeHadError(f"the inputs have no batch to split: {error}") from error
         if varied.size % parts:
             raise NotToBeHadError(f"a batch of {varied.size} has no {parts} equal parts")
-        args, kwargs = varied.at(call.args, call.kwargs, varied.size // parts)
-        return dataclasses.replace(
-            variant, call=dataclasses.replace(call, args=args, kwargs=kwargs, accumulate=call.accumulate * parts)
-        )
+        args, kwargs = varied.at(step.args, step.kwargs, varied.size // parts)
+        return variant.with_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
 
     return make

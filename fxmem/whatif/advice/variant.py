@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,8 @@ from fxmem.errors import FxmemError
 from fxmem.memory import allocator
 from fxmem.records.advice import Effect
 from fxmem.records.profile import Peak, Profile
-from fxmem.simulation.analysis import Analysis, Call, analyze_call
+from fxmem.simulation.analysis import Analysis, analyze_step
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice.uses import freed_after_last_use
 
 __all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "listed", "outcome"]
@@ -33,13 +35,18 @@ class Variant:
     """One way of running the step."""
 
     model: nn.Module
-    call: Call
+    request: StepRequest
     environ: Mapping[str, str]
     """Where the allocator's settings are found."""
     around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
     """What the step runs within."""
     released: frozenset[str] = frozenset()
     """Names of nodes whose results the program lets go after their last use."""
+
+    def with_step(self, model: nn.Module | None = None, **changes: Any) -> Variant:
+        """The variant with other settings of the step, and with another model if one is given."""
+        request = dataclasses.replace(self.request, **changes)
+        return dataclasses.replace(self, model=self.model if model is None else model, request=request)
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
@@ -81,13 +88,12 @@ def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
     for other in known:
         if (
             variant.model is other.variant.model
-            and variant.call is other.variant.call
+            and variant.request is other.variant.request
             and variant.around == other.variant.around
         ):
             return _accounted(variant, other.analysis)
-    call = {field.name: getattr(variant.call, field.name) for field in dataclasses.fields(variant.call)}
     with variant.within():
-        analysis = analyze_call(variant.model, **call)
+        analysis = analyze_step(variant.model, variant.request)
     return _accounted(variant, analysis)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -18,6 +19,7 @@ from fxmem.records import schemas
 from fxmem.records.advice import Advice
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice import advise, variant
 
 
@@ -95,18 +97,22 @@ def test_a_step_that_keeps_its_budget_needs_nothing_and_one_that_never_can_is_to
 
 def test_no_step_is_analysed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    analyze_call = variant.analyze_call
+    analyze_step = variant.analyze_step
 
-    def recorded(model: nn.Module, **call: Any) -> Analysis:
+    def recorded(model: nn.Module, request: StepRequest) -> Analysis:
         parameters = tuple((p.dtype, p.requires_grad) for p in model.parameters())
-        inputs = tuple((x.shape, x.dtype) for x in call["args"])
-        rest = {name: value for name, value in call.items() if name not in ("args", "kwargs", "progress")}
+        inputs = tuple((x.shape, x.dtype) for x in request.args)
+        rest = {
+            field.name: getattr(request, field.name)
+            for field in dataclasses.fields(request)
+            if field.name not in ("args", "kwargs")
+        }
         seen.append((str(model), parameters, inputs, repr(rest), F.cross_entropy is the_loss_of_torch))
-        return analyze_call(model, **call)
+        return analyze_step(model, request)
 
     the_loss_of_torch = F.cross_entropy
     analysis = speaker(target="cpu")
-    monkeypatch.setattr(variant, "analyze_call", recorded)
+    monkeypatch.setattr(variant, "analyze_step", recorded)
     assert fxmem.advise(analysis, budget="1MiB", plans=False).together is None
     assert len(seen) > 10
     assert len(seen) == len(set(seen))

@@ -20,6 +20,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.kernel_settings import KernelSettings
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice import changes as _changes
 from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
@@ -60,12 +61,11 @@ def by_key(analysis: Analysis) -> dict[str, Change]:
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
-    return outcome(by_key(analysis)[key].make(Variant(analysis.model, analysis.call, dict(os.environ)), analysis))
+    return outcome(by_key(analysis)[key].make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
 
 
-def measured(model: nn.Module, x: torch.Tensor, **step: object) -> int:
-    settings = {"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step}
-    return measure_cpu(copy.deepcopy(model), (x,), {}, **settings).peak_without_scratch_bytes
+def measured(model: nn.Module, x: torch.Tensor, **step: Any) -> int:
+    return measure_cpu(copy.deepcopy(model), StepRequest(args=(x,), **step)).peak_without_scratch_bytes
 
 
 def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -126,7 +126,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
     release = [change for change in changes_for(analysis) if change.key == "release:head"]
     assert len(release) == 1
     assert release[0].code.startswith("del logits")
-    changed = outcome(release[0].make(Variant(analysis.model, analysis.call, {}), analysis))
+    changed = outcome(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes - 2_000_000
     assert changed.peak.requested_bytes == pytest.approx(measured(OnlyTheLoss(), ids), rel=SMALL)
 
@@ -152,7 +152,7 @@ def test_cross_entropy_in_chunks_is_the_same_loss_and_leaves_torch_as_it_was() -
 def test_channels_last_is_for_convolutions_and_changes_no_tensor_of_the_users() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     analysis = analyze(model, torch.randn(2, 3, 16, 16), target="h100")
-    assert made(analysis, "channels-last").variant.call.args[0].is_contiguous(memory_format=torch.channels_last)
+    assert made(analysis, "channels-last").variant.request.args[0].is_contiguous(memory_format=torch.channels_last)
     assert model[0].weight.is_contiguous()
     with pytest.raises(NotToBeHadError, match="no convolutions"):
         made(analyze(Mlp(), torch.randn(2, 64), target="h100"), "channels-last")
@@ -206,8 +206,8 @@ def test_tf32_is_switched_off_for_convolutions_only_and_only_once() -> None:
     model, x = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU()), torch.zeros(8, 32, 32, 32)
     before = torch.backends.cudnn.allow_tf32
     changed = made(analyze(model, x), "tf32-off")
-    assert changed.variant.call.settings is not None
-    assert changed.variant.call.settings.allow_tf32 is False
+    assert changed.variant.request.settings is not None
+    assert changed.variant.request.settings.allow_tf32 is False
     assert torch.backends.cudnn.allow_tf32 is before
     with pytest.raises(NotToBeHadError, match="off already"):
         made(analyze(model, x, settings=KernelSettings(allow_tf32=False)), "tf32-off")
@@ -287,7 +287,7 @@ def pasted(analysis: Analysis, key: str, **names: Any) -> dict[str, Any]:
     namespace = {
         "torch": torch,
         "model": copy.deepcopy(analysis.model),
-        "x": analysis.call.args[0],
+        "x": analysis.request.args[0],
         "loss_fn": lambda out: out.sum(),
         **names,
     }

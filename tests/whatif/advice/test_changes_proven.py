@@ -20,6 +20,7 @@ from fxmem import analyze
 from fxmem.records.profile import Phase
 from fxmem.records.validation import Measurement
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import NotToBeHadError, Outcome, Variant, changes_for, outcome
 
@@ -28,7 +29,7 @@ SMALL = 1e-3
 
 def made(analysis: Analysis, key: str) -> Outcome:
     change = next(each for each in changes_for(analysis) if each.key == key)
-    return outcome(change.make(Variant(analysis.model, analysis.call, {}), analysis))
+    return outcome(change.make(Variant(analysis.model, analysis.request, {}), analysis))
 
 
 def reason(analysis: Analysis, key: str) -> str:
@@ -42,9 +43,11 @@ def measured(
 ) -> Measurement:
     return measure_cpu(
         copy.deepcopy(model),
-        inputs,
-        kwargs or {},
-        **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step},
+        StepRequest(
+            args=inputs,
+            kwargs=kwargs or {},
+            **step,
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from fxmem import analyze
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
 from fxmem.whatif.advice.source_edits import calls_in_place
@@ -56,7 +57,7 @@ def change(analysis: Analysis) -> Change:
 
 
 def made(analysis: Analysis) -> Outcome:
-    return outcome(change(analysis).make(Variant(analysis.model, analysis.call, dict(os.environ)), analysis))
+    return outcome(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
 
 
 def edited(folder: Path, code: str, old: Path) -> nn.Module:
@@ -80,7 +81,8 @@ def net_from(path: Path) -> nn.Module:
 
 def real_peak(model: nn.Module, x: torch.Tensor, **step: Any) -> int:
     return measure_cpu(
-        model, (x,), {}, **{"mode": "train", "loss": None, "optimizer": "adamw", "precision": None, **step}
+        model,
+        StepRequest(args=(x,), **step),
     ).peak_without_scratch_bytes
 
 
@@ -176,7 +178,7 @@ def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_ag
     changed = made(analysis)
     assert "forward" not in vars(model)
     both = outcome(changes["bf16-weights"].make(changed.variant, analysis))
-    alone = outcome(changes["bf16-weights"].make(Variant(model, analysis.call, {}), analysis))
+    alone = outcome(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
     assert both.peak.counted_bytes < alone.peak.counted_bytes
 
 

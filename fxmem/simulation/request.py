@@ -1,0 +1,89 @@
+"""`StepRequest`: one step of a model, and how it is to be run.
+
+The Python API and the command line make it once; prediction, validation and both measurements take it as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.names import Mode, Precision
+from fxmem.records.profile import Target
+from fxmem.simulation.kernel_settings import KernelSettings
+
+Loss = Callable[[Any], torch.Tensor]
+"""Takes the model's output, gives the scalar to differentiate."""
+OptimizerSpec = str | type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer] | None
+"""A name, a class, a factory of parameters, or None."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepRequest:
+    """The call `model(*args, **kwargs)` as one step, with every setting but the model.
+
+    Raises:
+        UsageError: a setting that cannot be understood, or two that exclude each other.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Tensors real, meta or fake, nested as the model takes them."""
+    name: str = ""
+    """What the model is called in the record; empty for the name of its class."""
+    notes: tuple[str, ...] = ()
+    """How the model was built: these join the assumptions."""
+    mode: Mode = "train"
+    """`train` for forward, loss, backward and optimizer; `infer` for forward under `no_grad`."""
+    loss: Loss | None = None
+    """Output -> scalar tensor; None for the output's `.loss`, else the sum of its floating-point tensors."""
+    optimizer: OptimizerSpec = "adamw"
+    """See `fxmem.simulation.step.make_optimizer`; None for a step without one."""
+    precision: Precision | None = None
+    """Dtype of autocast; None for none."""
+    settings: KernelSettings | None = None
+    """Which kernels may run; None for torch's flags as they are in this process."""
+    accumulate: int = 1
+    """Micro-batches to one optimizer step. The step is the last of them: the gradients of those before exist."""
+    prefetch: int = 0
+    """Further batches like the inputs that are on the device throughout the step."""
+    target: str | Target = "h100"
+    """The device that the step is predicted for."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("train", "infer"):
+            raise UsageError(f"expected mode 'train' or 'infer', got {self.mode!r}")
+        if self.precision not in (None, "bf16", "fp16"):
+            raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {self.precision!r}")
+        if self.accumulate < 1:
+            raise UsageError(f"expected accumulate to be at least 1, got {self.accumulate}")
+        if self.prefetch < 0:
+            raise UsageError(f"expected prefetch to be at least 0, got {self.prefetch}")
+        if self.accumulate > 1 and self.mode == "infer":
+            raise UsageError("expected accumulate with a training step: at inference there are no gradients")
+
+    @functools.cached_property
+    def resolved_target(self) -> Target:
+        """The target itself where it was given by name. Raises UsageError if the name is not known."""
+        return catalogue.target(self.target) if isinstance(self.target, str) else self.target
+
+
+def parse_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the model, from `inputs` as `fxmem.analyze` takes them."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    raise UsageError(
+        f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}"
+    )
