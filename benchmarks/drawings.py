@@ -14,8 +14,8 @@ other or apart, each box lies in its frame, and no box lies on a frame's heading
 every text with its own fonts: no text of a box or a heading may leave its rectangle or touch another text in it, and
 none of the head's may leave the page or touch another.
 
-Seconds are wall time of `fxmem.show.graph.svg`, the median of the rounds (of one, where that takes over five seconds):
-the choice of boxes, the engine in its process, and the writing.
+Seconds are wall time of `fxmem.show.graph.render`, the median of the rounds (of one, where that takes over five
+seconds): the choice of boxes, the engine in its process, and the writing.
 
 Writes `benchmarks/results/drawings-DATE.json` and `.md`.
 """
@@ -114,7 +114,7 @@ def measure(report: Report, engine: Any, options: Mapping[str, Any], rounds: int
     while len(seconds) < rounds and not any(taken > SLOW for taken in seconds):
         start = time.perf_counter()
         try:
-            text = drawing.svg(report, timeline, renderer=engine, **options)
+            text = drawing.render(report, timeline, drawing.DrawingOptions(renderer=engine, **options)).svg
         except FxmemError as error:
             return [time.perf_counter() - start], str(error)
         seconds.append(time.perf_counter() - start)

@@ -73,7 +73,7 @@ def write_report(options: argparse.Namespace, report: Report, timeline: Timeline
         from fxmem.records.files import write_text
         from fxmem.show import graph
 
-        write_text(Path(options.svg), graph.svg(report, timeline))
+        write_text(Path(options.svg), graph.render(report, timeline).svg)
 
     def table() -> str:
         return reporting.table(report, timeline, depth=options.depth, **layout(options))

@@ -99,10 +99,10 @@ class Analysis:
         return text
 
     def save_svg(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the annotated graph as SVG (whole or not at all); options as for `fxmem.show.graph.svg`."""
-        from fxmem.show import graph as drawing
+        """Write the annotated graph as SVG (whole or not at all); options as in `fxmem.show.graph.DrawingOptions`."""
+        from fxmem.show.graph import DrawingOptions, render
 
-        write_text(Path(path), drawing.svg(self.profile, self.timeline, **options))
+        write_text(Path(path), render(self.profile, self.timeline, DrawingOptions(**options)).svg)
 
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the report as one self-contained page (whole or not at all); options as for `fxmem.show.html.html`."""

@@ -25,9 +25,13 @@ from fxmem.memory import liveness
 from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.graph import svg
+from fxmem.show.graph import DrawingOptions, graphviz_layout, render
+from fxmem.show.graph.labels import frame_words
+from fxmem.show.graph.ladder_layout import ladder
+from fxmem.show.graph.picture import Picture
+from fxmem.show.graph.subprocess_worker import WorkerFailedError
 from fxmem.show.html import html, notebook
-from fxmem.show.html.links import box_of_node, link_data, script_json
+from fxmem.show.html.links import link_data, script_json
 from tests import ROOT
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES
@@ -355,18 +359,26 @@ def test_its_size_does_not_grow_with_the_step() -> None:
 def test_every_node_is_in_a_box_of_the_graph_folded_ones_too() -> None:
     profile = deep_profile(30)
     timeline = liveness.timeline(profile)
-    drawing = svg(profile, timeline, renderer="plain", max_boxes=40)
-    boxes = box_of_node(profile, timeline, drawing, max_boxes=40)
-    assert None not in [box for box, node in zip(boxes, profile.nodes, strict=True) if node.op != "optimizer"]
-    assert set(re.findall(r'<g id="([^"]+)" class="box', drawing)) == set(boxes)
+    drawing = render(profile, timeline, DrawingOptions(renderer="plain", max_boxes=40))
+    nodes = zip(drawing.boxes, profile.nodes, strict=True)
+    assert None not in [box for box, node in nodes if node.op != "optimizer"]
+    assert set(re.findall(r'<g id="([^"]+)" class="box', drawing.svg)) == set(drawing.boxes)
     # The peak's block stands alone; the others share their boxes.
-    assert len(set(boxes)) < 20
+    assert len(set(drawing.boxes)) < 20
 
 
-def test_a_box_that_was_not_drawn_is_not_pointed_at() -> None:
-    profile = small_profile()
-    timeline = liveness.timeline(profile)
-    assert set(box_of_node(profile, timeline, "<svg></svg>", max_boxes=400)) == {None}
+def test_the_boxes_of_a_coarser_drawing_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copes_with_few(engine: str, source: str, drawing: Picture, words: Any) -> Any:
+        if len(drawing.boxes) > 50:
+            raise WorkerFailedError("no")
+        return ladder(drawing, words, frame_words(drawing))
+
+    monkeypatch.setattr(graphviz_layout, "available", lambda: ["dot"])
+    monkeypatch.setattr(graphviz_layout, "graphviz", copes_with_few)
+    profile = deep_profile(40)
+    drawing = render(profile, liveness.timeline(profile), DrawingOptions(fold=False))
+    assert len(set(drawing.boxes)) == 41
+    assert set(re.findall(r'<g id="([^"]+)" class="box', drawing.svg)) == set(drawing.boxes)
 
 
 def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
@@ -376,13 +388,11 @@ def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
     data = json.loads(page.said["script"][0])
     ids = {attributes.get("id", "") for _, attributes in page.elements}
     assert set(data["boxes"]) <= ids
-    drawing = svg(profile, timeline, renderer="plain", plan=plan)
-    framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing)
+    drawing = render(profile, timeline, DrawingOptions(renderer="plain", plan=plan))
+    framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing.svg)
     assert framed
     assert set(framed) <= ids
-    assert data["boxes"] == list(
-        dict.fromkeys(box for box in box_of_node(profile, timeline, drawing, max_boxes=400, plan=plan) if box)
-    )
+    assert data["boxes"] == list(dict.fromkeys(box for box in drawing.boxes if box))
 
 
 # --- the notebook -----------------------------------------------------------------------------------------------------

@@ -60,19 +60,20 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         graph.require_image(form, options.renderer)  # refused before the work, not after
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = load_or_analyze(options)
-    what = {
-        "heat": options.heat,
-        "fold": not options.no_fold,
-        "depth": options.depth,
-        "focus": options.focus,
-        "max_boxes": options.max_boxes,
-        "plan": plan,
-    }
+    drawing = graph.DrawingOptions(
+        heat=options.heat,
+        fold=not options.no_fold,
+        depth=options.depth,
+        focus=options.focus,
+        max_boxes=options.max_boxes,
+        plan=plan,
+        renderer=options.renderer,
+    )
     if form is not None:
-        data = graph.image(report, timeline, form, renderer=options.renderer, **what)
+        data = graph.image(report, timeline, form, drawing)
     elif ending == ".dot":
-        data = graph.dot_source(report, timeline, **what).encode()
+        data = graph.dot_source(report, timeline, drawing).encode()
     else:
-        data = graph.svg(report, timeline, renderer=options.renderer, **what).encode()
+        data = graph.render(report, timeline, drawing).svg.encode()
     write_bytes(Path(options.output), data)
     return 0, ""

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.certificate is not None:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
-        write_text(Path(options.svg), graph.svg(profile, timeline, plan=plan))
+        write_text(Path(options.svg), graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
     show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
     return 0, write_json(options, plan.to_json(), show)
 

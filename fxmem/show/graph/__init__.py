@@ -8,14 +8,16 @@ a line. Names are untrusted text and are escaped. Everything is computed from re
 
 from __future__ import annotations
 
-from fxmem.records.names import Heat
+from fxmem.records.names import Heat, Renderer
 from fxmem.show.graph.converters import Format
 from fxmem.show.graph.graphviz_layout import Program, engines
-from fxmem.show.graph.render import HEATS, RENDERERS, Renderer, dot_source, image, require_image, svg
+from fxmem.show.graph.picture import DrawingOptions
+from fxmem.show.graph.render import dot_source, image, render, require_image
+from fxmem.show.graph.svg_document import Drawing
 
 __all__ = [
-    "HEATS",
-    "RENDERERS",
+    "Drawing",
+    "DrawingOptions",
     "Format",
     "Heat",
     "Program",
@@ -23,6 +25,6 @@ __all__ = [
     "dot_source",
     "engines",
     "image",
+    "render",
     "require_image",
-    "svg",
 ]

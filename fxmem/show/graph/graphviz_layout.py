@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fxmem.errors import EnvironmentLacksError
 from fxmem.show.graph.labels import Words
-from fxmem.show.graph.ladder_layout import Layout, Line, Point, Rectangle
+from fxmem.show.graph.ladder_layout import EdgeLine, GraphLayout, Point, Rectangle
 from fxmem.show.graph.picture import Picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, answer
 
@@ -84,7 +84,7 @@ def require(engine: Engine) -> None:
         )
 
 
-def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Words]) -> Layout:
+def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Words]) -> GraphLayout:
     """The places that an engine finds for a picture, given its bare DOT source.
 
     Raises:
@@ -106,7 +106,7 @@ def _is_here(engine: Engine) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in _NEEDS[engine])
 
 
-def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], engine: str) -> Layout:
+def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], engine: str) -> GraphLayout:
     """From Graphviz's JSON, in points with y upwards, to pixels with y downwards; one point of the bare source is one
     pixel."""
     left, bottom, right, top = _numbers(found["bb"])
@@ -127,10 +127,10 @@ def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], eng
         x0, y0, x1, y1 = _numbers(places[f"cluster_{index}"]["bb"])
         return Rectangle(x0 - left, top - y1, x1 - x0, y1 - y0)
 
-    def line(tail: int, head: int) -> Line:
-        return Line(tuple((x - left, top - y) for x, y in _spline(ways[f"n{tail}", f"n{head}"])), curved=True)
+    def line(tail: int, head: int) -> EdgeLine:
+        return EdgeLine(tuple((x - left, top - y) for x, y in _spline(ways[f"n{tail}", f"n{head}"])), curved=True)
 
-    return Layout(
+    return GraphLayout(
         width=right - left,
         height=top - bottom,
         boxes=tuple(box(index) for index in range(len(drawing.boxes))),

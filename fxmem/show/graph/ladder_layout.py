@@ -9,8 +9,6 @@ from fxmem.show.graph.labels import NOTE_SIZE, TITLE, TITLE_SIZE, FrameWords, Wo
 from fxmem.show.graph.picture import Edge, Picture
 from fxmem.show.text_width import text_width
 
-__all__ = ["HEADING", "Layout", "Line", "Point", "Rectangle", "heading_width", "ladder", "spans"]
-
 Point = tuple[float, float]
 
 HEADING = TITLE + 8.0
@@ -34,7 +32,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True)
-class Line:
+class EdgeLine:
     """The way of one edge. `curved`: a chain of cubic Bézier curves, 3 n + 1 points; else straight from point to
     point."""
 
@@ -43,14 +41,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """A place for everything in a picture, in its order."""
 
     width: float
     height: float
     boxes: tuple[Rectangle, ...]
     frames: tuple[Rectangle, ...]
-    lines: tuple[Line | None, ...]
+    lines: tuple[EdgeLine | None, ...]
     """None for an edge that is not drawn."""
     engine: str
     """What laid it out, for people to read."""
@@ -61,7 +59,7 @@ def heading_width(words: FrameWords) -> float:
     return text_width(words.title, TITLE_SIZE, bold=True) + 10.0 + text_width(words.note, NOTE_SIZE) + 2 * _PAD
 
 
-def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> Layout:
+def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> GraphLayout:
     """All boxes one below the other in the order they run, frames around stretches of them, lines that skip boxes in
     lanes to the right.
 
@@ -87,7 +85,7 @@ def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWor
     edge_of_column = _MARGIN + column
     lines = [_line(edge, lanes.get(index), boxes, edge_of_column) for index, edge in enumerate(drawing.edges)]
     width = edge_of_column + _LANE * (max(lanes.values(), default=-1) + 1) + _MARGIN
-    return Layout(width, height, tuple(boxes), tuple(frames), tuple(lines), "built-in ladder")
+    return GraphLayout(width, height, tuple(boxes), tuple(frames), tuple(lines), "built-in ladder")
 
 
 def spans(drawing: Picture) -> list[tuple[int, int]]:
@@ -152,18 +150,20 @@ def _lanes(edges: Sequence[Edge]) -> dict[int, int]:
     return lanes
 
 
-def _line(edge: Edge, lane: int | None, boxes: Sequence[Rectangle], right: float) -> Line | None:
+def _line(edge: Edge, lane: int | None, boxes: Sequence[Rectangle], right: float) -> EdgeLine | None:
     if edge.kind == "hidden":
         return None
     tail, head = boxes[edge.tail], boxes[edge.head]
     if lane is None:
         x = head.x + head.width / 2
-        return Line(((x, tail.y + tail.height), (x, head.y)))
+        return EdgeLine(((x, tail.y + tail.height), (x, head.y)))
     x = right + _LANE * (lane + 0.5)
     # Lines leave low and arrive high, so that those of one box do not run over each other.
     leave = tail.y + tail.height - _CLEARANCE - (lane % 4) * 3
     arrive = head.y + _CLEARANCE + (lane % 4) * 3
-    return Line(tuple(_rounded((tail.x + tail.width, leave), (x, leave), (x, arrive), (head.x + head.width, arrive))))
+    return EdgeLine(
+        tuple(_rounded((tail.x + tail.width, leave), (x, leave), (x, arrive), (head.x + head.width, arrive)))
+    )
 
 
 def _rounded(*points: Point) -> Iterator[Point]:

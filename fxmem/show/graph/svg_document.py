@@ -8,6 +8,7 @@ the model is escaped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from fxmem.memory import facts as findings
@@ -27,11 +28,9 @@ from fxmem.show.graph.labels import (
     peak_words,
     plan_words,
 )
-from fxmem.show.graph.ladder_layout import HEADING, Layout, Line, Point, Rectangle
+from fxmem.show.graph.ladder_layout import HEADING, EdgeLine, GraphLayout, Point, Rectangle
 from fxmem.show.graph.picture import Picture
 from fxmem.show.text_width import fit, text_width, wrap
-
-__all__ = ["title", "write"]
 
 _EDGE = 24.0
 _FACTS = 84.0
@@ -42,6 +41,11 @@ _ROW = 17.0
 _TITLE = 17.0
 _BAR = 360.0
 _SHADOW = 4.0
+_NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
+_ARROW_HEAD = (
+    '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0 0.8L8 4L0 7.2z"/></marker></defs>'
+)
 
 
 def title(drawing: Picture) -> str:
@@ -51,32 +55,53 @@ def title(drawing: Picture) -> str:
     return printable(f"{drawing.profile.model}{where}: memory of one {mode}")
 
 
-def write(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], layout: Layout, note: str) -> str:
-    """The SVG; `note` goes to its foot."""
+@dataclass(frozen=True)
+class Drawing:
+    """A picture as an SVG document."""
+
+    svg: str
+    width: float
+    """In pixels."""
+    height: float
+    boxes: tuple[str | None, ...]
+    """For each node of the profile the id of the box that stands for it; None where there is none."""
+
+
+def write(
+    drawing: Picture,
+    words: Sequence[Words],
+    headings: Sequence[FrameWords],
+    layout: GraphLayout,
+    *,
+    note: str,
+    standalone: bool = True,
+) -> Drawing:
+    """Write a picture whose parts have places; `note` goes to its foot.
+
+    Not standalone, it has no ids, and no arrow heads, which are referred to by theirs.
+    """
     width = max(layout.width, _NARROWEST) + 2 * _EDGE
     head, top = _head(drawing, width - 2 * _EDGE)
     left = (width - layout.width) / 2
     foot = top + layout.height + 22.0
     height = foot + 14.0
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="fxmem-graph" role="img" width="{_n(width)}" '
+        f'<svg{_NAMESPACE if standalone else ""} class="fxmem-graph" role="img" width="{_n(width)}" '
         f'height="{_n(height)}"'
         f' viewBox="0 0 {_n(width)} {_n(height)}" data-engine="{_safe(layout.engine)}" data-heat="{drawing.heat}">',
         f"<title>{_safe(title(drawing))}</title>",
         f"<desc>{_safe(f'Peak: {peak_words(drawing)}. {note}')}</desc>",
         f"<style>{_style()}</style>",
-        '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto">'
-        '<path d="M0 0.8L8 4L0 7.2z"/></marker></defs>',
+        *([_ARROW_HEAD] if standalone else []),
         f'<rect class="page" width="{_n(width)}" height="{_n(height)}"/>',
         *head,
         f'<g transform="translate({_n(left)} {_n(top)})">',
-        *(_frame(each, place) for each, place in zip(headings, layout.frames, strict=True)),
-        *(_edge(drawing, words, index, line) for index, line in enumerate(layout.lines) if line is not None),
+        *(_frame(each, place, standalone) for each, place in zip(headings, layout.frames, strict=True)),
+        *(_edge(drawing, words, index, line, standalone) for index, line in enumerate(layout.lines) if line),
         # Above the lines, which run across them.
         *(_heading(each, place) for each, place in zip(headings, layout.frames, strict=True)),
         *(
-            _box(drawing, index, each, place)
+            _box(drawing, index, each, place, standalone)
             for index, (each, place) in enumerate(zip(words, layout.boxes, strict=True))
         ),
         "</g>",
@@ -84,7 +109,8 @@ def write(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWord
         "</svg>",
         "",
     ]
-    return "\n".join(parts)
+    boxes = tuple(None if home is None else words[home].id for home in drawing.homes)
+    return Drawing("\n".join(parts), width, height, boxes)
 
 
 # --- head -------------------------------------------------------------------------------------------------------------
@@ -194,9 +220,9 @@ def _checkpoint_key(drawing: Picture) -> str:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _frame(words: FrameWords, place: Rectangle) -> str:
+def _frame(words: FrameWords, place: Rectangle, standalone: bool) -> str:
     return (
-        f'<g id="{_safe(words.id)}" '
+        f"<g{_id(words.id, standalone)} "
         f'class="frame{" checkpoint" if words.checkpoint else ""}">{_tooltip(words.tooltip)}<rect '
         f'{_place(place)} rx="6"/></g>'
     )
@@ -227,7 +253,11 @@ def _heading(words: FrameWords, place: Rectangle) -> str:
     )
 
 
-def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
+def _id(name: str, standalone: bool) -> str:
+    return f' id="{_safe(name)}"' if standalone else ""
+
+
+def _box(drawing: Picture, index: int, words: Words, place: Rectangle, standalone: bool) -> str:
     box = drawing.boxes[index]
     classes = [f"box {box.kind} h{'u' if words.heat is None else words.heat}", *(["peak"] if box.peak else [])]
     room = place.width - 2 * PAD
@@ -236,7 +266,7 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
         words.title, TITLE_SIZE, room - (text_width(figure, TITLE_SIZE, bold=True) + 8.0 if figure else 0.0), bold=True
     )
     y = place.y + PAD + TITLE - 4.0
-    parts = [f'<g id="{_safe(words.id)}" class="{" ".join(classes)}">', _tooltip(words.tooltip)]
+    parts = [f'<g{_id(words.id, standalone)} class="{" ".join(classes)}">', _tooltip(words.tooltip)]
     if box.alike > 1:
         behind = Rectangle(place.x + _SHADOW, place.y + _SHADOW, place.width, place.height)
         parts.append(f'<rect class="shape" {_place(behind)} rx="4"/>')
@@ -250,16 +280,14 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _edge(drawing: Picture, words: Sequence[Words], index: int, line: Line) -> str:
+def _edge(drawing: Picture, words: Sequence[Words], index: int, line: EdgeLine, has_head: bool) -> str:
     edge = drawing.edges[index]
     names = f"{words[edge.tail].title} to {words[edge.head].title}"
-    return (
-        f'<g class="edge {edge.kind}"><title>{_safe(names)}</title><path d="{_path(line)}" '
-        f'marker-end="url(#fxmem-arrow)"/></g>'
-    )
+    head = ' marker-end="url(#fxmem-arrow)"' if has_head else ""
+    return f'<g class="edge {edge.kind}"><title>{_safe(names)}</title><path d="{_path(line)}"{head}/></g>'
 
 
-def _path(line: Line) -> str:
+def _path(line: EdgeLine) -> str:
     first, *rest = line.points
     if not line.curved:
         return f"M{_point(first)}" + "".join(f"L{_point(point)}" for point in rest)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
-from fxmem.show.graph.labels import box_words
-from fxmem.show.graph.picture import picture
 from fxmem.show.plots.sampling import samples
-
-__all__ = ["box_of_node", "link_data", "script_json"]
 
 
 def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequence[str | None]) -> dict[str, Any]:
@@ -25,7 +19,7 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         profile: what was predicted.
         timeline: its timeline.
         columns: pixels that the plotted timeline is wide.
-        boxes: for each node the id of its box in the graph, as from `box_of_node`.
+        boxes: for each node the id of its box in the graph, as in `fxmem.show.graph.Drawing`.
     """
     taken = samples(timeline.live_bytes, columns)
     # Ops that allocate nothing begin where another does; the one that holds the tick is the one that matters.
@@ -58,25 +52,6 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         "boxes": ids,
         "box": [-1 if box is None else number[box] for box in boxes],
     }
-
-
-def box_of_node(
-    profile: Profile, timeline: Timeline, drawing: str, *, max_boxes: int, plan: Plan | None = None
-) -> list[str | None]:
-    """For each node, the id of the box that stands for it in an SVG by `fxmem.show.graph.svg`; None where there is
-    none.
-
-    Args:
-        profile: what was predicted. timeline: its timeline. drawing: the SVG, drawn with the defaults but for
-        `max_boxes` and `plan`. Where its engine was content with a coarser picture only, a node
-            may be in no box.
-        max_boxes: as it was drawn with.
-        plan: as it was drawn with.
-    """
-    drawn = picture(profile, timeline, heat="saved", fold=True, depth=None, focus="", max_boxes=max_boxes, plan=plan)
-    present = set(re.findall(r'<g id="([^"]+)" class="box', drawing))
-    ids = [words.id if words.id in present else None for words in box_words(drawn)]
-    return [None if home is None else ids[home] for home in drawn.homes]
 
 
 def script_json(value: object) -> str:

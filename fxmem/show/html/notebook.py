@@ -7,7 +7,6 @@ name. Everything that comes from the model is escaped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import pairwise
@@ -16,7 +15,7 @@ from fxmem.memory import facts as findings
 from fxmem.memory.module_tree import Row, module_tree, step_rows, total_row, visible
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, printable, short_bytes
-from fxmem.show import graph
+from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.plots.colors import KINDS
 
 __all__ = ["html"]
@@ -26,7 +25,6 @@ _MOST_ROWS = 1000
 _MOST_NODES = 5000
 """Nodes that a drawing is made of at most: a cell's output has to come at once."""
 _MOST_BOXES = 60
-_IDS = re.compile(r' (?:id|marker-end|xmlns)="[^"]*"')
 _MOST_CHARACTERS = 300_000
 """Of a drawing; a notebook keeps every output in its file."""
 
@@ -169,12 +167,12 @@ def _graph(profile: Profile, timeline: Timeline) -> str:
     always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return ""
-    svg = graph.svg(profile, timeline, renderer="plain", max_boxes=_MOST_BOXES)
+    # A notebook shows several drawings in one document, where their ids would meet.
+    options = DrawingOptions(renderer="plain", max_boxes=_MOST_BOXES, standalone=False)
+    svg = render(profile, timeline, options).svg
     if len(svg) > _MOST_CHARACTERS:
         return ""
-    # A notebook shows several drawings in one document, where their ids, and what refers to them, would meet. Direction
-    # needs no arrow: time runs downwards.
-    return _section("Graph", f'<div class="graph">{re.sub(_IDS, "", svg)}</div>')
+    return _section("Graph", f'<div class="graph">{svg}</div>')
 
 
 def _largest(profile: Profile, timeline: Timeline) -> str:

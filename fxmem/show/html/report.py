@@ -19,7 +19,7 @@ from fxmem.memory.allocator import DEFAULT_SETTINGS, Settings, levels_of
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show import graph as drawing
-from fxmem.show.html.links import box_of_node, link_data, script_json
+from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.sections import facts_table, listed, plan_part, summary
 from fxmem.show.html.tables import alive_table, node_table, safe
 from fxmem.show.plots import icicle_svg, timeline_svg
@@ -52,14 +52,16 @@ def html(
         byte counts as well. budget_bytes: what the peak has to stay within, drawn into the timeline. None: the plan's,
         if there is a plan with one. plan: a plan for this step, to be shown beside it. after: the timeline of the step
         under a plan. after_profile: the profile `after` is of, for its phases. graph: whether to draw the annotated
-        graph. renderer: what finds the places of its boxes; see `fxmem.show.graph.svg`, whose errors are raised.
+        graph. renderer: what finds the places of its boxes; see `fxmem.show.graph.render`, whose errors are raised.
         max_boxes: about how many boxes it may have. settings: of the allocator, whose bytes over the step they lead to.
     """
     budget = budget_bytes if budget_bytes is not None or plan is None else plan.budget_bytes
-    svg = drawing.svg(profile, timeline, renderer=renderer, max_boxes=max_boxes, plan=plan) if graph else ""
-    boxes = (
-        box_of_node(profile, timeline, svg, max_boxes=max_boxes, plan=plan) if graph else [None] * len(profile.nodes)
-    )
+    svg, boxes = "", tuple[str | None, ...]([None] * len(profile.nodes))
+    if graph:
+        drawn = drawing.render(
+            profile, timeline, drawing.DrawingOptions(renderer=renderer, max_boxes=max_boxes, plan=plan)
+        )
+        svg, boxes = drawn.svg, drawn.boxes
     plot = partial(
         timeline_svg,
         profile,

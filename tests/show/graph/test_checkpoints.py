@@ -22,14 +22,15 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Node, Profile, RecomputedRegion, SourceLine
 from fxmem.records.units import format_bytes
-from fxmem.show.graph import dot_source, svg
+from fxmem.show.graph import DrawingOptions, dot_source
 from fxmem.show.graph.checkpoints import checkpoints, effect
+from fxmem.show.graph.composition import compose
 from fxmem.show.graph.graphviz_layout import available
 from fxmem.show.graph.labels import box_words, frame_words
-from fxmem.show.graph.picture import Frame, Picture, picture
+from fxmem.show.graph.picture import Frame, Picture
 from tests import ROOT
 from tests.profiles import deep_profile
-from tests.show.graph.test_graph import SVG, boxes_of, call, chain, drawn, step_of, text_of, tooltip_of, totals
+from tests.show.graph.test_graph import SVG, boxes_of, call, chain, drawn, step_of, svg_of, text_of, tooltip_of, totals
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -54,8 +55,7 @@ def plan_of(profile: Profile, *regions: Region, **fields: Any) -> Plan:
 
 
 def pictured(profile: Profile, plan: Plan | None = None, **options: Any) -> Picture:
-    defaults = {"heat": "saved", "fold": True, "depth": None, "focus": "", "max_boxes": 400}
-    return picture(profile, liveness.timeline(profile), **{**defaults, **options}, plan=plan)
+    return compose(profile, liveness.timeline(profile), DrawingOptions(plan=plan, **options))
 
 
 def headings(drawing: Picture) -> list[tuple[str, str]]:
@@ -449,7 +449,7 @@ def test_every_engine_draws_regions_around_their_boxes(engine: Any) -> None:
         pytest.skip(f"{engine} is not installed")
     profile = deep_profile(5)
     plan = plan_of(profile, region(2, 9), region(10, 18, region(12, 16)))
-    root = ET.fromstring(svg(profile, liveness.timeline(profile), plan=plan, renderer=engine, fold=False))
+    root = ET.fromstring(svg_of(profile, plan=plan, renderer=engine, fold=False))
 
     def place(part: ET.Element) -> tuple[float, float, float, float]:
         x, y, width, height = (
@@ -480,9 +480,8 @@ def test_every_engine_draws_regions_around_their_boxes(engine: Any) -> None:
 
 def test_the_dot_source_has_the_regions_as_clusters() -> None:
     profile = deep_profile(4)
-    source = dot_source(
-        profile, liveness.timeline(profile), plan=plan_of(profile, region(2, 9), region(9, 11)), fold=False
-    )
+    options = DrawingOptions(plan=plan_of(profile, region(2, 9), region(9, 11)), fold=False)
+    source = dot_source(profile, liveness.timeline(profile), options)
     assert source.count("class=checkpoint") == 2
     assert source.count("class=module") + 2 == source.count("subgraph cluster_")
     assert "checkpoint  frees 3.00 KiB; runs 5.0 M FLOPs again\\l" in source
@@ -510,7 +509,7 @@ def test_no_name_in_a_region_breaks_the_drawing(name: str) -> None:
     root = drawn(profile, plan=plan, fold=False)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]*", each.get("id", "")) for each in root.iter())
     assert all(char.isprintable() or char == "\n" for char in "".join(root.itertext()))
-    assert "\0" not in dot_source(profile, liveness.timeline(profile), plan=plan)
+    assert "\0" not in dot_source(profile, liveness.timeline(profile), DrawingOptions(plan=plan))
 
 
 def test_the_example_draws_the_plan_of_a_vision_transformer(tmp_path: Path) -> None:

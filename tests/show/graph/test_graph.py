@@ -23,12 +23,13 @@ from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, TensorInfo
 from fxmem.records.units import exact_bytes, format_bytes
-from fxmem.show.graph import Heat, dot_source, graphviz_layout, svg
+from fxmem.show.graph import DrawingOptions, Heat, dot_source, graphviz_layout, render
 from fxmem.show.graph.colors import DARK, LIGHT, Palette
+from fxmem.show.graph.composition import compose
 from fxmem.show.graph.dot import quoted
 from fxmem.show.graph.labels import HEATS, STEPS, box_words, frame_words, heat_step
 from fxmem.show.graph.ladder_layout import Rectangle, ladder
-from fxmem.show.graph.picture import Box, Picture, heat_value, picture
+from fxmem.show.graph.picture import Box, Picture, heat_value
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
 from fxmem.show.text_width import fit, text_width, wrap
 from tests import ROOT
@@ -53,18 +54,19 @@ NAMES = [
 ]
 
 
+def svg_of(profile: Profile, **options: Any) -> str:
+    """The SVG, by the built-in renderer unless the options name another."""
+    return render(profile, liveness.timeline(profile), DrawingOptions(**{"renderer": "plain", **options})).svg
+
+
 def drawn(profile: Profile, **options: Any) -> ET.Element:
-    """The SVG that the built-in renderer makes, parsed."""
-    return ET.fromstring(svg(profile, liveness.timeline(profile), **{"renderer": "plain", **options}))
+    """The same, parsed."""
+    return ET.fromstring(svg_of(profile, **options))
 
 
 def pictured(profile: Profile, **options: Any) -> Picture:
     """What is drawn, without places."""
-    return picture(
-        profile,
-        liveness.timeline(profile),
-        **{"heat": "saved", "fold": True, "depth": None, "focus": "", "max_boxes": 400, **options},
-    )
+    return compose(profile, liveness.timeline(profile), DrawingOptions(**options))
 
 
 def boxes_of(root: ET.Element) -> dict[str, ET.Element]:
@@ -165,9 +167,7 @@ def test_frames_are_modules_with_the_sums_of_what_is_inside() -> None:
 
 def test_the_same_profile_makes_the_same_drawing() -> None:
     profile = deep_profile(5)
-    assert svg(profile, liveness.timeline(profile), renderer="plain") == svg(
-        profile, liveness.timeline(profile), renderer="plain"
-    )
+    assert svg_of(profile) == svg_of(profile)
 
 
 def test_an_alias_says_whose_memory_it_is() -> None:
@@ -692,7 +692,7 @@ def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
     if engine not in graphviz_layout.available():
         pytest.skip(NEEDED[engine])
     profile = deep_profile(4)
-    text = svg(profile, liveness.timeline(profile), renderer=engine)
+    text = svg_of(profile, renderer=engine)
     root = ET.fromstring(text)
     assert root.get("data-engine", "").startswith("Graphviz dot")
     assert set(boxes_of(root)) == set(boxes_of(drawn(profile)))
@@ -801,7 +801,7 @@ def test_every_rule_is_bound_to_the_drawing_and_dark_is_a_choice_of_the_reader()
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    text = svg(small_profile(), liveness.timeline(small_profile()), renderer="plain")
+    text = svg_of(small_profile())
     assert re.findall(r"https?://[^\"' <]+", text) == ["http://www.w3.org/2000/svg"]
     assert "<script" not in text
     assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#fxmem-arrow"}

@@ -26,7 +26,7 @@ from tests import ROOT
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
 from tests.show.graph.test_checkpoints import plan_of
-from tests.show.graph.test_graph import SVG, boxes_of, call, report, run, step_of
+from tests.show.graph.test_graph import SVG, boxes_of, call, report, run, step_of, svg_of
 
 __all__ = ["report"]
 
@@ -121,7 +121,7 @@ def test_an_engine_that_hangs_is_killed_with_all_it_has_started(
     program(bare, "dot", f"trap '' TERM\nsleep 300 &\necho $! > {children}\nwait")
     monkeypatch.setattr(graphviz_layout, "TIME_LIMIT", 0.5)
     profile = small_profile()
-    root = ET.fromstring(graph.svg(profile, liveness.timeline(profile)))
+    root = ET.fromstring(svg_of(profile, renderer="auto"))
     assert root.get("data-engine") == "built-in ladder"
     assert "dot took longer than 0.5 s with 6 boxes" in (root.findtext(f"{SVG}desc") or "")
     assert gone(int(children.read_text(encoding="utf-8")))
@@ -169,8 +169,8 @@ class AGraph:
     with pytest.raises(
         AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"
     ):
-        graph.svg(profile, liveness.timeline(profile), renderer="pygraphviz")
-    assert 'data-engine="built-in ladder"' in graph.svg(profile, liveness.timeline(profile))
+        svg_of(profile, renderer="pygraphviz")
+    assert 'data-engine="built-in ladder"' in svg_of(profile, renderer="auto")
 
 
 @pytest.mark.parametrize("engine", ["dot", "wasi", "pygraphviz"])
@@ -188,7 +188,7 @@ def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_fol
         ]
         nodes += [call(f"f{block}", at - 1, **inside), call(f"g{block}", at + 6, at + 5, **inside)]
     profile = step_of(nodes)
-    root = ET.fromstring(graph.svg(profile, liveness.timeline(profile), renderer=engine, fold=False))
+    root = ET.fromstring(svg_of(profile, renderer=engine, fold=False))
     frames = [
         each.find(f"{SVG}rect") for each in root.iter(f"{SVG}g") if (each.get("id") or "").startswith("module-blocks.")
     ]
@@ -267,7 +267,7 @@ def test_every_converter_that_is_here_writes_the_format(name: str, form: Any, mo
     monkeypatch.setattr(converters, "_is_here", lambda each: each == name)
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
-    data = graph.image(profile, liveness.timeline(profile), form, plan=plan, renderer="auto")
+    data = graph.image(profile, liveness.timeline(profile), form, graph.DrawingOptions(plan=plan))
     assert data.startswith(PNG if form == "png" else PDF)
     assert len(data) > 5_000
 
@@ -322,7 +322,7 @@ def test_the_benchmark_sees_what_overlaps() -> None:
         del sys.modules[spec.name]
     profile = deep_profile(3)
     plan = plan_of(profile, Region(first_node=2, last_node=6))
-    text = graph.svg(profile, liveness.timeline(profile), plan=plan, renderer="plain", fold=False)
+    text = svg_of(profile, plan=plan, fold=False)
     assert list(benchmark.complaints(ET.fromstring(text))) == []
     for part, field, by, complaint in (
         ("node-layers_0_linear", "y", -40.0, "boxes overlap: 1"),

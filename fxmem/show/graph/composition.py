@@ -1,0 +1,191 @@
+"""What to draw of a step: which nodes, the boxes they share, and the lines between those."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fxmem.errors import UsageError
+from fxmem.records.profile import Node, Phase, Profile, Timeline
+from fxmem.show.graph.boxes import Drafts, choose_depth
+from fxmem.show.graph.checkpoints import checkpoints
+from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
+from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Picture
+
+_MOST_READERS = 6
+"""Boxes that lines are drawn to from one box; beyond, all but the first name it instead."""
+_LONGEST_EDGE = 150
+"""Ranks that a line spans at most. The time Graphviz takes grows with long edges, not with boxes."""
+
+
+def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Picture:
+    """Choose the boxes, frames and edges of a picture.
+
+    Args:
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`.
+        options: what of it to draw.
+
+    Raises:
+        UsageError: no module in focus has that path; or the plan is not for this profile.
+    """
+    peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
+    focus = _find_focus(profile, options.focus, peak)
+    nodes = _drawn_nodes(profile, focus, peak)
+    root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=checkpoints(profile, options.plan))
+    base = level(focus)
+    depth, size = (options.depth, 1) if options.depth is not None else choose_depth(root, base, options.max_boxes)
+    drafts = Drafts(profile, frozenset(nodes), base + depth, size, peak)
+    drafts.add_items(_unwrap(root, focus), frame=None, times=1)
+    where = places(root, nodes)
+    box_of = {node: index for index, box in enumerate(drafts.boxes) for node in box.nodes if where[node].node == node}
+    home = {node: box_of[where[node].node] for node in nodes}
+    boxes, edges = _connect(profile, where, home, drafts.boxes)
+    return Picture(
+        profile=profile,
+        timeline=timeline,
+        heat=options.heat,
+        boxes=tuple(boxes),
+        frames=tuple(drafts.frames),
+        edges=tuple(edges),
+        focus=focus,
+        depth=depth,
+        peak_node=peak,
+        in_place=_in_place_nodes(profile),
+        plan=options.plan,
+        homes=tuple(home.get(node) for node in range(len(profile.nodes))),
+    )
+
+
+# --- which nodes ------------------------------------------------------------------------------------------------------
+
+
+def _find_focus(profile: Profile, focus: str | None, peak: int | None) -> str:
+    """The path of the module to draw; empty for the whole model."""
+    if not focus:
+        return ""
+    if focus == "peak":
+        return "" if peak is None else _module_around(profile.nodes[peak])
+    known = {
+        ".".join(node.module.split(".")[:depth])
+        for node in profile.nodes
+        if node.module
+        for depth in range(1, node.module.count(".") + 2)
+    }
+    if focus in known:
+        return focus
+    near = difflib.get_close_matches(focus, sorted(known), n=1)
+    raise UsageError(
+        f"expected focus to be a module that runs, or peak; got {focus!r}"
+        + (f", did you mean {near[0]}?" if near else "")
+    )
+
+
+def _module_around(node: Node) -> str:
+    return node.module.rpartition(".")[0] if node.op == "call_module" else node.module
+
+
+def _in_place_nodes(profile: Profile) -> frozenset[int]:
+    return frozenset(
+        op.node
+        for op in profile.ops
+        if op.phase is Phase.FORWARD and op.name.split(".")[1:2] and op.name.split(".")[1].endswith("_")
+    )
+
+
+def _drawn_nodes(profile: Profile, focus: str, peak: int | None) -> list[int]:
+    if focus:
+        return [
+            index
+            for index, node in enumerate(profile.nodes)
+            if node.module == focus or node.module.startswith(f"{focus}.")
+        ]
+    running = {op.node for op in profile.ops}
+    trains = profile.step.mode == "train"
+
+    def happens(index: int, node: Node) -> bool:
+        """The rows for loss and optimizer are there even where a step has neither."""
+        return (
+            node.op not in ("loss", "optimizer") or index in running or index == peak or (trains and node.op == "loss")
+        )
+
+    return [index for index, node in enumerate(profile.nodes) if happens(index, node)]
+
+
+def _unwrap(root: Visit, focus: str) -> Visit:
+    """The visit in focus, where it is one; what leads to it needs no frame."""
+    while (
+        focus
+        and root.module != focus
+        and len(root.items) == 1
+        and isinstance(root.items[0], Visit)
+        and root.items[0].checkpoint is None
+    ):
+        root = root.items[0]
+    return root
+
+
+# --- edges ------------------------------------------------------------------------------------------------------------
+
+
+def _connect(
+    profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], drafts: Sequence[Box]
+) -> tuple[list[Box], list[Edge]]:
+    """The boxes with what they read, and the lines to draw; `home` is the box of each node."""
+    live = [0] * len(drafts)
+    reads: list[dict[int, int]] = [{} for _ in drafts]
+    named: list[dict[int, None]] = [{} for _ in drafts]
+    for node, head in home.items():
+        live[head] = max(live[head], profile.nodes[node].live_bytes.max)
+        for source in profile.nodes[node].inputs:
+            if source not in home:
+                if where[node].node == node:
+                    named[head][source] = None
+            elif home[source] < head and _is_in_one_repeat(where[source].turns, where[node].turns):
+                reads[head].setdefault(home[source], source)
+    drawn = _without_long(_without_fans(reads))
+    for head, sources in enumerate(reads):
+        named[head].update(dict.fromkeys(source for tail, source in sources.items() if (tail, head) not in drawn))
+    boxes = [
+        replace(box, figures=replace(box.figures, live=most), references=tuple(sorted(others)))
+        for box, most, others in zip(drafts, live, named, strict=True)
+    ]
+    return boxes, [*(Edge(tail, head) for tail, head in sorted(drawn)), *_ordering_edges(boxes, drawn)]
+
+
+def _is_in_one_repeat(turns: dict[int, int], others: dict[int, int]) -> bool:
+    """What one repeat reads of another is no line inside the one that is drawn."""
+    return all(others.get(run, turn) == turn for run, turn in turns.items())
+
+
+def _without_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
+    """Pairs of boxes, tail and head; of a box that many read only the one to the first of them."""
+    readers: dict[int, list[int]] = {}
+    for head, sources in enumerate(reads):
+        for tail in sources:
+            readers.setdefault(tail, []).append(head)
+    return {
+        (tail, head)
+        for tail, heads in readers.items()
+        for head in (heads if len(heads) <= _MOST_READERS else heads[:1])
+    }
+
+
+def _without_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those that span few ranks; a box's rank is one more than the highest among what it reads."""
+    rank: dict[int, int] = {}
+    # By head: every tail comes before its heads, so its own rank is final by then.
+    for tail, head in sorted(pairs, key=lambda pair: pair[1]):
+        rank[head] = max(rank.get(head, 0), rank.get(tail, 0) + 1)
+    return {(tail, head) for tail, head in pairs if rank[head] - rank.get(tail, 0) <= _LONGEST_EDGE}
+
+
+def _ordering_edges(boxes: Sequence[Box], drawn: set[tuple[int, int]]) -> Iterator[Edge]:
+    """Edges from the box before to one that no line holds in its place."""
+    heads = {head for _, head in drawn}
+    joined = heads | {tail for tail, _ in drawn}
+    for index in range(1, len(boxes)):
+        box = boxes[index]
+        if index not in heads and (box.references or index not in joined) and box.kind != "input":
+            yield Edge(index - 1, index, "order" if box.kind == "step" else "hidden")
