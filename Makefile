@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
+.PHONY: help venv demo test lint lines check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ lint: $(READY) ## linter, formatter, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict fxmem
 	$(BIN)/lint-imports --no-logo --no-cache
+
+lines: $(READY) ## lines of the package by room
+	$(BIN)/python .ci/lines.py
 
 check: lint test schemas-check examples ## all that must pass before a change is taken
 
