@@ -17,15 +17,14 @@ it, its own parameters included. Rows sum to the model's, the first row.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Literal
 
 from fxmem.memory.accepted_steps import HasProfile, read_profile
-from fxmem.memory.module_tree import Flops, call_name
+from fxmem.memory.figures import Flops
+from fxmem.memory.module_tree import Branch, ModuleTree, preorder
 from fxmem.records.layers import Layer, LayerReport
-from fxmem.records.profile import Kind, Node, Phase, Profile, Storage
+from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 MAC_OPS = frozenset(
     {
@@ -41,30 +40,25 @@ MAC_OPS = frozenset(
 """ATen operators whose FLOPs are multiply-adds, two each."""
 UNKNOWN_MAC_OPS = frozenset({"_cudnn_rnn", "mkldnn_rnn_layer"})
 """ATen operators that hold multiply-adds among other operations, counted as FLOPs in one sum."""
+_CALLS = ("call_module", "call_function", "call_method")
 
 
 def by_layer(step: Profile | HasProfile) -> LayerReport:
     """A step layer by layer; `step` is an `Analysis`, a report, or a profile. Loss and optimizer are left out: they are
     no layers."""
     profile = read_profile(step)
-    root = _Branch("", profile.model, profile.modules.get("", ""))
+    tree = ModuleTree(profile)
+    tree.add_nodes(index for index, node in enumerate(profile.nodes) if node.op in _CALLS)
+    tree.add_parameters()
     macs = _macs(profile)
-    for node, counted in zip(profile.nodes, macs, strict=True):
-        if node.op in ("call_module", "call_function", "call_method"):
-            branch = root.module(node.module, profile.modules)
-            if node.op == "call_module":
-                branch.type = node.module_type or branch.type
-            else:
-                branch = branch.call(call_name(node))
-            branch.nodes.append((node, counted))
-    for storage in profile.storages:
-        if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
-            root.module(storage.name.rpartition(".")[0], profile.modules).owned.append(storage)
+    layers = preorder(
+        tree.root, lambda branch: branch.children.values(), lambda branch, below: _layer(profile, macs, branch, below)
+    )
     trained = {storage.name for storage in profile.storages if storage.kind is Kind.GRADIENT}
     parameters = [storage for storage in profile.storages if storage.kind is Kind.PARAMETER and storage.birth == 0]
     return LayerReport(
         **profile.heading(),
-        layers=tuple(root.layers()),
+        layers=tuple(layers),
         trained_params=None
         if profile.step.mode == "infer"
         else sum(_elements(s) for s in parameters if f"{s.name}.grad" in trained),
@@ -80,70 +74,35 @@ def layer_likeness(layer: Layer) -> Hashable:
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Branch:
-    """A row while it is being collected."""
-
-    path: str
-    name: str
-    type: str = ""
-    kind: Literal["module", "call"] = "module"
-    depth: int = 0
-    nodes: list[tuple[Node, Flops]] = field(default_factory=list)
-    owned: list[Storage] = field(default_factory=list)
-    children: dict[tuple[str, str], _Branch] = field(default_factory=dict)
-
-    def module(self, path: str, types: dict[str, str]) -> _Branch:
-        """The branch at a path below this one."""
-        branch, reached = self, ""
-        for name in path.split(".") if path else ():
-            reached = f"{reached}.{name}" if reached else name
-            branch = branch._child("module", name, reached, types.get(reached, ""))
-        return branch
-
-    def call(self, name: str) -> _Branch:
-        """The branch of this module's own calls of a function."""
-        return self._child("call", name, self.path, "")
-
-    def _child(self, kind: Literal["module", "call"], name: str, path: str, type_name: str) -> _Branch:
-        return self.children.setdefault((kind, name), _Branch(path, name, type_name, kind, self.depth + 1))
-
-    def layers(self) -> Iterator[Layer]:
-        """Its row, then those below it."""
-        below = [list(child.layers()) for child in self.children.values()]
-        yield self._layer([rows[0] for rows in below])
-        for rows in below:
-            yield from rows
-
-    def _layer(self, below: list[Layer]) -> Layer:
-        nodes = [node for node, _ in self.nodes]
-        macs = sum((counted for _, counted in self.nodes), Flops())
-        forward = sum((_flops(node.forward_flops) for node in nodes), Flops())
-        backward = sum((_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
-        first = next((node.outputs[0] for node in nodes if node.outputs), None)
-        parameters = [storage for storage in self.owned if storage.kind is Kind.PARAMETER]
-        return Layer(
-            path=self.path,
-            name=self.name,
-            type=self.type,
-            kind=self.kind,
-            depth=self.depth,
-            calls=len(nodes),
-            output_shape=None if first is None else first.shape,
-            output_dtype="" if first is None else first.dtype,
-            params=sum(map(_elements, parameters)) + sum(row.params for row in below),
-            params_bytes=sum(storage.nbytes for storage in parameters) + sum(row.params_bytes for row in below),
-            buffers_bytes=sum(storage.nbytes for storage in self.owned if storage.kind is Kind.BUFFER)
-            + sum(row.buffers_bytes for row in below),
-            macs=macs.known + sum(row.macs for row in below),
-            macs_unknown=macs.unknown_calls + sum(row.macs_unknown for row in below),
-            forward_flops=forward.known + sum(row.forward_flops for row in below),
-            forward_flops_unknown=forward.unknown_calls + sum(row.forward_flops_unknown for row in below),
-            backward_flops=backward.known + sum(row.backward_flops for row in below),
-            backward_flops_unknown=backward.unknown_calls + sum(row.backward_flops_unknown for row in below),
-            output_bytes=sum(node.output_bytes for node in nodes) + sum(row.output_bytes for row in below),
-            saved_bytes=sum(node.saved_bytes for node in nodes) + sum(row.saved_bytes for row in below),
-        )
+def _layer(profile: Profile, counts: Sequence[Flops], branch: Branch, below: list[Layer]) -> Layer:
+    nodes = [profile.nodes[index] for index in branch.nodes]
+    macs = sum((counts[index] for index in branch.nodes), Flops())
+    forward = sum((_flops(node.forward_flops) for node in nodes), Flops())
+    backward = sum((_flops(node.backward_flops) for node in nodes if node.live_bytes.backward is not None), Flops())
+    first = next((node.outputs[0] for node in nodes if node.outputs), None)
+    parameters = [storage for storage in branch.storages if storage.kind is Kind.PARAMETER]
+    return Layer(
+        path=branch.path,
+        name=branch.label,
+        type=branch.type,
+        kind="call" if branch.kind == "call" else "module",
+        depth=branch.depth,
+        calls=len(nodes),
+        output_shape=None if first is None else first.shape,
+        output_dtype="" if first is None else first.dtype,
+        params=sum(map(_elements, parameters)) + sum(row.params for row in below),
+        params_bytes=sum(storage.nbytes for storage in parameters) + sum(row.params_bytes for row in below),
+        buffers_bytes=sum(storage.nbytes for storage in branch.storages if storage.kind is Kind.BUFFER)
+        + sum(row.buffers_bytes for row in below),
+        macs=macs.known + sum(row.macs for row in below),
+        macs_unknown=macs.unknown_calls + sum(row.macs_unknown for row in below),
+        forward_flops=forward.known + sum(row.forward_flops for row in below),
+        forward_flops_unknown=forward.unknown_calls + sum(row.forward_flops_unknown for row in below),
+        backward_flops=backward.known + sum(row.backward_flops for row in below),
+        backward_flops_unknown=backward.unknown_calls + sum(row.backward_flops_unknown for row in below),
+        output_bytes=sum(node.output_bytes for node in nodes) + sum(row.output_bytes for row in below),
+        saved_bytes=sum(node.saved_bytes for node in nodes) + sum(row.saved_bytes for row in below),
+    )
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------

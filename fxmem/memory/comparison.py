@@ -8,13 +8,14 @@ the modules around it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from fxmem.memory import liveness
 from fxmem.memory.accepted_steps import HasReport
 from fxmem.memory.facts import describe
-from fxmem.memory.matching import Pair, first_shape, matched_modules, matched_nodes, module_of
-from fxmem.memory.module_tree import Figures, sum_figures
-from fxmem.memory.owners import bytes_at_peak
+from fxmem.memory.figures import Figures, bytes_at_peak, sum_figures
+from fxmem.memory.matching import Pair, find_modules, first_shape, match_modules, match_nodes
+from fxmem.memory.module_tree import preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline
 
@@ -23,7 +24,7 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
     """What grew from `a` to `b`; each an `Analysis`, a report, or a profile (of which the requested bytes alone are
     known)."""
     before, after = _Step(a), _Step(b)
-    merged = matched_modules(before.root, after.root)
+    merged = match_modules(before.root, after.root)
     kinds = {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}
     flops = [sum_figures(node for node in step.profile.nodes if node.op != "optimizer") for step in (before, after)]
     return StepComparison(
@@ -69,7 +70,7 @@ class _Step:
             self.phases[span.phase] = max(self.phases.get(span.phase, 0), max(live[span.begin : span.end], default=0))
         self.params = sum(s.nbytes for s in self.profile.storages if s.kind is Kind.PARAMETER and s.birth == 0)
         self.at_peak = bytes_at_peak(self.profile, self.timeline)
-        self.root = module_of(self.profile)
+        self.root = find_modules(self.profile)
 
     def side(self) -> ComparedStep:
         profile = self.profile
@@ -83,9 +84,7 @@ class _Step:
     def figures(self, nodes: Iterable[int]) -> Figures:
         """The sum over nodes."""
         indices = list(nodes)
-        return sum_figures(self.profile.nodes[i] for i in indices) + Figures(
-            at_peak=sum(self.at_peak[i] for i in indices)
-        )
+        return sum_figures((self.profile.nodes[i] for i in indices), (self.at_peak[i] for i in indices))
 
 
 def _of(before: int | None, after: int | None) -> QuantityChange:
@@ -96,29 +95,32 @@ def _of(before: int | None, after: int | None) -> QuantityChange:
 
 
 def _module_changes(pair: Pair, before: _Step, after: _Step) -> Iterator[ModuleChange]:
-    rows = _sums(pair, before, after)
-    for each, ours, theirs in rows:
+    def sums(pair: Pair, below: list[_PairSums]) -> _PairSums:
+        ours = sum((each.before for each in below), before.figures(() if pair.before is None else pair.before.nodes))
+        theirs = sum((each.after for each in below), after.figures(() if pair.after is None else pair.after.nodes))
+        return _PairSums(pair, ours, theirs)
+
+    for each in preorder(pair, lambda pair: pair.children, sums):
+        ours, theirs = each.pair.before, each.pair.after
         yield ModuleChange(
-            before_path=None if each.before is None else each.before.path,
-            after_path=None if each.after is None else each.after.path,
-            before_type="" if each.before is None else each.before.type,
-            after_type="" if each.after is None else each.after.type,
-            depth=each.depth,
-            **_grown(ours, theirs),
+            before_path=None if ours is None else ours.path,
+            after_path=None if theirs is None else theirs.path,
+            before_type="" if ours is None else ours.type,
+            after_type="" if theirs is None else theirs.type,
+            depth=each.pair.depth,
+            **_grown(each.before, each.after),
         )
 
 
-def _sums(pair: Pair, before: _Step, after: _Step) -> list[tuple[Pair, Figures, Figures]]:
-    """The pair and those below it, each with its figures on both sides."""
-    below = [_sums(child, before, after) for child in pair.children]
-    ours = sum((rows[0][1] for rows in below), before.figures(() if pair.before is None else pair.before.nodes))
-    theirs = sum((rows[0][2] for rows in below), after.figures(() if pair.after is None else pair.after.nodes))
-    return [(pair, ours, theirs), *(row for rows in below for row in rows)]
+class _PairSums(NamedTuple):
+    pair: Pair
+    before: Figures
+    after: Figures
 
 
 def _node_changes(pair: Pair, before: _Step, after: _Step) -> list[NodeChange]:
     found = sorted(
-        matched_nodes(pair, before.profile.nodes, after.profile.nodes),
+        match_nodes(pair, before.profile.nodes, after.profile.nodes),
         key=lambda match: (match[1] is None, match[1] or 0, match[0] or 0),
     )
     return [_node_change(one, other, before, after) for one, other in found]

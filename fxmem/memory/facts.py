@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fxmem.memory.module_tree import Flops, call_name, sum_figures
+from fxmem.memory.figures import Flops, sum_figures
+from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
 

@@ -19,124 +19,111 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from fxmem.memory.module_tree import call_name
+from fxmem.memory.module_tree import Branch, ModuleTree, call_name
 from fxmem.records.profile import Kind, Node, Profile
-
-__all__ = ["Module", "Pair", "first_shape", "matched_modules", "matched_nodes", "module_of"]
-
-
-@dataclass
-class Module:
-    """A module of one side."""
-
-    path: str
-    type: str
-    children: dict[str, Module] = field(default_factory=dict)
-    params: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    """Indices of the calls that its own code made, and of those of the module itself."""
-    likeness: int = 0
-    """Equal for modules that are equal throughout: classes, and names and shapes of parameters."""
 
 
 @dataclass
 class Pair:
     """A module on both sides, or on one."""
 
-    before: Module | None
-    after: Module | None
+    before: Branch | None
+    after: Branch | None
     depth: int
     children: list[Pair] = field(default_factory=list)
     """In the order of the later side, what was removed last."""
 
 
-def module_of(profile: Profile) -> Module:
-    """The tree of a profile's modules, each with its nodes."""
-    root = Module("", profile.modules.get("", ""))
-
-    def at(path: str) -> Module:
-        module, reached = root, ""
-        for name in path.split(".") if path else ():
-            reached = f"{reached}.{name}" if reached else name
-            module = module.children.setdefault(name, Module(reached, profile.modules.get(reached, "")))
-        return module
-
+def find_modules(profile: Profile) -> Branch:
+    """The tree of a profile's modules, each with its nodes: the calls of its own code, and those of itself."""
+    tree = ModuleTree(profile)
     for path in profile.modules:
-        at(path)
+        tree.find(path)
     for index, node in enumerate(profile.nodes):
-        at(node.module).nodes.append(index)
-    for storage in profile.storages:
-        if storage.kind is Kind.PARAMETER and storage.birth == 0:
-            path, _, name = storage.name.rpartition(".")
-            at(path).params.append((name, storage.shape))
-    return root
+        tree.find(node.module).nodes.append(index)
+    tree.add_parameters()
+    return tree.root
 
 
-def matched_modules(before: Module, after: Module) -> Pair:
-    """The two models' modules, matched."""
+def match_modules(before: Branch, after: Branch) -> Pair:
+    """Match two models' modules."""
+    likeness: dict[int, int] = {}
     known: dict[Hashable, int] = {}
-    _mark(before, known)
-    _mark(after, known)
-    return _pair(before, after, 0)
+    for root in (before, after):
+        _compute_likeness(root, likeness, known)
+    return _pair(before, after, 0, likeness)
 
 
-def _mark(module: Module, known: dict[Hashable, int]) -> None:
+def _compute_likeness(module: Branch, likeness: dict[int, int], known: dict[Hashable, int]) -> None:
+    """Number the modules, by `id`: equal for modules that are equal throughout (classes; names and shapes of
+    parameters)."""
     for child in module.children.values():
-        _mark(child, known)
-    below = tuple((name, child.likeness) for name, child in module.children.items())
-    module.likeness = known.setdefault((module.type, tuple(module.params), below), len(known))
+        _compute_likeness(child, likeness, known)
+    parameters = tuple(
+        (storage.name.rpartition(".")[2], storage.shape)
+        for storage in module.storages
+        if storage.kind is Kind.PARAMETER
+    )
+    below = tuple((child.label, likeness[id(child)]) for child in module.children.values())
+    likeness[id(module)] = known.setdefault((module.type, parameters, below), len(known))
 
 
-def _pair(before: Module | None, after: Module | None, depth: int) -> Pair:
-    ours: Mapping[str, Module] = {} if before is None else before.children
-    theirs: Mapping[str, Module] = {} if after is None else after.children
-    matched = dict(_matched(ours, theirs))
+def _pair(before: Branch | None, after: Branch | None, depth: int, likeness: Mapping[int, int]) -> Pair:
+    ours, theirs = (
+        {} if each is None else {child.label: child for child in each.children.values()} for each in (before, after)
+    )
+    matched = dict(_match_children(ours, theirs, likeness))
     partners = {theirs_name: ours_name for ours_name, theirs_name in matched.items()}
     children = [
-        _pair(ours[partners[name]] if name in partners else None, child, depth + 1) for name, child in theirs.items()
+        _pair(ours[partners[name]] if name in partners else None, child, depth + 1, likeness)
+        for name, child in theirs.items()
     ]
-    children += [_pair(child, None, depth + 1) for name, child in ours.items() if name not in matched]
+    children += [_pair(child, None, depth + 1, likeness) for name, child in ours.items() if name not in matched]
     return Pair(before, after, depth, children)
 
 
-def _matched(ours: Mapping[str, Module], theirs: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
-    """Pairs of children's names."""
+def _match_children(
+    ours: Mapping[str, Branch], theirs: Mapping[str, Branch], likeness: Mapping[int, int]
+) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of children's names."""
     found = [(name, name) for name in ours if name in theirs and not name.isdecimal()]
     our_numbered, their_numbered = (
         [(name, child) for name, child in side.items() if name.isdecimal()] for side in (ours, theirs)
     )
-    found += _matched_numbers(our_numbered, their_numbered)
+    found += _match_numbers(our_numbered, their_numbered, likeness)
     yield from found
     taken, taken_theirs = {name for name, _ in found}, {name for _, name in found}
-    left = [(name, child.likeness) for name, child in theirs.items() if name not in taken_theirs]
+    left = [(name, likeness[id(child)]) for name, child in theirs.items() if name not in taken_theirs]
     for name, child in ours.items():
-        same = next((place for place in left if place[1] == child.likeness), None) if name not in taken else None
+        same = next((place for place in left if place[1] == likeness[id(child)]), None) if name not in taken else None
         if same is not None:
             left.remove(same)
             yield name, same[0]
 
 
-def _matched_numbers(ours: Sequence[tuple[str, Module]], theirs: Sequence[tuple[str, Module]]) -> list[tuple[str, str]]:
+def _match_numbers(
+    ours: Sequence[tuple[str, Branch]], theirs: Sequence[tuple[str, Branch]], likeness: Mapping[int, int]
+) -> list[tuple[str, str]]:
     our_types, their_types = [child.type for _, child in ours], [child.type for _, child in theirs]
     if our_types == their_types:
         return [(one, other) for (one, _), (other, _) in zip(ours, theirs, strict=True)]
     pairs: list[tuple[int, int]] = []
-    our_likes, their_likes = [child.likeness for _, child in ours], [child.likeness for _, child in theirs]
-    for one, other in _aligned(range(len(ours)), range(len(theirs)), our_likes, their_likes, pairs):
-        for one_left, other_left in _aligned(one, other, our_types, their_types, pairs):
+    our_likes, their_likes = [likeness[id(child)] for _, child in ours], [likeness[id(child)] for _, child in theirs]
+    for one, other in _align(range(len(ours)), range(len(theirs)), our_likes, their_likes, pairs):
+        for one_left, other_left in _align(one, other, our_types, their_types, pairs):
             numbers = {theirs[index][0]: index for index in other_left}
             pairs += [(index, numbers[ours[index][0]]) for index in one_left if ours[index][0] in numbers]
     return [(ours[one][0], theirs[other][0]) for one, other in sorted(pairs)]
 
 
-def _aligned(
+def _align(
     ours: range,
     theirs: range,
     our_keys: Sequence[Hashable],
     their_keys: Sequence[Hashable],
     pairs: list[tuple[int, int]],
 ) -> Iterator[tuple[range, range]]:
-    """Add the pairs of equal keys to `pairs`; what lies between them."""
+    """Add the pairs of equal keys to `pairs`; yield what lies between them."""
     matcher = SequenceMatcher(
         None, our_keys[ours.start : ours.stop], their_keys[theirs.start : theirs.stop], autojunk=False
     )
@@ -152,14 +139,14 @@ def _aligned(
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def matched_nodes(pair: Pair, before: Sequence[Node], after: Sequence[Node]) -> Iterator[tuple[int | None, int | None]]:
-    """Indices of nodes that are the same, in no order; None on a side that does not have it."""
-    ours = _by_name(before, pair.before)
-    theirs = _by_name(after, pair.after)
+def match_nodes(pair: Pair, before: Sequence[Node], after: Sequence[Node]) -> Iterator[tuple[int | None, int | None]]:
+    """Yield the indices of nodes that are the same, in no order; None on a side that does not have it."""
+    ours = _group_by_name(before, pair.before)
+    theirs = _group_by_name(after, pair.after)
     for name in dict.fromkeys([*ours, *theirs]):
-        yield from _matched_calls(ours.get(name, []), theirs.get(name, []), before, after)
+        yield from _match_calls(ours.get(name, []), theirs.get(name, []), before, after)
     for child in pair.children:
-        yield from matched_nodes(child, before, after)
+        yield from match_nodes(child, before, after)
 
 
 def first_shape(node: Node | None) -> tuple[int, ...] | None:
@@ -167,7 +154,7 @@ def first_shape(node: Node | None) -> tuple[int, ...] | None:
     return node.outputs[0].shape if node is not None and node.outputs else None
 
 
-def _by_name(nodes: Sequence[Node], module: Module | None) -> dict[tuple[str, str], list[int]]:
+def _group_by_name(nodes: Sequence[Node], module: Branch | None) -> dict[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = {}
     for index in () if module is None else module.nodes:
         node = nodes[index]
@@ -176,7 +163,7 @@ def _by_name(nodes: Sequence[Node], module: Module | None) -> dict[tuple[str, st
     return found
 
 
-def _matched_calls(
+def _match_calls(
     ours: Sequence[int], theirs: Sequence[int], before: Sequence[Node], after: Sequence[Node]
 ) -> Iterator[tuple[int | None, int | None]]:
     if len(ours) == len(theirs):
@@ -187,7 +174,7 @@ def _matched_calls(
         [first_shape(after[index]) for index in theirs],
     )
     pairs: list[tuple[int, int]] = []
-    for one, other in _aligned(range(len(ours)), range(len(theirs)), our_shapes, their_shapes, pairs):
+    for one, other in _align(range(len(ours)), range(len(theirs)), our_shapes, their_shapes, pairs):
         pairs += zip(one, other, strict=False)
     partners = dict(pairs)
     taken = set(partners.values())

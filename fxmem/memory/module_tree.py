@@ -1,258 +1,203 @@
-"""The tree of modules behind a report: nodes summed up along module paths, equal siblings folded.
+"""The tree of modules behind a report, and the fold of equal siblings.
 
-A node is a leaf of the tree: a `call_module` stands at the path of the module it calls, any other call in the module
-whose code made it, under the function's name and together with the other calls of that name. `params`, `output`,
-`saved`, `at_peak` and FLOPs of a row are sums over its nodes; `scratch` and `live` are the largest of them, because
-nodes run one after another.
+A node belongs to the module it calls (`call_module`); any other call belongs to the module whose code made it, under
+the function's name and together with the other calls of that name. Tables, layers, the comparison and the icicle are
+made from this tree: each adds the nodes it shows, then reads rows or parts from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
 
-from fxmem.records.profile import Kind, Node, Profile, Storage, Timeline
-from fxmem.records.units import format_shape
+from fxmem.records.profile import Kind, Node, Profile, Storage
 
-__all__ = ["Figures", "Flops", "Row", "call_name", "module_tree", "step_rows", "sum_figures", "total_row", "visible"]
-
-
-@dataclass(frozen=True)
-class Flops:
-    """A sum of FLOPs, and how many calls in it have no formula."""
-
-    known: int = 0
-    unknown_calls: int = 0
-
-    def __add__(self, other: Flops) -> Flops:
-        return Flops(self.known + other.known, self.unknown_calls + other.unknown_calls)
+BranchKind = Literal["module", "call", "step"]
+"""`step`: the loss or the optimizer, which a step runs outside the model."""
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a row's nodes amount to; bytes unless it says FLOPs."""
+@dataclass(eq=False)
+class Branch:
+    """A module, or the calls of one name in its own code, with all that is below it."""
 
-    params: int = 0
-    output: int = 0
-    saved: int = 0
-    at_peak: int = 0
-    """Of the bytes alive at the peak, those the row's nodes brought."""
-    scratch: int = 0
-    live: int = 0
-    forward: Flops = Flops()
-    backward: Flops = Flops()
-
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(
-            params=self.params + other.params,
-            output=self.output + other.output,
-            saved=self.saved + other.saved,
-            at_peak=self.at_peak + other.at_peak,
-            scratch=max(self.scratch, other.scratch),
-            live=max(self.live, other.live),
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-        )
-
-    @property
-    def largest(self) -> int:
-        """The largest of the byte counts a row can be interesting for."""
-        return max(self.params, self.output, self.saved, self.at_peak, self.scratch)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A module, or the calls of one name in a module."""
-
-    kind: Literal["module", "call", "step"]
+    kind: BranchKind
     label: str
-    """Last segment of the path, or the function's name; `1-31` for a folded run."""
-    type_name: str = ""
-    """Class of a module; empty where it only repeats the label."""
-    figures: Figures = Figures()
-    calls: int = 0
-    """How often a leaf was called; 0 for a module that only holds others."""
-    shapes: tuple[str, ...] = ()
-    """Shape of the first output, once per different one among the calls."""
-    dtypes: tuple[str, ...] = ()
-    children: tuple[Row, ...] = ()
-    alike: int = 1
-    """How many siblings with equal figures the row stands for; its figures are those of each."""
+    """Last segment of the path, or the function's name. Untrusted text."""
+    path: str = ""
+    """Of the module; of calls, that of the module whose code made them."""
+    type: str = ""
+    """Class of a module."""
+    depth: int = 0
+    """Modules above it."""
+    nodes: list[int] = field(default_factory=list)
+    """Indices of its own nodes."""
+    storages: list[Storage] = field(default_factory=list)
+    """Its own parameters and buffers."""
+    children: dict[tuple[BranchKind, str], Branch] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        """The label, and how many siblings or calls the row stands for. Untrusted text."""
-        if self.alike > 1:
-            return f"{self.label} x{self.alike}"
-        return f"{self.label}, {self.calls} calls" if self.calls > 1 else self.label
-
-
-def module_tree(profile: Profile, timeline: Timeline) -> Row:
-    """The model as a tree of rows; the root is the model itself, its calls in the order they were first made."""
-    at_peak = _bytes_at_peak(profile, timeline)
-    class_name = profile.modules.get("", "")
-    root = _Branch(profile.model, type_name=class_name if class_name != profile.model else "")
-    for node, nbytes in zip(profile.nodes, at_peak, strict=True):
-        if node.op in ("loss", "optimizer"):
-            continue
-        branch = root
-        segments = [segment for segment in node.module.split(".") if segment]
-        for depth, segment in enumerate(segments, start=1):
-            branch = branch.child("module", segment)
-            branch.type_name = branch.type_name or profile.modules.get(".".join(segments[:depth]), "")
-        if segments:
-            branch.type_name = node.module_type or branch.type_name
-        if node.op != "call_module":
-            branch = branch.child("call", call_name(node))
-        branch.nodes.append((node, nbytes))
-    return root.freeze()
+    def child(self, kind: BranchKind, label: str, path: str = "", type_name: str = "") -> Branch:
+        """Return the branch below it of this kind and name, made on first use."""
+        key = (kind, label)
+        if key not in self.children:
+            self.children[key] = Branch(kind, label, path, type_name, self.depth + 1)
+        return self.children[key]
 
 
-def step_rows(profile: Profile, timeline: Timeline) -> tuple[Row, ...]:
-    """What the step does outside the model (loss, optimizer), and what is alive at the peak without belonging to a
-    node."""
-    at_peak = _bytes_at_peak(profile, timeline)
-    rows = [
-        Row("step", node.name, node.target if node.target != node.name else "", _figures(node, nbytes), calls=1)
-        for node, nbytes in zip(profile.nodes, at_peak, strict=True)
-        if node.op in ("loss", "optimizer")
-    ]
-    by_kind: dict[Kind, int] = {}
-    for storage, owner in _owners_at_peak(profile, timeline):
-        if owner is None:
-            by_kind[storage.kind] = by_kind.get(storage.kind, 0) + storage.nbytes
-    return (
-        *rows,
-        *(
-            Row("step", kind.value.replace("_", " "), "of no node", Figures(at_peak=nbytes))
-            for kind, nbytes in by_kind.items()
-        ),
-    )
+class ModuleTree:
+    """The branches of a profile's model, in the order they are first asked for."""
 
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self.root = Branch("module", profile.model, type=profile.modules.get("", ""))
 
-def total_row(rows: Iterable[Row]) -> Row:
-    """The sum of rows, for the foot of a table."""
-    return Row("step", "total", figures=sum((row.figures for row in rows), Figures()))
+    def find(self, path: str) -> Branch:
+        """Return the branch of a module, made on first use with those above it."""
+        branch = self.root
+        for label in filter(None, path.split(".")):
+            below = f"{branch.path}.{label}" if branch.path else label
+            branch = branch.child("module", label, below, self._profile.modules.get(below, ""))
+        return branch
 
+    def add_nodes(self, nodes: Iterable[int]) -> None:
+        """Add nodes, by their indices, each to its branch."""
+        for index in nodes:
+            node = self._profile.nodes[index]
+            branch = self.find(node.module)
+            if node.module:
+                branch.type = node.module_type or branch.type
+            if node.op in ("loss", "optimizer"):
+                branch = self.root.child("step", node.name)
+            elif node.op != "call_module":
+                branch = branch.child("call", call_name(node), branch.path)
+            branch.nodes.append(index)
 
-def sum_figures(nodes: Iterable[Node]) -> Figures:
-    """The sum over nodes; its `at_peak` is left at 0."""
-    return sum((_figures(node, 0) for node in nodes), Figures())
-
-
-def visible(row: Row, *, depth: int | None, worth: int, level: int = 0) -> Iterator[tuple[int, Row]]:
-    """Rows to show, with their levels (the given row's first), parents before children.
-
-    Modules down to level `depth` (None: all), and of the calls there those that hold at least `worth` bytes.
-    """
-    yield level, row
-    if depth is not None and level >= depth:
-        return
-    for child in row.children:
-        if child.kind == "module" or child.figures.largest >= worth:
-            yield from visible(child, depth=depth, worth=worth, level=level + 1)
+    def add_parameters(self) -> None:
+        """Add parameters and buffers, those that are there before the step, each to the module that has it first."""
+        for storage in self._profile.storages:
+            if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
+                self.find(storage.name.rpartition(".")[0]).storages.append(storage)
 
 
 def call_name(node: Node) -> str:
-    """What the user called: the function's own name, the parameter's for `get_attr`, the argument's for a
+    """Name of what was called: the function's own name, a parameter's for `get_attr`, an argument's for a
     placeholder."""
     return node.target.rsplit(".", 1)[-1] or node.name
 
 
-@dataclass
-class _Branch:
-    """A row while its nodes are being collected."""
+_Tree = TypeVar("_Tree")
+_Row = TypeVar("_Row")
 
+
+def preorder(
+    tree: _Tree, children: Callable[[_Tree], Iterable[_Tree]], row: Callable[[_Tree, list[_Row]], _Row]
+) -> list[_Row]:
+    """One row for each part of a tree, parents before children.
+
+    Args:
+        tree: its root.
+        children: of a part.
+        row: makes the row of a part from the rows of its children, which hold the sums of what is below them.
+    """
+    below = [preorder(child, children, row) for child in children(tree)]
+    return [row(tree, [rows[0] for rows in below]), *(each for rows in below for each in rows)]
+
+
+# --- the fold of equal siblings ---------------------------------------------------------------------------------------
+
+
+def find_runs(
+    keys: Sequence[Hashable],
+    *,
+    longest: int = 1,
+    is_same: Callable[[int, int, int], bool] = lambda first, other, length: True,
+    is_worth: Callable[[int, int, int], bool] = lambda start, length, times: True,
+) -> Iterator[tuple[int, int, int]]:
+    """Split siblings into runs of equal repeats: start, siblings in a repeat, number of repeats.
+
+    Of the runs that may start at a place, the one that saves most siblings is taken, of equal ones that with the
+    shortest repeat. A sibling that nothing repeats is a run of one.
+
+    Args:
+        keys: one for each sibling; equal for siblings that may stand for one another.
+        longest: siblings in one repeat at most.
+        is_same: whether two repeats of equal keys, by their starts and their length, are equal in all else, too.
+        is_worth: whether a run, as it would be returned, is worth folding.
+    """
+    start = 0
+    while start < len(keys):
+        best, most = (1, 1), 0
+        for length in range(1, min(longest, (len(keys) - start) // 2) + 1):
+            if keys[start] != keys[start + length]:
+                continue
+            times, following = 1, start + length
+            repeat = keys[start:following]
+            while keys[following : following + length] == repeat and is_same(start, following, length):
+                times, following = times + 1, following + length
+            if length * (times - 1) > most and is_worth(start, length, times):
+                best, most = (length, times), length * (times - 1)
+        yield (start, *best)
+        start += best[0] * best[1]
+
+
+class HasDepth(Protocol):
+    """A row of a tree that is listed in preorder."""
+
+    @property
+    def depth(self) -> int:
+        """Rows above it."""
+
+
+_Deep = TypeVar("_Deep", bound=HasDepth)
+
+
+@dataclass(frozen=True)
+class FoldedRow(Generic[_Deep]):
+    """A row to show, which may stand for several siblings."""
+
+    rows: tuple[_Deep, ...]
+    """Every row at its place, those below siblings that are folded included; the first is the one to show."""
     label: str
-    kind: Literal["module", "call"] = "module"
-    type_name: str = ""
-    nodes: list[tuple[Node, int]] = field(default_factory=list)
-    children: dict[tuple[str, str], _Branch] = field(default_factory=dict)
-
-    def child(self, kind: Literal["module", "call"], label: str) -> _Branch:
-        return self.children.setdefault((kind, label), _Branch(label, kind))
-
-    def freeze(self) -> Row:
-        children = [child.freeze() for child in self.children.values()]
-        outputs = [node.outputs[0] for node, _ in self.nodes if node.outputs]
-        own = sum((_figures(node, nbytes) for node, nbytes in self.nodes), Figures())
-        return Row(
-            kind=self.kind,
-            label=self.label,
-            type_name=self.type_name,
-            figures=sum((child.figures for child in children), own),
-            calls=len(self.nodes),
-            shapes=tuple(dict.fromkeys(format_shape(output.shape) for output in outputs)),
-            dtypes=tuple(dict.fromkeys(output.dtype for output in outputs)),
-            children=tuple(_fold(children)),
-        )
+    """`0-31` for a run of numbered siblings."""
+    count: int
+    """How many siblings it stands for."""
 
 
-def _figures(node: Node, at_peak: int) -> Figures:
-    return Figures(
-        params=node.params_bytes,
-        output=node.output_bytes,
-        saved=node.saved_bytes,
-        at_peak=at_peak,
-        scratch=node.scratch_bytes.max,
-        live=node.live_bytes.max,
-        forward=_flops(node.forward_flops, ran=node.op not in ("placeholder", "get_attr", "output")),
-        backward=_flops(node.backward_flops, ran=node.live_bytes.backward is not None),
-    )
+def fold(
+    rows: Sequence[_Deep], *, label: Callable[[_Deep], str], likeness: Callable[[_Deep], Hashable]
+) -> Iterator[FoldedRow[_Deep]]:
+    """Fold runs of numbered siblings that are alike, they and everything below them.
+
+    Args:
+        rows: a tree in preorder.
+        label: last segment of a row's path. Siblings fold if their labels are numbers that count up by one.
+        likeness: equal for rows that may stand for one another; leaves out what tells siblings apart, the label too.
+    """
+    # Every row once, not once for each level above it.
+    keys = {id(row): (row.depth, likeness(row)) for row in rows}
+
+    def key(index: int, subtree: Sequence[_Deep]) -> Hashable:
+        head, *below = subtree
+        # A number of 20 digits counts nothing.
+        number = int(label(head)) - index if label(head).isdecimal() and len(label(head)) < 20 else None
+        inside = tuple((keys[id(row)], label(row)) for row in below)
+        return (index,) if number is None else (number, keys[id(head)], inside)
+
+    def folded(places: Sequence[Sequence[_Deep]]) -> Iterator[FoldedRow[_Deep]]:
+        """Fold the siblings of several places that are equal throughout, as one."""
+        siblings = list(zip(*map(_subtrees, places), strict=True))
+        for start, _, count in find_runs([key(index, same[0]) for index, same in enumerate(siblings)]):
+            alike = [subtree for same in siblings[start : start + count] for subtree in same]
+            first, last = label(alike[0][0]), label(alike[-1][0])
+            yield FoldedRow(tuple(each[0] for each in alike), f"{first}-{last}" if count > 1 else first, count)
+            yield from folded([subtree[1:] for subtree in alike])
+
+    yield from folded([rows])
 
 
-def _flops(count: int | None, *, ran: bool) -> Flops:
-    """None is an unknown count only for what ran at all."""
-    if count is None:
-        return Flops(unknown_calls=1) if ran else Flops()
-    return Flops(known=count)
-
-
-def _bytes_at_peak(profile: Profile, timeline: Timeline) -> list[int]:
-    nbytes = [0] * len(profile.nodes)
-    for storage, owner in _owners_at_peak(profile, timeline):
-        if owner is not None:
-            nbytes[owner] += storage.nbytes
-    return nbytes
-
-
-def _owners_at_peak(profile: Profile, timeline: Timeline) -> Iterator[tuple[Storage, int | None]]:
-    """What is alive at the peak, and the node it counts for; optimizer state, there before any op, counts for the
-    optimizer."""
-    optimizer = next((index for index, node in enumerate(profile.nodes) if node.op == "optimizer"), None)
-    for storage in (profile.storages[index] for index in timeline.alive):
-        yield storage, optimizer if storage.node is None and storage.kind is Kind.OPTIMIZER_STATE else storage.node
-
-
-def _fold(rows: Sequence[Row]) -> Iterator[Row]:
-    """Runs of numbered siblings with equal figures become one row. Live bytes may differ: they grow from block to
-    block."""
-
-    def likeness(place: tuple[int, Row]) -> tuple[int | None, Row]:
-        index, row = place
-        numbered = row.kind == "module" and row.label.isdecimal()
-        return int(row.label) - index if numbered else None, _without_live(row, name=not numbered)
-
-    for _, run in groupby(enumerate(rows), key=likeness):
-        alike = [row for _, row in run]
-        if len(alike) > 1:
-            yield replace(_largest_live(alike), label=f"{alike[0].label}-{alike[-1].label}", alike=len(alike))
-        else:
-            yield from alike
-
-
-def _without_live(row: Row, *, name: bool = True) -> Row:
-    return replace(
-        row,
-        label=row.label if name else "",
-        figures=replace(row.figures, live=0),
-        children=tuple(_without_live(child) for child in row.children),
-    )
-
-
-def _largest_live(rows: Sequence[Row]) -> Row:
-    first = rows[0]
-    children = tuple(_largest_live(same) for same in zip(*(row.children for row in rows), strict=True))
-    return replace(first, figures=replace(first.figures, live=max(row.figures.live for row in rows)), children=children)
+def _subtrees(rows: Sequence[_Deep]) -> Iterator[Sequence[_Deep]]:
+    start = 0
+    for index in range(1, len(rows) + 1):
+        if index == len(rows) or rows[index].depth <= rows[start].depth:
+            yield rows[start:index]
+            start = index

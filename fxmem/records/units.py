@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "exact_bytes",
-    "format_bytes",
-    "format_flops",
-    "format_shape",
-    "percent",
-    "printable",
-    "short_bytes",
-    "spreadsheet_text",
-    "sum_known",
-]
-
 
 def sum_known(numbers: Iterable[int | None]) -> int | None:
     """The sum; None if one of the numbers is unknown."""
@@ -66,6 +54,11 @@ def percent(part: int, whole: int) -> str:
 def format_shape(shape: Sequence[int]) -> str:
     """`32x3x224x224`, the form the command line reads; `scalar` for no dimensions."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def to_words(name: str) -> str:
+    """A name of a kind or a figure as words: `optimizer_state` is `optimizer state`."""
+    return name.replace("_", " ")
 
 
 def printable(text: str) -> str:

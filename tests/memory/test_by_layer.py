@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch.utils.flop_counter import flop_registry
 import fxmem
 from fxmem.cli.verbs import layers as verb
 from fxmem.memory.by_layer import MAC_OPS, UNKNOWN_MAC_OPS, by_layer
-from fxmem.memory.folding import folded
 from fxmem.memory.report_reader import load_report
 from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.profile import Kind
@@ -240,27 +238,6 @@ def test_csv_is_no_place_for_formulas(start: str) -> None:
     cells = [cell for row in rows for cell in row]
     assert not [cell for cell in cells if cell.startswith(start)]
     assert f"'{start}HYPERLINK(1)" in cells
-
-
-def test_folding() -> None:
-    def fold(*rows: tuple[int, str, Any]) -> list[str]:
-        return [
-            f"{label} x{alike}"
-            for _, label, alike in folded(
-                rows, depth=lambda row: row[0], label=lambda row: row[1], likeness=lambda row: row[2]
-            )
-        ]
-
-    assert fold((0, "0", 1), (1, "a", 2), (0, "1", 1), (1, "a", 2), (0, "2", 1), (1, "a", 3)) == [
-        "0-1 x2",
-        "a x1",
-        "2 x1",
-        "a x1",
-    ]
-    assert fold((0, "0", 1), (0, "2", 1), (0, "3", 1)) == ["0 x1", "2-3 x2"]
-    assert fold((0, "a", 1), (0, "b", 1)) == ["a x1", "b x1"]
-    assert fold((0, "0", 1), (1, "x", 1), (0, "1", 1), (1, "y", 1)) == ["0 x1", "x x1", "1 x1", "y x1"]
-    assert fold() == []
 
 
 # --- the verb ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
-from fxmem.memory.owners import bytes_at_peak, parts_at_peak
+from fxmem.memory.figures import bytes_at_peak
+from fxmem.memory.module_rows import parts_at_peak
 from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
 from fxmem.show.plots import CurveDot, curve_svg, icicle_svg, timeline_svg
 from fxmem.show.plots.colors import DARK, KINDS, LIGHT, Theme

@@ -13,7 +13,7 @@ import csv
 from io import StringIO
 
 from fxmem.memory.allocator import Settings
-from fxmem.memory.owners import bytes_at_peak
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import format_shape, spreadsheet_text
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fxmem.errors import EnvironmentLacksError
 from fxmem.memory.allocator import Settings
-from fxmem.memory.owners import bytes_at_peak
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.export.csv_rows import Cell, cells

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fxmem.memory import facts as findings
 from fxmem.memory.allocator import Settings
-from fxmem.memory.owners import bytes_at_peak
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent, printable
 

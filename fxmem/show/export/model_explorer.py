@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 from fxmem.memory.allocator import Settings
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name
-from fxmem.memory.owners import bytes_at_peak
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, format_shape
 from fxmem.show.export.labels import enclosing_modules, site, title

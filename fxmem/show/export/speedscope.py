@@ -16,7 +16,7 @@ from typing import Any
 
 from fxmem import __version__
 from fxmem.memory.allocator import Settings
-from fxmem.memory.owners import owners_at_peak
+from fxmem.memory.figures import owners_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.export.labels import enclosing_modules, module_label, storage_label, title
 

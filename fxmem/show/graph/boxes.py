@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fxmem.memory.module_tree import sum_figures
+from fxmem.memory.figures import sum_figures
 from fxmem.records.profile import Profile
 from fxmem.show.graph.checkpoints import Checkpoint
-from fxmem.show.graph.folded_tree import Item, Leaf, Run, Visit, all_nodes, items_of, level, module_of
+from fxmem.show.graph.folded_tree import FoldedRun, Item, Leaf, Visit, all_nodes, inner_items, item_module, level
 from fxmem.show.graph.picture import Box, BoxKind, Frame, known_as
 
 _OUTSIDE_THE_MODEL = ("placeholder", "output", "loss", "optimizer")
@@ -29,7 +29,7 @@ def choose_depth(root: Visit, base: int, max_boxes: int) -> tuple[int, int]:
 def _visits(item: Item) -> Iterator[Visit]:
     if isinstance(item, Visit):
         yield item
-    for inner in items_of(item):
+    for inner in inner_items(item):
         yield from _visits(inner)
 
 
@@ -37,7 +37,7 @@ def count(item: Item, depth: int) -> int:
     """Boxes that an item is drawn as."""
     if isinstance(item, Leaf) or is_one_box(item, depth):
         return 1
-    return sum(count(inner, depth) for inner in items_of(item))
+    return sum(count(inner, depth) for inner in inner_items(item))
 
 
 def is_one_box(item: Item, depth: int) -> bool:
@@ -59,8 +59,8 @@ def checkpoints_in(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, int
     """Regions within an item, each with how often it is there."""
     if isinstance(item, Visit) and item.checkpoint is not None:
         yield item.checkpoint, times
-    for inner in items_of(item):
-        yield from checkpoints_in(inner, times * len(item.repeats) if isinstance(item, Run) else times)
+    for inner in inner_items(item):
+        yield from checkpoints_in(inner, times * len(item.repeats) if isinstance(item, FoldedRun) else times)
 
 
 # --- boxes and frames -------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Drafts:
         self._size = size
         self._peak = peak
 
-    def add_items(self, item: Visit | Run, *, frame: int | None, times: int) -> None:
+    def add_items(self, item: Visit | FoldedRun, *, frame: int | None, times: int) -> None:
         """Add what is in a visit or a repeat."""
         for group in self._groups(item.items):
             if len(group) == 1:
@@ -111,7 +111,7 @@ class Drafts:
     def _add(self, item: Item, *, frame: int | None, times: int) -> None:
         if isinstance(item, Leaf) or is_one_box(item, self._depth):
             self._add_single(item, frame=frame, times=times)
-        elif isinstance(item, Run):
+        elif isinstance(item, FoldedRun):
             self._add_run(item, frame=frame, times=times)
         elif len(item.items) == 1 and not isinstance(item.items[0], Leaf) and item.checkpoint is None:
             self._add(item.items[0], frame=frame, times=times)
@@ -119,7 +119,7 @@ class Drafts:
             around = self._add_frame(item, list(all_nodes(item)), item.module, frame)
             self.add_items(item, frame=around, times=times)
 
-    def _add_run(self, run: Run, *, frame: int | None, times: int) -> None:
+    def _add_run(self, run: FoldedRun, *, frame: int | None, times: int) -> None:
         alike, only = len(run.repeats), run.items[0]
         if len(run.items) == 1 and is_one_box(only, self._depth):
             self._add_single(only, frame=frame, times=times, alike=alike, last=run.last)
@@ -130,10 +130,10 @@ class Drafts:
         self.add_items(run if visit is None else visit, frame=around, times=times * alike)
 
     def _add_frame(self, item: Item, nodes: Sequence[int], module: str, parent: int | None, *, alike: int = 1) -> int:
-        only = item.items[0] if isinstance(item, Run) and len(item.items) == 1 else item
+        only = item.items[0] if isinstance(item, FoldedRun) and len(item.items) == 1 else item
         checkpoint = only.checkpoint if isinstance(only, Visit) else None
         first, last = "", ""
-        if isinstance(item, Run) or checkpoint is not None:
+        if isinstance(item, FoldedRun) or checkpoint is not None:
             first, last = self._known_as(item), self._known_as(item, end=True)
         whole = checkpoint is None or all(
             node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node)
@@ -148,7 +148,7 @@ class Drafts:
             return known_as(self._profile.nodes[item.calls[-1]])
         if isinstance(item, Visit) and item.checkpoint is None:
             return item.module
-        if isinstance(item, Run):
+        if isinstance(item, FoldedRun):
             return self._known_as(item.last if end else item.items[0], end=end)
         return self._known_as(item.items[-1 if end else 0], end=end)
 
@@ -184,7 +184,7 @@ class Drafts:
             kind=kind,
             nodes=nodes,
             shown=tuple(shown),
-            module=module_of(items[0]),
+            module=item_module(items[0]),
             frame=frame,
             figures=sum_figures(self._profile.nodes[node] for node in nodes),
             times=times * alike,

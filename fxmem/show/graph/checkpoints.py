@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fxmem.errors import UsageError
-from fxmem.memory.module_tree import sum_figures
+from fxmem.memory.figures import sum_figures
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Profile
 from fxmem.records.units import format_bytes, format_flops

@@ -14,26 +14,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 
-from fxmem.memory.module_tree import call_name
+from fxmem.memory.module_tree import call_name, find_runs
 from fxmem.records.profile import Node, Profile
 from fxmem.show.graph.checkpoints import Checkpoint, checkpoints
-
-__all__ = [
-    "Item",
-    "Leaf",
-    "Place",
-    "Run",
-    "Visit",
-    "all_nodes",
-    "graph_tree",
-    "items_of",
-    "level",
-    "module_of",
-    "places",
-]
 
 _WORTH_FOLDING = 4
 """Boxes that a run of single calls has to save; a run of modules is folded for any."""
@@ -70,7 +56,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Run:
+class FoldedRun:
     """Equal repeats, one after another."""
 
     items: tuple[Item, ...]
@@ -81,7 +67,7 @@ class Run:
     """What the last repeat ends with."""
 
 
-Item = Leaf | Visit | Run
+Item = Leaf | Visit | FoldedRun
 
 
 @dataclass(frozen=True)
@@ -108,16 +94,9 @@ def graph_tree(
     """
     if regions is None:
         regions = checkpoints(profile)
-    root = _Open("")
-    path = [root]
     leaves = _leaves(profile, nodes, regions, peak=peak, merge_views=fold)
-    for leaf, segments in zip(leaves, _paths(profile, leaves, regions), strict=True):
-        shared = _in_common([each.segment for each in path[1:]], segments)
-        del path[shared + 1 :]
-        for segment in segments[shared:]:
-            path.append(path[-1].enter(segment, regions))
-        path[-1].items.append(leaf)
-    return _close(root, _Folding(profile, peak) if fold else None)
+    entries = list(zip(leaves, _paths(profile, leaves, regions), strict=True))
+    return _visit(entries, regions, _Repeats(profile, peak) if fold else None)
 
 
 def all_nodes(item: Item) -> Iterator[int]:
@@ -132,14 +111,14 @@ def all_nodes(item: Item) -> Iterator[int]:
             yield from repeat
 
 
-def items_of(item: Item) -> tuple[Item, ...]:
+def inner_items(item: Item) -> tuple[Item, ...]:
     """What is drawn inside an item; nothing in a leaf."""
     return () if isinstance(item, Leaf) else item.items
 
 
-def module_of(item: Item) -> str:
+def item_module(item: Item) -> str:
     """Path of the module an item belongs to; of a run, that of its first item."""
-    return module_of(item.items[0]) if isinstance(item, Run) else item.module
+    return item_module(item.items[0]) if isinstance(item, FoldedRun) else item.module
 
 
 def level(module: str) -> int:
@@ -155,13 +134,13 @@ def places(root: Visit, nodes: Sequence[int]) -> dict[int, Place]:
     runs = 0
     while pending:
         item = pending.pop()
-        if isinstance(item, Run):
+        if isinstance(item, FoldedRun):
             for turn, repeat in enumerate(item.repeats):
                 for node, first in zip(repeat, item.repeats[0], strict=True):
                     stands_for[node] = first
                     turns[node][runs] = turn
             runs += 1
-        pending.extend(items_of(item))
+        pending.extend(inner_items(item))
     return {node: _place(node, stands_for, turns) for node in nodes}
 
 
@@ -253,7 +232,7 @@ def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoin
     begins = [leaf.calls[0] for leaf in leaves]
     # What each leaf's path has in common with that of the one before; with nothing, before the first and after the
     # last.
-    common = [0, *(_in_common(before, after) for before, after in pairwise(modules)), 0]
+    common = [0, *(_count_common(before, after) for before, after in pairwise(modules)), 0]
     everywhere = min(common[1:-1], default=len(modules[0]) if modules else 0)
     around: list[list[tuple[int, int]]] = [[] for _ in leaves]
     for index, region in enumerate(regions):
@@ -277,8 +256,8 @@ def _with_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list
     return [*path, *modules[at:]]
 
 
-def _in_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
-    """How many segments two paths have in common."""
+def _count_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
+    """Count the segments that two paths begin with in common."""
     return next(
         (index for index, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours),
         min(len(one), len(other)),
@@ -288,22 +267,25 @@ def _in_common(one: Sequence[_Segment], other: Sequence[_Segment]) -> int:
 # --- visits -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Open:
-    """A visit while its items are being collected."""
-
-    module: str
-    segment: _Segment = ""
-    checkpoint: Checkpoint | None = None
-    items: list[Leaf | _Open] = field(default_factory=list)
-
-    def enter(self, segment: _Segment, regions: Sequence[Checkpoint]) -> _Open:
-        if isinstance(segment, int):
-            inner = _Open(self.module, segment, regions[segment])
+def _visit(
+    entries: Sequence[tuple[Leaf, list[_Segment]]],
+    regions: Sequence[Checkpoint],
+    repeats: _Repeats | None,
+    depth: int = 0,
+    module: str = "",
+    checkpoint: Checkpoint | None = None,
+) -> Visit:
+    """The visit of leaves whose paths have their first `depth` segments in common."""
+    items: list[Item] = []
+    for segment, run in groupby(entries, lambda entry: entry[1][depth] if depth < len(entry[1]) else None):
+        inside = list(run)
+        if segment is None:
+            items += [leaf for leaf, _ in inside]
+        elif isinstance(segment, int):
+            items.append(_visit(inside, regions, repeats, depth + 1, module, regions[segment]))
         else:
-            inner = _Open(f"{self.module}.{segment}" if self.module else segment, segment)
-        self.items.append(inner)
-        return inner
+            items.append(_visit(inside, regions, repeats, depth + 1, f"{module}.{segment}" if module else segment))
+    return Visit(module, tuple(items if repeats is None else repeats.fold(items)), checkpoint)
 
 
 def _segments(module: str) -> list[str]:
@@ -316,62 +298,38 @@ def _enclosing(node: Node) -> list[str]:
     return segments[:-1] if node.op == "call_module" else segments
 
 
-def _close(visit: _Open, folding: _Folding | None) -> Visit:
-    items: list[Item] = [_close(item, folding) if isinstance(item, _Open) else item for item in visit.items]
-    return Visit(visit.module, tuple(items if folding is None else folding.fold(items)), visit.checkpoint)
-
-
 # --- folding ----------------------------------------------------------------------------------------------------------
 
 
-class _Folding:
+class _Repeats:
     """Finds repeats among siblings. Equal fingerprints mean equal in all but names' numbers, live bytes and wiring."""
 
     def __init__(self, profile: Profile, peak: int | None) -> None:
         self._profile = profile
         self._peak = peak
         self._fingerprints: dict[Hashable, int] = {}
-        self._of_item: dict[int, tuple[Item, int]] = {}
+        self._by_item: dict[int, tuple[Item, int]] = {}
 
-    def fold(self, items: list[Item]) -> list[Item]:
+    def fold(self, items: list[Item]) -> Iterator[Item]:
+        """Replace every run of repeats by one item."""
+
+        def is_same(first: int, other: int, length: int) -> bool:
+            return self._wiring(items[first : first + length]) == self._wiring(items[other : other + length])
+
+        def is_worth(start: int, length: int, times: int) -> bool:
+            modules = all(isinstance(item, Visit) for item in items[start : start + length])
+            return modules or length * (times - 1) >= _WORTH_FOLDING
+
         prints = [self._fingerprint(item) for item in items]
-        folded: list[Item] = []
-        at = 0
-        while at < len(items):
-            length, times = self._best_run(items, prints, at)
-            if times > 1:
-                starts = range(at, at + length * times, length)
-                repeats = tuple(
-                    tuple(node for item in items[start : start + length] for node in all_nodes(item))
-                    for start in starts
-                )
-                folded.append(Run(tuple(items[at : at + length]), repeats, items[at + length * times - 1]))
-            else:
-                folded.append(items[at])
-            at += length * times
-        return folded
-
-    def _best_run(self, items: list[Item], prints: list[int], at: int) -> tuple[int, int]:
-        """Items in a repeat and number of repeats of the run that saves most, the shortest repeat first; (1, 1) for
-        none."""
-        best, most = (1, 1), 0
-        for length in range(1, min(_LONGEST_REPEAT, (len(items) - at) // 2) + 1):
-            if prints[at] != prints[at + length]:
+        for start, length, times in find_runs(prints, longest=_LONGEST_REPEAT, is_same=is_same, is_worth=is_worth):
+            if times == 1:
+                yield items[start]
                 continue
-            times = 1
-            while prints[at + times * length : at + (times + 1) * length] == prints[
-                at : at + length
-            ] and self._same_wiring(items, at, length, times):
-                times += 1
-            saved = length * (times - 1)
-            is_module = all(isinstance(item, Visit) for item in items[at : at + length])
-            if saved > most and (is_module or saved >= _WORTH_FOLDING):
-                best, most = (length, times), saved
-        return best
-
-    def _same_wiring(self, items: list[Item], at: int, length: int, times: int) -> bool:
-        start = at + times * length
-        return self._wiring(items[at : at + length]) == self._wiring(items[start : start + length])
+            repeats = tuple(
+                tuple(node for item in items[begin : begin + length] for node in all_nodes(item))
+                for begin in range(start, start + length * times, length)
+            )
+            yield FoldedRun(tuple(items[start : start + length]), repeats, items[start + length * times - 1])
 
     def _wiring(self, items: Sequence[Item]) -> list[tuple[int | None, ...]]:
         """For each node, the places of what it reads: inside, counted from the first; outside, None."""
@@ -381,17 +339,17 @@ class _Folding:
 
     def _fingerprint(self, item: Item) -> int:
         # Kept alive beside its fingerprint, so that its identity is not given to another item.
-        if id(item) not in self._of_item:
-            self._of_item[id(item)] = (
+        if id(item) not in self._by_item:
+            self._by_item[id(item)] = (
                 item,
                 self._fingerprints.setdefault(self._likeness(item), len(self._fingerprints)),
             )
-        return self._of_item[id(item)][1]
+        return self._by_item[id(item)][1]
 
     def _likeness(self, item: Item) -> Hashable:
         if isinstance(item, Leaf):
             return (*(self._node_likeness(node) for node in item.nodes),)
-        if isinstance(item, Run):
+        if isinstance(item, FoldedRun):
             own: Hashable = len(item.repeats)
         else:
             own = (_numberless(item.module), item.checkpoint and item.checkpoint.likeness)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fxmem.memory.facts import flops_sum
-from fxmem.memory.module_tree import Figures, call_name
+from fxmem.memory.figures import Figures
+from fxmem.memory.module_tree import call_name
 from fxmem.records.names import Heat
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, SourceLine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fxmem.errors import UsageError
-from fxmem.memory.module_tree import Figures
+from fxmem.memory.figures import Figures
 from fxmem.records.names import Heat, Renderer
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, Profile, Timeline

@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 
 from fxmem.memory import facts as findings
-from fxmem.memory.module_tree import Row, module_tree, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, printable, short_bytes
 from fxmem.show.graph import DrawingOptions, render
@@ -117,37 +117,37 @@ def _shares(timeline: Timeline) -> str:
 
 
 def _tree(profile: Profile, timeline: Timeline) -> str:
-    root = module_tree(profile, timeline)
+    model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
-    rows = _affordable(root, worth=max(timeline.peak.requested_bytes // 100, 1))
-    rows += [(0, row) for row in rest]
+    rows = _affordable(model, worth=max(timeline.peak.requested_bytes // 100, 1))
+    rows += rest
     head = (
         '<div class="row"><b>Module</b>'
         + "".join(f'<b class="r">{title}</b>' for title in ("Params", "Output", "Saved", "At peak", "Share"))
         + "</div>"
     )
     whole = timeline.peak.requested_bytes
-    total = f'<div class="row">{_figures(total_row([root, *rest]), whole)}</div>'
+    total = f'<div class="row">{_figures(total_row([model[0], *rest]), whole)}</div>'
     return f"{head}{''.join(_nested(rows, whole))}{total}"
 
 
-def _affordable(root: Row, worth: int) -> list[tuple[int, Row]]:
-    rows = list(visible(root, depth=None, worth=worth))
-    depth = max(level for level, _ in rows)
+def _affordable(model: Sequence[Row], worth: int) -> list[Row]:
+    rows = visible(model, depth=None, worth=worth)
+    depth = max(row.depth for row in rows)
     while len(rows) > _MOST_ROWS and depth > 1:
         depth -= 1
-        rows = list(visible(root, depth=depth, worth=worth))
+        rows = visible(model, depth=depth, worth=worth)
     return rows
 
 
-def _nested(rows: Sequence[tuple[int, Row]], whole: int) -> Iterator[str]:
+def _nested(rows: Sequence[Row], whole: int) -> Iterator[str]:
     """Rows that have others below them become `<details>`, closed again when the level falls back."""
-    for (level, row), (following, _) in pairwise([*rows, (0, rows[0][1])]):
-        if following > level:
-            yield f'<details{" open" if level < 2 else ""}><summary class="row">{_figures(row, whole)}</summary>'
+    for row, following in pairwise([*rows, rows[0]]):
+        if following.depth > row.depth:
+            yield f'<details{" open" if row.depth < 2 else ""}><summary class="row">{_figures(row, whole)}</summary>'
         else:
             yield f'<div class="row leaf">{_figures(row, whole)}</div>'
-            yield "</details>" * (level - following)
+            yield "</details>" * (row.depth - following.depth)
 
 
 def _figures(row: Row, whole: int) -> str:

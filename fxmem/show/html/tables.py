@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from fxmem.memory import facts as findings
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name
-from fxmem.memory.owners import bytes_at_peak
 from fxmem.records.profile import Kind, Node, Profile, SourceLine, Timeline
 from fxmem.records.units import exact_bytes, format_flops, format_shape, percent, printable, short_bytes
 from fxmem.show.plots.colors import KINDS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fxmem.memory import facts as findings
-from fxmem.memory.owners import Part, parts_at_peak
+from fxmem.memory.module_rows import Part, parts_at_peak
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent
 from fxmem.show.plots.svg import SIZE, document, heading, kind_class, rect, safe, step_title, text
@@ -87,7 +87,7 @@ def _cells(parts: Sequence[Part], left: float, width: float, level: int) -> Iter
         return
     scale = width / parts[0].nbytes
     together: list[Part] = []
-    for part in [part for part in parts[0].children.values() if part.nbytes]:
+    for part in [part for part in parts[0].children if part.nbytes]:
         if together and not _joins(together, part, scale):
             yield from _cells(together, left, sum(each.nbytes for each in together) * scale, level + 1)
             left += sum(each.nbytes for each in together) * scale

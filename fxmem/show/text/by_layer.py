@@ -10,8 +10,8 @@ from rich.text import Text
 
 from fxmem.memory.by_layer import layer_likeness
 from fxmem.memory.facts import flops_sum, header_facts
-from fxmem.memory.folding import folded
-from fxmem.memory.module_tree import Flops
+from fxmem.memory.figures import Flops
+from fxmem.memory.module_tree import fold
 from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.units import (
     exact_bytes,
@@ -99,10 +99,10 @@ def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]
         if (layer.kind == "module" or _matters(layer))
         if depth is None or layer.depth <= depth
     ]
-    for layer, label, alike in folded(
-        rows, depth=lambda row: row.depth, label=lambda row: row.name, likeness=layer_likeness
-    ):
-        yield layer, f"{label} x{alike}" if alike > 1 else f"{label}, {layer.calls} calls" if layer.calls > 1 else label
+    for folded in fold(rows, label=lambda row: row.name, likeness=layer_likeness):
+        layer = folded.rows[0]
+        calls = f", {layer.calls} calls" if layer.calls > 1 else ""
+        yield layer, folded.label + (f" x{folded.count}" if folded.count > 1 else calls)
 
 
 def _matters(layer: Layer) -> bool:

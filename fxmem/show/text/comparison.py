@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.memory.facts import header_facts
-from fxmem.memory.folding import folded
+from fxmem.memory.module_tree import fold
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable
@@ -163,12 +163,13 @@ def _shown(comparison: StepComparison, depth: int | None) -> Iterator[tuple[Modu
     worth = max(max(peaks) // _SHARE, 1) if depth is None else 1
     rows = [row for row in comparison.modules if row.largest and (depth is None or row.depth <= depth)]
     times: list[int] = []
-    for row, label, alike in folded(rows, depth=lambda row: row.depth, label=_label, likeness=_likeness):
+    for folded in fold(rows, label=_label, likeness=_likeness):
+        row, alike = folded.rows[0], folded.count
         del times[row.depth :]
         times += [times[-1] * alike if times else alike] * (row.depth + 1 - len(times))
         if row.largest * times[-1] < worth:
             continue
-        name = label or comparison.after.model
+        name = folded.label or comparison.after.model
         mark = "+ " if row.before_path is None else "- " if row.after_path is None else ""
         before = (row.before_path or "").rpartition(".")[2]
         was = (

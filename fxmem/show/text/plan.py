@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fxmem.memory.facts import header_facts
+from fxmem.memory.module_tree import find_runs
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
@@ -230,7 +230,7 @@ def _regions(regions: Sequence[Region], width: int) -> Table:
     beside = room - places - 2 if places < room else 0
     if beside:
         rows.add_column("From", width=beside, no_wrap=True)
-    for line in _folded(_lines(regions)):
+    for line in _fold_lines(list(_lines(regions))):
         name = f"{'  ' * line.level}{printable(line.name)}"
         times = f"  x{line.count}" if line.count > 1 else ""
         place = "" if line.source is None else printable(f"{line.source.file}:{line.source.line}")
@@ -257,16 +257,12 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
         yield from _lines(region.regions, level + 1)
 
 
-def _folded(lines: Iterable[_Line]) -> Iterator[_Line]:
-    """Runs of lines that differ in the numbers of their names alone, as one: its numbers become those of the first and
-    the last."""
-
-    def alike(line: _Line) -> tuple[object, ...]:
-        return re.sub(r"\d+", "#", line.name), line.freed, line.flops, line.source, line.level, line.keeps
-
-    for _, run in groupby(lines, alike):
-        same = list(run)
-        yield same[0] if len(same) == 1 else replace(same[0], name=_span(same[0].name, same[-1].name), count=len(same))
+def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
+    """Make one line of lines that differ only in the numbers of their names: its numbers are the first and the last."""
+    keys = [(re.sub(r"\d+", "#", line.name), replace(line, name="")) for line in lines]
+    for start, _, count in find_runs(keys):
+        first, last = lines[start], lines[start + count - 1]
+        yield first if count == 1 else replace(first, name=_span(first.name, last.name), count=count)
 
 
 def _span(first: str, last: str) -> str:

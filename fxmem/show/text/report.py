@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fxmem.memory import facts as findings
 from fxmem.memory.facts import fits, flops_sum
-from fxmem.memory.module_tree import Row, module_tree, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
 from fxmem.show.text.columns import Column, choose, named, ruled
@@ -68,19 +68,19 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
 
 def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
     columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
-    root = module_tree(profile, timeline)
+    model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
     worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
-    rows = [*visible(root, depth=depth, worth=worth), *((0, row) for row in rest)]
+    rows = [*visible(model, depth=depth, worth=worth), *rest]
 
     tree = ruled("Module", names, columns)
-    for level, row in rows:
-        tree.add_row(named(row.title, row.type_name, level, names), *_cells(row, columns))
+    for row in rows:
+        tree.add_row(named(row.title, row.type_name, row.depth, names), *_cells(row, columns))
     tree.add_section()
-    total = total_row([root, *rest])
+    total = total_row([model[0], *rest])
     tree.add_row(named(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
     yield tree
-    yield facts([("", _legend([row for _, row in rows], columns))])
+    yield facts([("", _legend(rows, columns))])
 
 
 def _cells(row: Row, columns: Sequence[Column[Row]]) -> Iterator[Text]:

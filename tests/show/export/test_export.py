@@ -20,7 +20,7 @@ from hypothesis import given
 from fxmem.cli.verbs import export as export_verb
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
-from fxmem.memory.owners import bytes_at_peak
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Node, PhaseBytes, Profile, TensorInfo
 from fxmem.show import export as exporting
 from fxmem.show import graph as drawing

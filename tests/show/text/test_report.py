@@ -17,8 +17,9 @@ import pytest
 from rich.cells import cell_len
 
 from fxmem.memory.facts import fits
+from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
-from fxmem.memory.module_tree import Figures, Flops, Row, module_tree, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.html.notebook import html
@@ -117,7 +118,7 @@ def test_wider_terminals_get_more_columns_and_lose_none() -> None:
 def test_total_is_the_sum_over_the_nodes_and_the_peak() -> None:
     for profile in (small_profile(), deep_profile(5)):
         line = timeline(profile)
-        total = total_row([module_tree(profile, line), *step_rows(profile, line)]).figures
+        total = total_row([module_rows(profile, line)[0], *step_rows(profile, line)]).figures
         assert total.at_peak == line.peak.requested_bytes
         assert total.saved == profile.saved_bytes
         assert total.params == sum(node.params_bytes for node in profile.nodes)
@@ -141,13 +142,13 @@ def test_optimizer_state_belongs_to_the_optimizer() -> None:
     assert re.search(r"^optimizer \(SGD\) +0 +0 +0 +7\.00 MiB$", report(profile, width=80), re.MULTILINE)
 
 
-def tree(*nodes: Node) -> Row:
-    profile = make_profile(ticks=0, nodes=nodes)
-    return module_tree(profile, timeline(profile))
+def rows(*nodes: Node, **fields: Any) -> list[Row]:
+    profile = make_profile(ticks=0, nodes=nodes, **fields)
+    return module_rows(profile, timeline(profile))
 
 
-def titles(row: Row) -> list[str]:
-    return [child.title for child in row.children]
+def titles(table: list[Row], depth: int) -> list[str]:
+    return [row.title for row in table if row.depth == depth]
 
 
 def test_equal_numbered_siblings_fold() -> None:
@@ -155,20 +156,20 @@ def test_equal_numbered_siblings_fold() -> None:
         call(f"l{i}", f"layers.{i}", saved_bytes=5, live_bytes=PhaseBytes(forward=10 + i, backward=None))
         for i in range(4)
     ]
-    (folded,) = tree(*layers).children[0].children
+    *_, folded = rows(*layers)
     assert (folded.title, folded.alike) == ("0-3 x4", 4)
     assert (folded.figures.saved, folded.figures.live) == (5, 13)
-    assert tree(*layers).figures.saved == 20
+    assert [row.figures.saved for row in rows(*layers)] == [20, 20, 5]
 
 
 def test_unequal_siblings_do_not_fold() -> None:
     def layer(i: int, **fields: Any) -> Node:
         return call(f"l{i}", f"layers.{i}", **fields)
 
-    assert titles(tree(layer(0), layer(1, saved_bytes=1), layer(2), layer(3)).children[0]) == ["0", "1", "2-3 x2"]
-    assert titles(tree(layer(0), layer(1, module_type="Linear")).children[0]) == ["0", "1"]
-    assert titles(tree(layer(0), layer(2)).children[0]) == ["0", "2"]
-    assert titles(tree(call("a", "q"), call("b", "k"))) == ["q", "k"]
+    assert titles(rows(layer(0), layer(1, saved_bytes=1), layer(2), layer(3)), 2) == ["0", "1", "2-3 x2"]
+    assert titles(rows(layer(0), layer(1, module_type="Linear")), 2) == ["0", "1"]
+    assert titles(rows(layer(0), layer(2)), 2) == ["0", "2"]
+    assert titles(rows(call("a", "q"), call("b", "k")), 1) == ["q", "k"]
 
 
 def test_folded_blocks_keep_their_insides() -> None:
@@ -177,49 +178,45 @@ def test_folded_blocks_keep_their_insides() -> None:
         for i in range(3)
         for part in "ab"
     ]
-    (folded,) = tree(*nodes).children
-    assert (folded.title, titles(folded)) == ("0-2 x3", ["a", "b"])
-    assert [child.figures.live for child in folded.children] == [2, 2]
+    _, *folded = rows(*nodes)
+    assert [(row.depth, row.title, row.figures.live) for row in folded] == [(1, "0-2 x3", 2), (2, "a", 2), (2, "b", 2)]
 
 
 def test_modules_that_only_hold_others_show_their_class() -> None:
     modules = {"": "Net", "stages": "ModuleList", "stages.0": "Stage", "stages.0.conv": "Conv2d"}
-    profile = make_profile(ticks=0, nodes=[call("c", "stages.0.conv", module_type="Conv2d")], modules=modules)
-    rows = [
-        (row.label, row.type_name) for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)
+    shown = rows(call("c", "stages.0.conv", module_type="Conv2d"), modules=modules)
+    assert [(row.label, row.type_name) for row in shown] == [
+        ("Toy", "Net"),
+        ("stages", "ModuleList"),
+        ("0", "Stage"),
+        ("conv", "Conv2d"),
     ]
-    assert rows == [("Toy", "Net"), ("stages", "ModuleList"), ("0", "Stage"), ("conv", "Conv2d")]
 
 
 def test_the_class_is_not_said_twice_of_the_model_itself() -> None:
-    profile = make_profile(ticks=0, nodes=[call("c", "conv")], modules={"": "Toy", "conv": "Conv2d"})
-    assert [row.type_name for _, row in visible(module_tree(profile, timeline(profile)), depth=None, worth=0)] == [
-        "",
-        "Conv2d",
-    ]
+    shown = rows(call("c", "conv"), modules={"": "Toy", "conv": "Conv2d"})
+    assert [row.type_name for row in shown] == ["", "Conv2d"]
 
 
 def test_equal_siblings_of_different_classes_do_not_fold() -> None:
     nodes = [call(f"l{i}", f"layers.{i}.norm", module_type="LayerNorm") for i in range(3)]
-    profile = make_profile(
-        ticks=0, nodes=nodes, modules={"layers.0": "Local", "layers.1": "Global", "layers.2": "Global"}
-    )
-    assert titles(module_tree(profile, timeline(profile)).children[0]) == ["0", "1-2 x2"]
+    modules = {"layers.0": "Local", "layers.1": "Global", "layers.2": "Global"}
+    assert titles(rows(*nodes, modules=modules), 2) == ["0", "1-2 x2"]
 
 
 def test_calls_of_one_name_share_a_row_beside_a_module_of_that_name() -> None:
-    root = tree(call("f.relu"), call("relu", "relu"), call("g.relu"), call("relu_1", "relu"))
-    assert [(child.kind, child.title) for child in root.children] == [
+    _, *shown = rows(call("f.relu"), call("relu", "relu"), call("g.relu"), call("relu_1", "relu"))
+    assert [(row.kind, row.title) for row in shown] == [
         ("call", "relu, 2 calls"),
         ("module", "relu, 2 calls"),
     ]
 
 
 def test_depth_limits_modules_and_shows_every_call() -> None:
-    root = tree(call("c", "a.b.c", saved_bytes=100), call("f", saved_bytes=1))
-    assert [row.label for _, row in visible(root, depth=None, worth=2)] == ["Toy", "a", "b", "c"]
-    assert [row.label for _, row in visible(root, depth=1, worth=0)] == ["Toy", "a", "f"]
-    assert [row.label for _, row in visible(root, depth=0, worth=0)] == ["Toy"]
+    model = rows(call("c", "a.b.c", saved_bytes=100), call("f", saved_bytes=1))
+    assert [row.label for row in visible(model, depth=None, worth=2)] == ["Toy", "a", "b", "c"]
+    assert [row.label for row in visible(model, depth=1, worth=0)] == ["Toy", "a", "f"]
+    assert [row.label for row in visible(model, depth=0, worth=0)] == ["Toy"]
     profile = small_profile()
     assert "conv (Conv2d)" in report(profile, width=80)
     assert "conv (Conv2d)" not in report(profile, width=80, depth=1)
@@ -229,7 +226,7 @@ def test_shapes_that_differ_between_calls() -> None:
     def shaped(name: str, *shape: int) -> Node:
         return call(name, "head", outputs=(TensorInfo(shape=shape, dtype="float32"),))
 
-    assert tree(shaped("a", 2, 3), shaped("b", 2, 3)).children[0].shapes == ("2x3",)
+    assert rows(shaped("a", 2, 3), shaped("b", 2, 3))[1].shapes == ("2x3",)
     text = report(make_profile(ticks=0, nodes=[shaped("a", 2, 3), shaped("b")]), width=160)
     assert re.search(r"head, 2 calls .* varies +float32 +2$", text, re.MULTILINE)
 

@@ -1,0 +1,151 @@
+"""The module tree as rows of a table, and as the parts that the peak is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fxmem.memory.figures import NO_FIGURES, Figures, bytes_at_peak, owners_at_peak, sum_figures
+from fxmem.memory.module_tree import Branch, ModuleTree, fold, preorder
+from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.records.units import format_shape, to_words
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module, the calls of one name in a module, or what the step does outside the model."""
+
+    kind: Literal["module", "call", "step"]
+    label: str
+    """Last segment of the path, or the function's name; `1-31` for a folded run."""
+    type_name: str = ""
+    """Class of a module; of the model itself, empty where it only repeats the label."""
+    figures: Figures = NO_FIGURES
+    depth: int = 0
+    calls: int = 0
+    """How often a leaf was called; 0 for a module that only contains others."""
+    shapes: tuple[str, ...] = ()
+    """Shape of the first output, once per different one among the calls."""
+    dtypes: tuple[str, ...] = ()
+    alike: int = 1
+    """How many siblings with equal figures the row stands for; its figures are those of each."""
+
+    @property
+    def title(self) -> str:
+        """The label, and how many siblings or calls the row stands for. Untrusted text."""
+        if self.alike > 1:
+            return f"{self.label} x{self.alike}"
+        return f"{self.label}, {self.calls} calls" if self.calls > 1 else self.label
+
+
+def module_rows(profile: Profile, timeline: Timeline) -> list[Row]:
+    """The model as rows in preorder, the model itself first, calls in the order they were first made.
+
+    Numbered siblings with equal figures are one row. Their live bytes may differ, because they grow from block to
+    block: the row has the largest.
+    """
+    at_peak = bytes_at_peak(profile, timeline)
+    tree = ModuleTree(profile)
+    tree.add_nodes(index for index, node in enumerate(profile.nodes) if node.op not in ("loss", "optimizer"))
+
+    def row(branch: Branch, below: list[Row]) -> Row:
+        nodes = [profile.nodes[index] for index in branch.nodes]
+        outputs = [node.outputs[0] for node in nodes if node.outputs]
+        own = sum_figures(nodes, (at_peak[index] for index in branch.nodes))
+        return Row(
+            kind=branch.kind,
+            label=branch.label,
+            type_name="" if branch is tree.root and branch.type == branch.label else branch.type,
+            figures=sum((child.figures for child in below), own),
+            depth=branch.depth,
+            calls=len(nodes),
+            shapes=tuple(dict.fromkeys(format_shape(output.shape) for output in outputs)),
+            dtypes=tuple(dict.fromkeys(output.dtype for output in outputs)),
+        )
+
+    rows = preorder(tree.root, lambda branch: branch.children.values(), row)
+    return [
+        replace(
+            each.rows[0],
+            label=each.label,
+            alike=each.count,
+            figures=replace(each.rows[0].figures, live=max(row.figures.live for row in each.rows)),
+        )
+        for each in fold(rows, label=lambda row: row.label, likeness=_likeness)
+    ]
+
+
+def _likeness(row: Row) -> Hashable:
+    return replace(row, label="", figures=replace(row.figures, live=0))
+
+
+def step_rows(profile: Profile, timeline: Timeline) -> list[Row]:
+    """Rows of what the step does outside the model (loss, optimizer), and of what no node brought but is alive at the
+    peak."""
+    at_peak = bytes_at_peak(profile, timeline)
+    by_kind: Counter[Kind] = Counter()
+    for storage, owner in owners_at_peak(profile, timeline):
+        if owner is None:
+            by_kind[storage.kind] += storage.nbytes
+    rows = [
+        Row("step", node.name, "" if node.target == node.name else node.target, sum_figures([node], [nbytes]), calls=1)
+        for node, nbytes in zip(profile.nodes, at_peak, strict=True)
+        if node.op in ("loss", "optimizer")
+    ]
+    rows += [Row("step", to_words(kind), "of no node", Figures(at_peak=nbytes)) for kind, nbytes in by_kind.items()]
+    return rows
+
+
+def total_row(rows: Iterable[Row]) -> Row:
+    """The sum of rows, for the foot of a table."""
+    return Row("step", "total", figures=sum((row.figures for row in rows), NO_FIGURES))
+
+
+def visible(rows: Sequence[Row], *, depth: int | None, worth: int) -> list[Row]:
+    """Of a model's rows, the model itself, modules down to `depth` (None: all), and calls of at least `worth` bytes."""
+    return [
+        row
+        for row in rows
+        if (depth is None or row.depth <= depth) and (row.kind == "module" or row.figures.largest >= worth)
+    ]
+
+
+# --- parts of the peak ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module, or the calls of one name in it, keeps alive at the peak, with all that is below it."""
+
+    label: str
+    """Last segment of the path, or the function's name. Untrusted text."""
+    module: str
+    """Path of the module; of a call, of the module whose code made it."""
+    by_kind: Counter[Kind]
+    children: tuple[Part, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """All kinds together."""
+        return self.by_kind.total()
+
+
+def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
+    """The tree of parts that are alive at the peak, in the order of their first node; the root is all of it."""
+    by_node: dict[int, Counter[Kind]] = {}
+    of_none: Counter[Kind] = Counter()
+    for storage, owner in owners_at_peak(profile, timeline):
+        (of_none if owner is None else by_node.setdefault(owner, Counter()))[storage.kind] += storage.nbytes
+    tree = ModuleTree(profile)
+    tree.add_nodes(sorted(by_node))
+
+    def part(branch: Branch) -> Part:
+        children = tuple(map(part, branch.children.values()))
+        own = (by_node[index] for index in branch.nodes)
+        return Part(branch.label, branch.path, sum((*own, *(child.by_kind for child in children)), Counter()), children)
+
+    model = part(tree.root)
+    rest = [Part(f"{to_words(kind)} of no node", "", Counter({kind: nbytes})) for kind, nbytes in of_none.items()]
+    return replace(model, by_kind=model.by_kind + of_none, children=(*model.children, *rest))
