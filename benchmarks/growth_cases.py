@@ -145,7 +145,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "timeline's SVG", lambda: plots.timeline_svg(report, timeline)
     yield "icicle's SVG", lambda: plots.icicle_svg(report, timeline)
     yield "page (built-in layout)", lambda: html.html(report, timeline, renderer="plain")
-    for to in export.FORMATS:
+    for to in export.EXPORTERS:
         yield f"export: {to}", lambda to=to: export.export(report, timeline, to)
     for application in (Application.MODULES, Application.GRAPH):
         for strategy, budget in (("sqrt", None), ("chen", None), ("norms", None), ("flat", 0.6), ("nested", 0.6)):

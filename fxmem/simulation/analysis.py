@@ -28,7 +28,8 @@ from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inp
 from fxmem.simulation.step import set_training
 
 if TYPE_CHECKING:
-    from fxmem.show import export as exporting
+    import networkx  # type: ignore[import-untyped]
+
 
 __all__ = ["Analysis", "analyze", "analyze_step"]
 
@@ -113,11 +114,17 @@ class Analysis:
             html.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}),
         )
 
-    def export(self, path: str | os.PathLike[str], *, to: exporting.Format) -> None:
-        """Write the step for another tool (whole or not at all); formats as in `fxmem.show.export.FORMATS`."""
+    def export(self, path: str | os.PathLike[str], *, to: str) -> None:
+        """Write the step for another tool (whole or not at all); `to` is a name of `fxmem.show.export.EXPORTERS`."""
         from fxmem.show import export as exporting
 
         exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.settings_of(os.environ))
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """The step as a graph for algorithms of your own; see `fxmem.memory.graph.to_networkx`."""
+        from fxmem.memory.graph import to_networkx
+
+        return to_networkx(self.profile, self.timeline)
 
     def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
         """The report as a table for people, no line wider than `width` characters."""

@@ -374,7 +374,7 @@ ALLOWED = {
     ): "the graph of the user's own model, as torch.fx writes it; of a plan only names that are nodes of that graph",
     ("checkpointing/fx_rewrite.py", "exec"): "the same",
     ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
-    ("show/export/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
+    ("show/export/formats/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
     (

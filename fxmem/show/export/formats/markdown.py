@@ -1,7 +1,7 @@
-"""A summary in Markdown (GitHub's), to paste into a pull request.
+"""A summary to paste into a pull request.
 
-Everything that is the model's own stands in a code span or a fenced block, where it cannot become a link, a mention, a
-heading or HTML.
+Markdown, as GitHub reads it. Everything that is the model's own stands in a code span or a fenced block, where it
+cannot become a link, a mention, a heading or HTML.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from fxmem.memory.allocator import Settings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent, printable
-
-__all__ = ["summary"]
+from fxmem.show.export import register
 
 _TOP = 15
 """Rows of the table of nodes."""
@@ -23,7 +22,7 @@ _FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
 """Facts in which nothing is the model's own."""
 
 
-def summary(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {_code(profile.model)} on {_code(profile.target.name)}",
@@ -113,3 +112,6 @@ def _code(text: str) -> str:
 def _longest_run(text: str) -> int:
     """Backticks in a row."""
     return max(map(len, re.findall("`+", text)), default=0)
+
+
+register("markdown", write)

@@ -1,5 +1,6 @@
-"""A predicted snapshot for PyTorch's memory viewer: what `torch.cuda.memory._dump_snapshot` would have written after a
-step.
+"""A predicted snapshot for pytorch.org/memory_viz.
+
+It is what `torch.cuda.memory._dump_snapshot` would have written after a step.
 
 Format: the `Snapshot` of `torch.cuda.memory._snapshot` (torch 2.11), a pickle of plain dicts in protocol 4, the newest
 that the viewer's own reader (`torch/utils/viz/MemoryViz.js`) takes. Nothing here reads a pickle.
@@ -28,9 +29,8 @@ from typing import Any
 from fxmem.memory.allocator import RecordedStep, Segment, Settings, recorded_step
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import printable
+from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, site, storage_label, title
-
-__all__ = ["snapshot"]
 
 _PROTOCOL = 4
 _UNKNOWN = "unknown"
@@ -39,7 +39,7 @@ _UNKNOWN = "unknown"
 Frame = dict[str, str | int]
 
 
-def snapshot(profile: Profile, timeline: Timeline, settings: Settings) -> bytes:
+def write(profile: Profile, timeline: Timeline, settings: Settings) -> bytes:
     """One step in its steady state, as a pickled snapshot."""
     step = recorded_step(profile, settings)
     stacks = _Stacks(profile)
@@ -180,3 +180,6 @@ def _segment(segment: Segment, step: RecordedStep, stacks: _Stacks) -> dict[str,
             for block in segment.blocks
         ],
     }
+
+
+register("memory-viz", write, binary=True)

@@ -1,4 +1,4 @@
-"""A timeline in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
+"""A timeline for ui.perfetto.dev and chrome://tracing.
 
 Format: "Trace Event Format" (Google, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU),
 its JSON object form: `M` names process and thread, `X` are slices, `C` counters, `i` an instant.
@@ -22,9 +22,8 @@ from typing import Any
 
 from fxmem.memory.allocator import Settings
 from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, module_label, site, title
-
-__all__ = ["trace"]
 
 _PLACE = {"pid": 1, "tid": 1}
 
@@ -32,7 +31,7 @@ Key = tuple[str, str | int]
 """A slice among its siblings: what it is, and which."""
 
 
-def trace(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """The step as JSON of trace events."""
     events = [*_names(profile), *_slices(profile), *_counters(profile, timeline), *_peak(profile, timeline)]
     about = {
@@ -141,3 +140,6 @@ def _peak(profile: Profile, timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _moment(tick: int, begins: list[int]) -> int:
     """Where a tick stands on the axis: after the ticks before it and the operators that have begun."""
     return tick + bisect_right(begins, tick)
+
+
+register("perfetto", write)

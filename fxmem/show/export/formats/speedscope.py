@@ -1,4 +1,6 @@
-"""Flame graphs for speedscope: what is alive at the peak, and what is saved for backward, by module, node and tensor.
+"""Flame graphs of the peak for speedscope.app.
+
+They show what is alive at the peak, and what is saved for backward, by module, node and tensor.
 
 Format: speedscope's own (https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources, schema at
 https://www.speedscope.app/file-format-schema.json), two `sampled` profiles in bytes. A sample is a storage, or a node;
@@ -18,15 +20,14 @@ from fxmem import __version__
 from fxmem.memory.allocator import Settings
 from fxmem.memory.figures import owners_at_peak
 from fxmem.records.profile import Profile, Timeline
+from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, module_label, storage_label, title
-
-__all__ = ["flamegraphs"]
 
 Stack = tuple[int, ...]
 """Indices into the frames, outermost first."""
 
 
-def flamegraphs(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """Both profiles as JSON."""
     frames = _Frames(profile)
     alive: dict[tuple[int, Stack], int] = {}
@@ -105,3 +106,6 @@ class _Frames:
             self._known[key] = len(self.listed)
             self.listed.append({"name": name or "(no name)", **(place or {})})
         return self._known[key]
+
+
+register("speedscope", write)

@@ -1,53 +1,45 @@
-"""The graph for Google's Model Explorer, and numbers to load over it.
+"""The graph for Model Explorer.
 
-Format: `GraphCollection` of the visualizer's `input_graph.ts`, and, as a file of its own because the tool takes them
-so, `GraphNodeData` by graph (https://github.com/google-ai-edge/model-explorer/wiki). Modules are its layers: namespaces
-divided by `/`.
+Format: `GraphCollection` of the visualizer's `input_graph.ts` (https://github.com/google-ai-edge/model-explorer/wiki).
+Modules are its layers: namespaces divided by `/`.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxmem.memory.allocator import Settings
-from fxmem.memory.figures import bytes_at_peak
+from fxmem.memory.graph import to_networkx
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, format_shape
+from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, site, title
 from fxmem.show.graph.colors import LIGHT
 
-__all__ = ["graph", "node_data"]
+if TYPE_CHECKING:
+    from networkx import DiGraph  # type: ignore[import-untyped]
 
-_GRAPH_ID = "step"
+GRAPH_ID = "step"
 
 
-def graph(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     """The collection of one graph as JSON."""
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
-    nodes = [_node(profile, index, is_peak=index == peak) for index in range(len(profile.nodes))]
+    graph = to_networkx(profile, timeline)
+    nodes = [_node(profile, graph, index, is_peak=index == peak) for index in graph]
     whole = {
         "what": title(profile),
         "peak": _bytes(timeline.peak.requested_bytes),
         "saved": _bytes(profile.saved_bytes),
     }
     layers = {_namespace(path): {"class": class_name} for path, class_name in profile.modules.items() if path}
-    step = {"id": _GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": whole, **layers}}
+    step = {"id": GRAPH_ID, "nodes": nodes, "groupNodeAttributes": {"": whole, **layers}}
     return json.dumps({"label": title(profile), "graphs": [step]}, separators=(",", ":"))
 
 
-def node_data(profile: Profile, timeline: Timeline, settings: Settings) -> str:
-    """Of the bytes alive at the peak those each node brought, as JSON; colours run from light to dark with the
-    bytes."""
-    values = {str(index): {"value": nbytes} for index, nbytes in enumerate(bytes_at_peak(profile, timeline)) if nbytes}
-    shades = [LIGHT.shades[0], LIGHT.shades[-1]]
-    gradient = [{"stop": stop, "bgColor": shade.fill, "textColor": shade.text} for stop, shade in enumerate(shades)]
-    data = {"name": "bytes alive at the peak", "results": values, "gradient": gradient}
-    return json.dumps({_GRAPH_ID: data}, separators=(",", ":"))
-
-
-def _node(profile: Profile, index: int, *, is_peak: bool) -> dict[str, Any]:
+def _node(profile: Profile, graph: DiGraph, index: int, *, is_peak: bool) -> dict[str, Any]:
     node = profile.nodes[index]
     modules = enclosing_modules(node)
     described: dict[str, Any] = {
@@ -56,8 +48,9 @@ def _node(profile: Profile, index: int, *, is_peak: bool) -> dict[str, Any]:
         "namespace": _namespace(modules[-1]) if modules else "",
         "attrs": _attributes(node, is_peak=is_peak),
         "incomingEdges": [
-            {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
-            for place, source in enumerate(node.inputs)
+            {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(edge["position"])}
+            for source, _, edge in graph.in_edges(index, data=True)
+            if edge["relation"] == "reads"
         ],
         "outputsMetadata": [
             {
@@ -102,3 +95,6 @@ def _namespace(path: str) -> str:
 
 def _bytes(nbytes: int) -> str:
     return format_bytes(nbytes) if nbytes < 1024 else f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
+
+
+register("model-explorer", write)

@@ -1,0 +1,83 @@
+"""The step as a graph of networkx, for algorithms of your own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fxmem.memory.figures import bytes_at_peak
+from fxmem.records.profile import Node, Profile, Timeline
+from fxmem.records.units import format_shape
+
+if TYPE_CHECKING:
+    import networkx  # type: ignore[import-untyped]
+
+
+def to_networkx(profile: Profile, timeline: Timeline) -> networkx.DiGraph:
+    """The step's nodes with what was predicted of each, and edges with the bytes that cross them.
+
+    A node is its index into `profile.nodes`. Its attributes are those of `node_attributes`, and `peak_bytes`: of the
+    bytes alive at the peak, those that it brought.
+
+    An edge leads from a node to one that reads its result (`relation` is "reads", `position` its place among the
+    reader's inputs), or from the owner of a storage to a view of it ("views"); where both hold, "reads" with `views`
+    True. Its `bytes` are those of the storages it leads from, each counted once, and whole where the results are views.
+
+    The graph's attributes describe the peak. Texts are the model's own, untrusted and not escaped.
+
+    Args:
+        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`.
+    """
+    from networkx import DiGraph  # slow to import
+
+    peak = timeline.peak
+    graph = DiGraph(torch=profile.torch_version, requested_bytes=peak.requested_bytes, phase=peak.phase.value)
+    if peak.node is not None:
+        graph.graph["node"] = peak.node
+    for index, (node, nbytes) in enumerate(zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)):
+        graph.add_node(index, **node_attributes(node), peak_bytes=nbytes)
+    crossing = [_result_bytes(profile, node) for node in profile.nodes]
+    for index, node in enumerate(profile.nodes):
+        for position, source in enumerate(node.inputs):
+            views = source == node.view_of
+            graph.add_edge(source, index, relation="reads", views=views, position=position, bytes=crossing[source])
+        if node.view_of is not None and node.view_of not in node.inputs:
+            graph.add_edge(node.view_of, index, relation="views", views=True, bytes=crossing[node.view_of])
+    return graph
+
+
+def node_attributes(node: Node) -> dict[str, str | int | None]:
+    """Every field of a node as a number or a text; several values in one text are divided by spaces."""
+    source = node.source
+    return {
+        "name": node.name,
+        "op": node.op,
+        "target": node.target,
+        "module": node.module,
+        "module_type": node.module_type,
+        "source_file": None if source is None else source.file,
+        "source_line": None if source is None else source.line,
+        "source_function": None if source is None else source.function,
+        "source_code": None if source is None else source.code,
+        "inputs": " ".join(map(str, node.inputs)),
+        "output_shapes": " ".join(format_shape(output.shape) for output in node.outputs),
+        "output_dtypes": " ".join(output.dtype for output in node.outputs),
+        "output_storages": " ".join(
+            "none" if output.storage is None else str(output.storage) for output in node.outputs
+        ),
+        "view_of": node.view_of,
+        "params_bytes": node.params_bytes,
+        "output_bytes": node.output_bytes,
+        "saved_bytes": node.saved_bytes,
+        "saved_storages": " ".join(map(str, node.saved)),
+        "scratch_forward_bytes": node.scratch_bytes.forward,
+        "scratch_backward_bytes": node.scratch_bytes.backward,
+        "forward_flops": node.forward_flops,
+        "backward_flops": node.backward_flops,
+        "live_forward_bytes": node.live_bytes.forward,
+        "live_backward_bytes": node.live_bytes.backward,
+    }
+
+
+def _result_bytes(profile: Profile, node: Node) -> int:
+    storages = {output.storage for output in node.outputs if output.storage is not None}
+    return sum(profile.storages[storage].nbytes for storage in storages)
