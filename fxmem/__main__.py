@@ -1,7 +1,7 @@
 """The command line. Nothing here imports torch until a command needs it.
 
 Exit codes: 0 ok; 1 the analysis failed; 2 usage; 3 the environment lacks something; 4 a budget or tolerance was
-exceeded; as in a shell, 130 interrupted, 143 told to end and 141 whoever read stdout has gone. Results go to stdout and
+exceeded; as in a shell, 130 interrupted, 143 terminated and 141 stdout closed by its reader. Results go to stdout and
 are written last, all at once; progress, warnings, errors (one line each) and what the model itself prints go to stderr.
 """
 
@@ -21,9 +21,6 @@ from fxmem.cli.verbs import build_parser
 from fxmem.errors import FxmemError
 from fxmem.records.units import printable
 
-__all__ = ["main"]
-
-
 _SIGPIPE = 128 + 13
 """Windows has no such signal, but a reader of stdout may leave there, too."""
 
@@ -37,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        with _ended_in_order():
+        with _unwind_on_sigterm():
             return _run(arguments)
     except BrokenPipeError:
-        _give_up_stdout()
+        _discard_stdout()
         return _SIGPIPE
     except KeyboardInterrupt:
         return _fail("interrupted", 128 + signal.SIGINT, debug)
@@ -56,13 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _unwind_on_sigterm() -> Iterator[None]:
     """SIGTERM unwinds the stack as SIGINT does, so that files half written go and processes started end."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise _TerminatedError
 
-    # Only the main thread may ask for signals, and a handler of somebody else's stays.
+    # Only the main thread may ask for signals, and a handler that a caller has set stays.
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, end)
@@ -85,8 +82,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
-    """Say what went wrong, in one line after the traceback if that was asked for. Called while an exception is
-    handled."""
+    """Report the exception that is being handled, in one line, after its traceback with `--debug`."""
     if debug:
         traceback.print_exc()
     print(f"fxmem: {printable(' '.join(message.split()))}", file=sys.stderr)
@@ -117,11 +113,11 @@ def _write_result(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _give_up_stdout()
+        _discard_stdout()
         raise FxmemError(f"expected a stdout that can be written, got {error.strerror}") from error
 
 
-def _give_up_stdout() -> None:
+def _discard_stdout() -> None:
     """Send what is still in stdout's buffer nowhere: the interpreter would write it when it ends, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

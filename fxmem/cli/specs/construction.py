@@ -29,7 +29,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
     What `make` raises for reasons of its own goes through. The process is unchanged, as by `process_unchanged`.
     """
     try:
-        with process_unchanged(), _On("meta"), _registered_on_meta():
+        with process_unchanged(), _DeviceMode("meta"), _register_on_meta():
             made = make()
     except Exception as error:
         if not _wants_values(error):
@@ -42,7 +42,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
             "cpu" if real else "meta",
             ("its parameters were allocated before fxmem saw the module",) if real else (),
         )
-    with process_unchanged(), _On("cpu"), _SkipInitialisers():
+    with process_unchanged(), _DeviceMode("cpu"), _SkipInitialisers():
         made = make()
     if isinstance(made, torch.nn.Module):
         _move_to_meta(made)
@@ -51,7 +51,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
 
 def construct_with_values(make: Callable[[], object]) -> object:
     """Call `make` on the CPU, values and all. The process is unchanged, as by `process_unchanged`."""
-    with process_unchanged(), _On("cpu"):
+    with process_unchanged(), _DeviceMode("cpu"):
         return make()
 
 
@@ -60,7 +60,7 @@ def _wants_values(error: BaseException) -> bool:
     return any("meta" in str(link).lower() for link in linked_errors(error))
 
 
-class _On(TorchFunctionMode):
+class _DeviceMode(TorchFunctionMode):
     """What `with torch.device(device)` does, also when the code inside sets a default device of its own."""
 
     def __init__(self, device: str) -> None:
@@ -102,7 +102,7 @@ class _SkipInitialisers(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _registered_on_meta() -> Iterator[None]:
+def _register_on_meta() -> Iterator[None]:
     """What a module registers goes to meta: `torch.Tensor(n)` and `torch.from_numpy` know no default device."""
     moved: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
@@ -129,7 +129,7 @@ def _registered_on_meta() -> Iterator[None]:
 
 def _move_to_meta(module: torch.nn.Module) -> None:
     """What `module.to("meta")` does, but tied parameters stay tied."""
-    with _registered_on_meta():
+    with _register_on_meta():
         for part in module.modules():
             own: dict[str, torch.Tensor] = dict(part.named_parameters(recurse=False, remove_duplicate=False))
             own |= part.named_buffers(recurse=False, remove_duplicate=False)

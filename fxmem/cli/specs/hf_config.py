@@ -1,5 +1,4 @@
-"""A transformers model from its configuration: the class, its config's defaults or a local file, and settings written
-over them."""
+"""A transformers model from its configuration: the class's defaults or a local file, and settings on top."""
 
 from __future__ import annotations
 
@@ -13,17 +12,19 @@ from typing import Any
 
 import torch
 
-from fxmem.cli.specs.recipes import Recipe, library, unknown_setting
+from fxmem.cli.specs.recipes import Recipe, import_library, unknown_setting_error
 from fxmem.errors import UsageError, closest, one_line
 from fxmem.records import json_reader
 
-__all__ = ["from_transformers"]
-
 
 def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `hf:NAME` names: a model class, or the `config.json` that names one. Raises: UsageError,
-    EnvironmentLacksError."""
-    transformers = library("transformers")
+    """Read `hf:NAME`, a model class or the `config.json` that names one.
+
+    Raises:
+        UsageError: no such class, file or field.
+        EnvironmentLacksError: transformers is not installed.
+    """
+    transformers = import_library("transformers")
     values: dict[str, Any] = {}
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         name, values = _read_config(Path(name))
@@ -46,7 +47,7 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
     if dtype != torch.float32:
         notes.append(f"weights in {str(dtype).removeprefix('torch.')}, as the config says")
     return Recipe(
-        functools.partial(_with_default_dtype, dtype, model_class, config),
+        functools.partial(_build_with_dtype, dtype, model_class, config),
         functools.partial(_fields, config),
         tuple(notes),
     )
@@ -66,25 +67,20 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 def _transformers_class(transformers: Any, name: str) -> Any:
     if name.startswith("Auto"):
         raise UsageError(
-            f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a "
-            f"local "
-            f"config.json"
+            f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a local "
+            "config.json"
         )
     if not name.isidentifier():
         raise UsageError(
-            f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got "
-            f"hf:{name}; "
-            f"fxmem downloads nothing"
+            f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; "
+            "fxmem downloads nothing"
         )
     found = getattr(transformers, name, None)
     if found is None:
-        names = [
-            n for n in dir(transformers) if re.search(r"(Model|For[A-Z]\w*)$", n) and not n.startswith(("Auto", "_"))
-        ]
-        raise UsageError(
-            f"transformers has no model class "
-            f"{name!r}{closest(name, names, otherwise='; expected one like LlamaForCausalLM')}"
-        )
+        known = re.compile(r"(?!Auto|_)\w*(Model|For[A-Z]\w*)")
+        names = [each for each in dir(transformers) if known.fullmatch(each)]
+        near = closest(name, names, otherwise="; expected one like LlamaForCausalLM")
+        raise UsageError(f"transformers has no model class {name!r}{near}")
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found
@@ -95,7 +91,7 @@ def _set_field(values: dict[str, Any], config: Any, path: Sequence[str], value: 
     head, *rest = path
     known = _fields(config)
     if head not in known and head not in getattr(config, "attribute_map", {}):
-        raise unknown_setting(spec, head, known)
+        raise unknown_setting_error(spec, head, known)
     current = getattr(config, head, None)
     is_config = hasattr(current, "to_diff_dict")
     if not rest and not (is_config and isinstance(value, Mapping)):
@@ -113,7 +109,7 @@ def _set_field(values: dict[str, Any], config: Any, path: Sequence[str], value: 
 
 
 def _difference(config: Any) -> dict[str, Any]:
-    """The fields in which a sub-config differs from its class's defaults: what it takes to make it again.
+    """The fields in which a sub-config differs from the defaults of its class: what rebuilds it.
 
     Derived fields (a head size, a list of layer types) are those of the defaults and so stay out, to be derived anew.
     """
@@ -131,6 +127,6 @@ def _fields(config: Any) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def _with_default_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:
+def _build_with_dtype(dtype: torch.dtype, model_class: Callable[[Any], Any], config: Any) -> Any:
     torch.set_default_dtype(dtype)  # `construct` puts the default back
     return model_class(config)

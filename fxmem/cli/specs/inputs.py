@@ -28,8 +28,6 @@ from fxmem.errors import FxmemError, UsageError
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.process_guard import process_unchanged
 
-__all__ = ["SEQUENCE_LENGTH", "FactorySpec", "InputSpec", "TensorSpec", "default_inputs", "make_inputs", "parse_input"]
-
 SEQUENCE_LENGTH = 1024
 """Tokens in a default text input, or as many as the model has positions for if that is fewer."""
 
@@ -69,7 +67,7 @@ InputSpec = TensorSpec | FactorySpec
 
 
 def parse_input(text: str) -> InputSpec:
-    """Understand one `--input`.
+    """Parse one `--input`.
 
     Raises:
         UsageError: none of the forms, a dimension of 0, or an unknown dtype.
@@ -93,11 +91,12 @@ def parse_input(text: str) -> InputSpec:
 def make_inputs(
     specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that `specs` describe, their tensors on meta.
+    """Make the positional and keyword arguments that `specs` describe, their tensors on meta.
 
     Args:
-        specs: In the order of the command line; what is positional is passed in this order. weights_dtype: dtype of
-        floating-point tensors that name none, normally `BuiltModel.weights_dtype`; None means torch's default.
+        specs: In the order of the command line; what is positional is passed in this order.
+        weights_dtype: dtype of floating-point tensors that name none, normally `BuiltModel.weights_dtype`; None means
+            torch's default.
         channels_last: Lays 4-D tensors out as `torch.channels_last`, 5-D ones as `torch.channels_last_3d`. What a
             factory makes keeps the dtype and layout it has.
 
@@ -105,7 +104,8 @@ def make_inputs(
 
     Raises:
         UsageError: two inputs of one name, or a factory that cannot be found, takes arguments or returns something
-        else. AnalysisError: a factory raised.
+            else.
+        AnalysisError: a factory raised.
     """
     positional: list[Any] = []
     keyword: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
         channels, *size = pretrained["input_size"]
         size = _pair(built.settings.get("img_size")) or size
         return (TensorSpec((batch_size, built.settings.get("in_chans", channels), *size)),)
-    raise _unknown(built, f"{batch_size}x3x224x224", "tokens:8x1024:int64")
+    raise _unknown_inputs_error(built, f"{batch_size}x3x224x224", "tokens:8x1024:int64")
 
 
 # --- one spec ---------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
             raise UsageError(
                 f"{spec} is a {type(factory).__name__}; expected a function that returns a tensor, a tuple or a dict"
             )
-        needed = _needed(factory)
+        needed = _required_parameters(factory)
         if needed:
             raise UsageError(
                 f"{spec} takes arguments ({', '.join(needed)}); expected a function that can be called without any"
@@ -216,20 +216,15 @@ def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(made, torch.Tensor):
         return (made.to("meta"),), {}
     if isinstance(made, Mapping) and all(isinstance(key, str) for key in made):
-        return (), _on_meta(dict(made))
+        return (), _move_to_meta(dict(made))
     if isinstance(made, tuple):
-        return _on_meta(tuple(made)), {}
-    advice = (
-        "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
-        if isinstance(made, list)
-        else ""
-    )
-    raise UsageError(
-        f"{spec} returned a {type(made).__name__}; expected a tensor, a tuple (positional) or a dict (keyword){advice}"
-    )
+        return _move_to_meta(tuple(made)), {}
+    got = f"{spec} returned a {type(made).__name__}; expected a tensor, a tuple (positional) or a dict (keyword)"
+    advice = "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
+    raise UsageError(got + (advice if isinstance(made, list) else ""))
 
 
-def _needed(function: Any) -> list[str]:
+def _required_parameters(function: Any) -> list[str]:
     """Parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -238,14 +233,14 @@ def _needed(function: Any) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def _on_meta(tree: Any) -> Any:
+def _move_to_meta(tree: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), tree)
 
 
 # --- what models take -------------------------------------------------------------------------------------------------
 
 
-def _unknown(built: BuiltModel, *examples: str) -> UsageError:
+def _unknown_inputs_error(built: BuiltModel, *examples: str) -> UsageError:
     takes = ", ".join(inspect.signature(built.module.forward).parameters)
     shown = " or ".join(f"--input {example}" for example in examples)
     return UsageError(
@@ -270,7 +265,9 @@ def _torchvision(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     name = built.spec.removeprefix("torchvision:")
     match family.split("."):
         case ["detection", *_]:
-            raise _unknown(built, "file.py:make_batch (a list of images and, in training, a list of targets)")
+            raise _unknown_inputs_error(
+                built, "file.py:make_batch (a list of images and, in training, a list of targets)"
+            )
         case ["optical_flow", *_]:
             return (TensorSpec((batch, 3, 368, 496)), TensorSpec((batch, 3, 368, 496)))
         case ["segmentation", *_]:
@@ -287,21 +284,20 @@ def _transformers(built: BuiltModel, batch: int) -> tuple[TensorSpec, ...]:
     module: Any = built.module
     main, takes = str(module.main_input_name), inspect.signature(module.forward).parameters
     tokens = batch, _sequence_length(module.config, module)
-    given = _what_it_sees(module, takes.keys(), tokens)
+    given = _inputs_without_labels(module, takes.keys(), tokens)
     if built.mode == "train":
         given += [label for label in _labels(built, tokens, given) if label.name in takes]
-    if (
-        "decoder_input_ids" in takes
-    ):  # not every encoder-decoder derives them from labels without a start token in its config
+    # Not every encoder-decoder derives them from labels without a start token in its config.
+    if "decoder_input_ids" in takes:
         given.append(TensorSpec(tokens, "int64", "decoder_input_ids"))
     names = {spec.name for spec in given}
-    if main not in names or not names.issuperset(_needed(module.forward)):
-        raise _unknown(built, *_examples(main, batch))
+    if main not in names or not names.issuperset(_required_parameters(module.forward)):
+        raise _unknown_inputs_error(built, *_examples(main, batch))
     return tuple(given)
 
 
-def _what_it_sees(module: Any, takes: Set[str], tokens: tuple[int, int]) -> list[TensorSpec]:
-    """Inputs without labels, as far as a class's `main_input_name` and its config give their shapes away."""
+def _inputs_without_labels(module: Any, takes: Set[str], tokens: tuple[int, int]) -> list[TensorSpec]:
+    """Inputs without labels, if `main_input_name` and the config of the class give their shapes."""
     config, main, batch = module.config, module.main_input_name, tokens[0]
     text = TensorSpec(tokens, "int64", "input_ids")
     match main:
@@ -369,7 +365,7 @@ def _audio(config: Any, main: str, batch: int) -> list[TensorSpec]:
 
 
 def _labels(built: BuiltModel, tokens: tuple[int, int], given: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What a transformers head is trained on, by the ending of its class's name."""
+    """The labels of a transformers head, by the ending of its class's name."""
     task = re.search(r"(LMHeadModel|MTModel|For[A-Z]\w*)$", type(built.module).__name__)
     each = tokens[:1]
     match task[1] if task else None:

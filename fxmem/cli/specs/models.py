@@ -1,4 +1,4 @@
-"""A model built from its spec."""
+"""A model, built from its spec."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.hf_config import from_transformers
 from fxmem.cli.specs.recipes import (
     Recipe,
-    described,
+    describe,
     from_own_code,
     from_timm,
     from_torchvision,
-    library,
-    unknown_setting,
+    import_library,
+    unknown_setting_error,
 )
 from fxmem.cli.specs.references import importable, is_reference
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, linked_errors, one_line
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.process_guard import process_unchanged, without_network
-
-__all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]
 
 SPEC_FORMS = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
 """The forms of a model spec, for messages and help."""
@@ -64,8 +62,9 @@ class BuiltModel:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """`["a=1", "b=true", "c=[1,2]", "d.e=text"]` to a dict: values are JSON if they parse, else Python literals, else
-    text.
+    """Parse `["a=1", "b=true", "c=[1,2]", "d.e=text"]` into a dict.
+
+    A value is JSON if it parses as such, else a Python literal, else text.
 
     Raises:
         UsageError: no `=`, a key that is no (dotted) name, or a key given twice.
@@ -100,7 +99,8 @@ def build_model(
         weights_dtype: Casts floating-point parameters and buffers, as `module.to(dtype)` does. None keeps the dtype the
             constructor chose; a `dtype` in a transformers config counts.
         channels_last: Lays 4-D parameters and buffers out as `torch.channels_last`, 5-D ones as
-        `torch.channels_last_3d`. device: "meta", or "cpu" to build it for real, initialised.
+            `torch.channels_last_3d`.
+        device: "meta", or "cpu" to build it for real, initialised.
 
     Tied parameters stay tied. Random states, default dtype and device, grad mode and `sys.path` are left as they were.
     A module that already exists (`pkg.mod:instance`) is changed in place.
@@ -113,24 +113,21 @@ def build_model(
     settings = dict(settings or {})
     with process_unchanged():
         if spec.startswith("hf:"):
-            module, built_on, notes = _build_from_collection(
-                functools.partial(from_transformers, spec[3:]), spec, settings, device
-            )
+            recipe = functools.partial(from_transformers, spec[3:])
+            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
             if mode == "train":
                 _switch_cache_off(module)
         elif spec.startswith("torchvision:"):
-            module, built_on, notes = _build_from_collection(
-                functools.partial(from_torchvision, spec[12:]), spec, settings, device
-            )
+            recipe = functools.partial(from_torchvision, spec[12:])
+            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
         elif spec.startswith("timm:"):
-            module, built_on, notes = _build_from_collection(
-                functools.partial(from_timm, spec[5:]), spec, settings, device
-            )
+            recipe = functools.partial(from_timm, spec[5:])
+            module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
         elif is_reference(spec):
             with importable(spec):
                 module, built_on, notes = _build(from_own_code(spec, settings), spec, settings, device)
         else:
-            raise UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_where_it_might_be(spec)}")
+            raise UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_suggest_spec(spec)}")
         module.train(mode == "train")
         if weights_dtype is not None:
             module.to(_WEIGHTS_DTYPES[weights_dtype])
@@ -149,9 +146,7 @@ def _build_from_collection(
     device: Literal["meta", "cpu"],
 ) -> tuple[torch.nn.Module, Literal["meta", "cpu"], tuple[str, ...]]:
     with without_network(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a collection's warnings about initial weights do not concern a model without any
+        warnings.simplefilter("ignore")  # warnings about initial weights do not concern a model without any
         return _build(recipe(settings), spec, settings, device)
 
 
@@ -176,20 +171,19 @@ def _build(
             if isinstance(module, tuple | list) and _has_module_first(module)
             else ""
         )
-        raise UsageError(f"{spec} returned {described(module)}{first}; expected a torch.nn.Module")
+        raise UsageError(f"{spec} returned {describe(module)}{first}; expected a torch.nn.Module")
     return module, built_on, recipe.notes + notes
 
 
 def _construction_error(error: BaseException, recipe: Recipe, spec: str, settings: Mapping[str, Any]) -> FxmemError:
     if any(isinstance(link, ConnectionError) for link in linked_errors(error)):
         return UsageError(
-            f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their "
-            f"configuration "
-            f"alone"
+            f"{spec} wanted to download something ({one_line(error)}); fxmem builds models from their configuration "
+            "alone"
         )
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
     if unexpected is not None and unexpected[1] in settings:
-        return unknown_setting(spec, unexpected[1], recipe.known_settings())
+        return unknown_setting_error(spec, unexpected[1], recipe.known_settings())
     return user_code_error(error, spec)
 
 
@@ -217,7 +211,7 @@ def _parse_value(text: str) -> Any:
     return text
 
 
-def _where_it_might_be(name: str) -> str:
+def _suggest_spec(name: str) -> str:
     if re.fullmatch(r"\w+Model|\w+For\w+", name):
         return f"; did you mean hf:{name}?"
     if name.endswith(".py"):
@@ -226,7 +220,7 @@ def _where_it_might_be(name: str) -> str:
         return ""
     for package, module in (("torchvision", "torchvision.models"), ("timm", "timm")):
         with contextlib.suppress(EnvironmentLacksError):
-            if name.partition(".")[0] in library(package, module).list_models():
+            if name.partition(".")[0] in import_library(package, module).list_models():
                 return f"; did you mean {package}:{name}?"
     return ""
 

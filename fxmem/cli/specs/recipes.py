@@ -1,4 +1,4 @@
-"""What a model spec names in torchvision, in timm and in code of one's own, and how it is made."""
+"""Model specs of torchvision, timm and the user's own code, and how to make the models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
-
-__all__ = ["Recipe", "described", "from_own_code", "from_timm", "from_torchvision", "library", "unknown_setting"]
 
 _WEIGHT_SETTINGS = {
     "torchvision": {"weights", "weights_backbone", "pretrained", "pretrained_backbone"},
@@ -33,14 +31,12 @@ class Recipe:
 
 
 def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `torchvision:NAME` names. Raises: UsageError, EnvironmentLacksError."""
-    models = library("torchvision", "torchvision.models")
+    """Read `torchvision:NAME`. Raises: UsageError, EnvironmentLacksError."""
+    models = import_library("torchvision", "torchvision.models")
     names = models.list_models()
     if name not in names:
-        raise UsageError(
-            f"torchvision has no model "
-            f"{name!r}{closest(name, names, otherwise='; see torchvision.models.list_models()')}"
-        )
+        near = closest(name, names, otherwise="; see torchvision.models.list_models()")
+        raise UsageError(f"torchvision has no model {name!r}{near}")
     _refuse_weights("torchvision", settings)
     builder = models.get_model_builder(name)
     nothing = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
@@ -48,19 +44,16 @@ def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:
 
 
 def from_timm(name: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `timm:NAME` names; weights after the dot are not loaded. Raises: UsageError, EnvironmentLacksError."""
-    timm = library("timm")
+    """Read `timm:NAME`; weights after the dot are not loaded. Raises: UsageError, EnvironmentLacksError."""
+    timm = import_library("timm")
     if ":" in name or not timm.is_model(name):
-        raise UsageError(
-            f"timm has no model {name!r}{closest(name, timm.list_models(), otherwise='; see timm.list_models()')}"
-        )
+        near = closest(name, timm.list_models(), otherwise="; see timm.list_models()")
+        raise UsageError(f"timm has no model {name!r}{near}")
     architecture, _, tag = name.partition(".")
     tagged = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tagged:
-        raise UsageError(
-            f"timm has no {name!r}"
-            f"{closest(name, tagged, otherwise='; weights are not loaded, so the part after the dot can go')}"
-        )
+        near = closest(name, tagged, otherwise="; weights are not loaded, so the part after the dot can go")
+        raise UsageError(f"timm has no {name!r}{near}")
     _refuse_weights("timm", settings)
     return Recipe(
         functools.partial(timm.create_model, name, pretrained=False, **settings),
@@ -69,8 +62,12 @@ def from_timm(name: str, settings: Mapping[str, Any]) -> Recipe:
 
 
 def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
-    """What `pkg.mod:NAME` or `file.py:NAME` names, while it can be imported. Raises: UsageError, and AnalysisError
-    where the code itself raises."""
+    """Read `pkg.mod:NAME` or `file.py:NAME`, inside `importable(spec)`.
+
+    Raises:
+        UsageError: the name is no model, or does not have these settings.
+        AnalysisError: the code itself raises.
+    """
     factory = load(spec)
     if isinstance(factory, torch.nn.Module):
         if settings:
@@ -78,15 +75,14 @@ def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
         return Recipe(lambda: factory, tuple)
     if not callable(factory):
         raise UsageError(
-            f"{spec} is {described(factory)}; expected an nn.Module class, a function that returns a module, or a "
-            f"module"
+            f"{spec} is {describe(factory)}; expected an nn.Module class, a function that returns a module, or a module"
         )
     _check_keywords(factory, spec, settings)
     return Recipe(functools.partial(factory, **settings), functools.partial(_keywords, factory))
 
 
-def library(package: str, module: str | None = None) -> Any:
-    """A collection, or a module of it. Raises: EnvironmentLacksError."""
+def import_library(package: str, module: str | None = None) -> Any:
+    """Import a collection, or a module of it. Raises: EnvironmentLacksError."""
     try:
         found = importlib.import_module(package)
         return importlib.import_module(module) if module else found
@@ -96,13 +92,13 @@ def library(package: str, module: str | None = None) -> Any:
         raise EnvironmentLacksError(f'{what}; pip install "fxmem[zoo]"') from error
 
 
-def unknown_setting(spec: str, key: str, known: Sequence[str]) -> UsageError:
+def unknown_setting_error(spec: str, key: str, known: Sequence[str]) -> UsageError:
     """The error of a setting that a model does not have."""
     return UsageError(f"{spec} has no setting {key!r}{closest(key, known)}; it has {', '.join(known) or 'none'}")
 
 
-def described(value: object) -> str:
-    """What a spec named instead of a module, in words."""
+def describe(value: object) -> str:
+    """Say in words what a spec names instead of a module."""
     if value is None:
         return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
@@ -121,22 +117,17 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
-    """Keyword arguments of a factory; where it passes `**kwargs` on, also those of the module class it says it
-    returns."""
+    """Keyword arguments of a factory; with `**kwargs`, also those of the module class in its annotation."""
     signature = _signature(function)
     if signature is None:
         return []
     parameters = signature.parameters.values()
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     made = signature.return_annotation
-    if (
-        any(p.kind is p.VAR_KEYWORD for p in parameters)
-        and isinstance(made, type)
-        and issubclass(made, torch.nn.Module)
-    ):
-        names |= {
-            p.name for p in inspect.signature(made).parameters.values() if p.default is not p.empty
-        }  # the factory gives the others
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if passes_on and isinstance(made, type) and issubclass(made, torch.nn.Module):
+        # Those without a default the factory gives itself.
+        names |= {p.name for p in inspect.signature(made).parameters.values() if p.default is not p.empty}
     return sorted(names - set().union(*_WEIGHT_SETTINGS.values()))
 
 
@@ -149,7 +140,7 @@ def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[st
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in settings:
             if key not in known:
-                raise unknown_setting(spec, key, sorted(known))
+                raise unknown_setting_error(spec, key, sorted(known))
     missing = [
         p.name
         for p in parameters

@@ -13,8 +13,7 @@ from fxmem.cli.step import analyze_model, read_budget
 BRIEF = "what to change, and what each change is worth"
 DESCRIPTION = (
     "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes "
-    "by what they free. "
-    "With --budget also find the cheapest set of them that keeps it; exit code 4 if none does."
+    "by what they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does."
 )
 
 ARGUMENTS = (

@@ -14,10 +14,8 @@ from fxmem.errors import UsageError
 BRIEF = "which cards a step fits"
 DESCRIPTION = (
     "Hold a step against every card of the catalogue. It is analysed once for each compute capability (eight times "
-    "for all cards), "
-    "because that decides the kernels and their workspaces. With --plan also the checkpoints with which it fits "
-    "where it does not by itself. "
-    "Exit code 4 if it fits none."
+    "for all cards), because that decides the kernels and their workspaces. With --plan also the checkpoints with "
+    "which it fits where it does not by itself. Exit code 4 if it fits none."
 )
 
 ARGUMENTS = (

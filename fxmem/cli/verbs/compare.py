@@ -14,9 +14,8 @@ from fxmem.errors import UsageError
 BRIEF = "what grew from one step to another"
 DESCRIPTION = (
     "Compare two steps: two reports, two models, or one model with other options (--with). The four peaks, what they "
-    "are made of, the phases, and what "
-    "changed by module and by node; of two reports, needs no torch. The step's options apply to both sides, those "
-    "after --with to the second alone."
+    "are made of, the phases, and what changed by module and by node; of two reports, needs no torch. The step's "
+    "options apply to both sides, those after --with to the second alone."
 )
 
 ARGUMENTS = (
@@ -69,8 +68,7 @@ def _second_options(options: argparse.Namespace) -> argparse.Namespace:
     model = options.second or options.model
     if options.second is None and not options.changes:
         raise UsageError(
-            "expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE for the same model "
-            "with "
+            "expected a second REPORT.json or MODEL to compare with, or --with OPTION=VALUE for the same model with "
             "another option"
         )
     if options.changes and is_report(model):

@@ -14,8 +14,8 @@ from fxmem.errors import UsageError
 BRIEF = "memory by source line, as annotated source"
 DESCRIPTION = (
     "What each line of your files allocates, leaves alive and keeps for backward, and the tensors by shape: the "
-    "annotated source, as text or HTML. "
-    "What a library does inside counts for your line that called it. Of a report, needs no torch."
+    "annotated source, as text or HTML. What a library does inside counts for your line that called it. Of a report, "
+    "needs no torch."
 )
 
 ARGUMENTS = (

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 BRIEF = "the largest batch, or other size, that fits"
 DESCRIPTION = (
     "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
-    "about ten sizes; "
-    "the curve of peak against size. Exit code 4 if nothing fits."
+    "about ten sizes; the curve of peak against size. Exit code 4 if nothing fits."
 )
 
 ARGUMENTS = (

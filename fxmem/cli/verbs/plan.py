@@ -23,9 +23,8 @@ BRIEF = "where to put activation checkpoints"
 STRATEGIES = Registry[object]("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
-    "to a stand-in of the model "
-    "and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. From a report, without "
-    "torch, the peak is an estimate."
+    "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "
+    "From a report, without torch, the peak is an estimate."
 )
 
 ARGUMENTS = (
@@ -105,7 +104,6 @@ def _plan_report(options: argparse.Namespace, budget: Budget | PeakShare | None)
     from fxmem.planning import estimate
 
     report = report_reader.load_report(Path(options.model))
-    line = report_reader.timeline(
-        report
-    )  # refuses a peak that is not the report's, which shares of it would be taken of
-    return estimate.estimate(report, report.peak, options.strategy, budget, options.application), report, line
+    timeline = report_reader.timeline(report)  # refuses a peak that is not the report's, before a share of it is taken
+    plan = estimate.estimate(report, report.peak, options.strategy, budget, options.application)
+    return plan, report, timeline

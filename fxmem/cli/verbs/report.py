@@ -78,7 +78,6 @@ def _check_same_step(name: str, plan: Plan, report: Profile) -> None:
         region.last_node > len(report.nodes) for region in plan.all_regions()
     ):
         raise UsageError(
-            f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or "
-            f"another "
-            f"target: plan it anew"
+            f"expected --plan to be a plan for this step, but {name!r} is for other inputs, another step or another "
+            "target: plan it anew"
         )

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report | None, Timeline | None]:
-    """The report of the step under a plan, if there is one.
+    """Load the report of the step under a plan, if `--after` names one.
 
     Raises:
         UsageError: it is of other inputs, or for another target.
@@ -82,8 +82,7 @@ def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report | N
     ):
         if one != other:
             raise UsageError(
-                f"expected --after to be a report of the same step, but the {what} of {options.after!r} are "
-                f"others: "
-                f"analyse both alike"
+                f"expected --after to be a report of the same step, but the {what} of {options.after!r} are others: "
+                "analyse both alike"
             )
     return after, report_reader.timeline(after)
