@@ -6,13 +6,12 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, SourceLine, Storage, Timeline
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable
+from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, Storage, Timeline
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
 __all__ = [
     "LargeTensor", "PeakShare", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive",
@@ -35,7 +34,7 @@ class PeakShare:
     @property
     def name(self) -> str:
         """The kind in words."""
-        return _in_words(self.kind)
+        return to_words(self.kind)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     node = profile.nodes[op.node]
     facts.append(("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}"))
     if node.source is not None:
-        facts.append(("", _place(node.source) + (f": {node.source.code}" if node.source.code else "")))
+        facts.append(("", node.source.place + (f": {node.source.code}" if node.source.code else "")))
     return _printable(facts)
 
 
@@ -206,22 +205,12 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
     node = None if storage.node is None else profile.nodes[storage.node]
     return LargeTensor(
         nbytes=storage.nbytes,
-        kind=_in_words(storage.kind),
+        kind=to_words(storage.kind),
         tensor=printable(f"{format_shape(storage.shape)} {storage.dtype}") if storage.dtype else "no tensor",
         owner=printable(storage.name or ("of no node" if node is None else describe(node))),
-        source="" if node is None or node.source is None else printable(_place(node.source)),
+        source="" if node is None or node.source is None else printable(node.source.place),
         others=len(alike) - 1,
     )
-
-
-def _in_words(kind: Kind) -> str:
-    return kind.value.replace("_", " ")
-
-
-def _place(source: SourceLine) -> str:
-    """`file:line`; of an installed package, from the package on."""
-    file = re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1]
-    return f"{file}:{source.line}"
 
 
 def _printable(facts: Facts) -> Facts:

@@ -17,6 +17,8 @@ from typing import Annotated, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from fxmem.records.units import package_path
+
 __all__ = [
     "SCHEMA_VERSION",
     "Assumption",
@@ -117,6 +119,11 @@ class SourceLine(Record):
     function: str = ""
     code: str = ""
     """The line's text, stripped; empty when the file cannot be read."""
+
+    @property
+    def place(self) -> str:
+        """`file:line`; of an installed package, from the package on: a report is for others to read, too."""
+        return f"{package_path(self.file)}:{self.line}"
 
 
 class TensorInfo(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -59,6 +60,11 @@ def format_shape(shape: Sequence[int]) -> str:
 def to_words(name: str) -> str:
     """A name of a kind or a figure as words: `optimizer_state` is `optimizer state`."""
     return name.replace("_", " ")
+
+
+def package_path(file: str) -> str:
+    """The path of an installed package's file from the package on; any other path as it is."""
+    return re.split(r"(?:site|dist)-packages[/\\]", file)[-1]
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from fxmem.memory.facts import describe
 from fxmem.records import json_reader
 from fxmem.records.profile import InputTensor, Kind, Node, Profile, Timeline
 from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
-from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
+from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable, to_words
 from fxmem.simulation.analysis import Analysis, analyze
 
 __all__ = ["allowed_growth", "assert_peak_below", "baseline_of", "complaint", "growth", "load_baseline"]
@@ -85,7 +85,7 @@ def complaint(analysis: Analysis, budget: Budget) -> str:
         ),
     ]
     kinds = sorted(peak.by_kind.items(), key=lambda pair: -pair[1])
-    lines.append("  " + ", ".join(f"{_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds))
+    lines.append("  " + ", ".join(f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in kinds))
     lines.append("  most of it by line:")
     lines += [f"    {line}" for line in _contributors(profile, analysis.timeline)]
     return printable_lines(lines)
@@ -173,7 +173,10 @@ def growth(before: PeakBaseline, analysis: Analysis, allowed: int) -> str:
     kinds = {kind: now.by_kind.get(kind, 0) - before.by_kind.get(kind, 0) for kind in Kind}
     lines += _table(
         "by kind",
-        [(delta, _words(kind), before.by_kind.get(kind, 0), now.by_kind.get(kind, 0)) for kind, delta in kinds.items()],
+        [
+            (delta, to_words(kind), before.by_kind.get(kind, 0), now.by_kind.get(kind, 0))
+            for kind, delta in kinds.items()
+        ],
     )
     known = {node.name: node for node in analysis.profile.nodes}
     nodes = [
@@ -260,7 +263,3 @@ def _node_words(node: Node, others: int = 0) -> str:
 
 def _measure(allocated_bytes: int | None) -> str:
     return "requested" if allocated_bytes is None else "allocated"
-
-
-def _words(kind: Kind) -> str:
-    return kind.value.replace("_", " ")

@@ -16,7 +16,7 @@ from fxmem.memory import liveness
 from fxmem.memory.allocator import replay, settings_of
 from fxmem.memory.log_diff import first_differences, predicted_events
 from fxmem.records.profile import Kind, Peak, Profile
-from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable
+from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
 from fxmem.records.validation import (
     ComparedPhase,
     ComparedQuantity,
@@ -232,7 +232,7 @@ def _row(label: str, predicted: int, measured: int, judged: bool = False) -> str
 
 
 def _kinds(share: ComparedShare) -> str:
-    return share.kinds[0].replace("_", " ") if len(share.kinds) == 1 else "made during the step"
+    return to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
 
 
 def _step(measurement: Measurement) -> str:

@@ -20,7 +20,7 @@ from fxmem.planning.operators.choices import Call, Value
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind
-from fxmem.records.units import exact_bytes, format_bytes
+from fxmem.records.units import exact_bytes, format_bytes, to_words
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -173,9 +173,7 @@ def _describe_shortfall(search: PlanSearch) -> str:
     peak = reached.analysis.peak
     budget = 0 if search.budget is None else search.budget.nbytes
     fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
-    kept = [
-        f"{kind.value.replace('_', ' ')} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind)
-    ]
+    kept = [f"{to_words(kind)} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind)]
     message = (
         f"expected a plan that keeps the step within {exact_bytes(budget)}; strategy {search.strategy} reaches "
         f"{exact_bytes(reached.peak_bytes)} at the least (without a plan "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from fxmem.records.profile import Node, Profile, SourceLine, Storage
-from fxmem.records.units import format_shape
+from fxmem.records.units import format_shape, to_words
 
 __all__ = ["enclosing_modules", "module_label", "site", "storage_label", "title"]
 
@@ -27,7 +27,7 @@ def module_label(profile: Profile, path: str) -> str:
 def storage_label(storage: Storage) -> str:
     """A storage in a few words: `gradient conv1.weight 64x3x7x7 float32`."""
     tensor = (format_shape(storage.shape), storage.dtype) if storage.dtype else ()
-    return " ".join(part for part in (storage.kind.value.replace("_", " "), storage.name, *tensor) if part)
+    return " ".join(part for part in (to_words(storage.kind), storage.name, *tensor) if part)
 
 
 def site(source: SourceLine | None) -> str:

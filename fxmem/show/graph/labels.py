@@ -400,9 +400,7 @@ def _checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) 
 
 
 def _place_in(source: SourceLine) -> str:
-    # Of an installed package, from the package on: the drawing is for others to see.
-    file = re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1]
-    return f"{file}:{source.line}" + (f": {source.code}" if source.code else "")
+    return source.place + (f": {source.code}" if source.code else "")
 
 
 def _where(drawing: Picture, module: str, first: str, last: str, alike: int) -> Iterator[str]:

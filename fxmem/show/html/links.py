@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
+from fxmem.records.units import to_words
 from fxmem.show.plots.sampling import samples
 
 
@@ -39,7 +40,7 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         "live": [timeline.live_bytes[sample.tick] for sample in taken],
         # In KiB: they are read to three digits.
         "kinds": [
-            [kind.value.replace("_", " "), [round(timeline.by_kind[kind][sample.tick] / 1024) for sample in taken]]
+            [to_words(kind), [round(timeline.by_kind[kind][sample.tick] / 1024) for sample in taken]]
             for kind in Kind
             if kind in timeline.by_kind
         ],

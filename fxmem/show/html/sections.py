@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from fxmem.memory import facts as findings
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, to_words
 from fxmem.show.html.tables import place, safe, swatch
 from fxmem.show.plots.plan_curve import CurveDot, curve_svg
 
@@ -110,7 +110,7 @@ def _before_after(before: Peak, after: Peak) -> str:
         ("Allocated", before.allocated_bytes, after.allocated_bytes),
         ("Reserved", before.reserved_bytes, after.reserved_bytes),
         *(
-            (kind.value.replace("_", " "), before.by_kind.get(kind, 0), after.by_kind.get(kind, 0))
+            (to_words(kind), before.by_kind.get(kind, 0), after.by_kind.get(kind, 0))
             for kind in Kind
             if kind in {*before.by_kind, *after.by_kind}
         ),

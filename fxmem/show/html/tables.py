@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -80,10 +79,8 @@ def swatch(kind: Kind) -> str:
 
 
 def place(source: SourceLine | None) -> str:
-    """`file:line`, of an installed package from the package on."""
-    if source is None:
-        return ""
-    return re.split(r"(?:site|dist)-packages[/\\]", source.file)[-1] + f":{source.line}"
+    """Where a line is; empty for none."""
+    return "" if source is None else source.place
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxmem.memory import facts as findings
 from fxmem.memory.module_rows import Part, parts_at_peak
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
-from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show.plots.svg import SIZE, document, heading, kind_class, rect, safe, step_title, text
 from fxmem.show.text_width import fit, text_width
 
@@ -107,7 +107,7 @@ def _drawn(cell: _Cell, whole: int, top: float) -> str:
     wide = max(cell.width - (1.0 if cell.width > 2.0 else 0.0), 0.4)
     module = cell.parts[0].module if len(cell.parts) == 1 else ""
     place = f"{module} " if module and module != cell.label else ""
-    split = [f"{kind.value.replace('_', ' ')} {format_bytes(nbytes)}" for kind, nbytes in cell.by_kind.items()]
+    split = [f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in cell.by_kind.items()]
     several = [f"{len(cell.parts)} parts drawn together"] if len(cell.parts) > 1 else []
     tooltip = "\n".join(
         [f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split]

@@ -15,7 +15,7 @@ from math import ceil, floor
 from fxmem.memory import facts as findings
 from fxmem.memory.allocator import Levels
 from fxmem.records.profile import Kind, Profile, Timeline
-from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show.plots.sampling import Sample, samples
 from fxmem.show.plots.svg import SIZE, document, heading, kind_class, n, rect, safe, spread, step_title, steps, text
 from fxmem.show.text_width import fit, text_width
@@ -211,7 +211,7 @@ def _bands(panel: _Panel) -> list[str]:
     )
     parts = []
     for kind, edge in reversed(list(zip(kinds, edges, strict=True))):
-        words = f"{_words(kind)}: {exact_bytes(panel.timeline.peak.by_kind.get(kind, 0))} at the peak"
+        words = f"{to_words(kind)}: {exact_bytes(panel.timeline.peak.by_kind.get(kind, 0))} at the peak"
         parts.append(
             f'<path class="{kind_class(kind)}" '
             f'd="{_edge(panel, edge)}V{n(panel.bottom)}H{n(panel.left)}z"><title>{safe(words)}</title></path>'
@@ -235,7 +235,7 @@ def _edge(panel: _Panel, heights: Sequence[int]) -> str:
 
 def _band_name(panel: _Panel, kind: Kind, underside: Sequence[int], edge: Sequence[int]) -> list[str]:
     """The band's name where there is most room for it, if there is any."""
-    words = _words(kind)
+    words = to_words(kind)
     half = text_width(words, SIZE) / 2 + 4.0
     starts = [panel.x(sample.begin) for sample in panel.taken]
     middle = panel.left + panel.width / 2
@@ -385,7 +385,7 @@ def _entries(
     for kind in shown:
         now = peak.by_kind.get(kind, 0)
         share = f", {percent(now, peak.requested_bytes)}" if after is None else ""
-        entries.append((kind_class(kind), True, f"{_words(kind)} {both(now, later(kind))}{share}"))
+        entries.append((kind_class(kind), True, f"{to_words(kind)} {both(now, later(kind))}{share}"))
     for word, nbytes, other in (
         ("allocated", peak.allocated_bytes, None if after is None else after.peak.allocated_bytes),
         ("reserved", peak.reserved_bytes, None if after is None else after.peak.reserved_bytes),
@@ -396,7 +396,3 @@ def _entries(
         ("limit", False, f"{word} {format_bytes(nbytes)}{', above the scale' if nbytes > scale else ''}")
         for word, nbytes in limits
     ]
-
-
-def _words(kind: Kind) -> str:
-    return kind.value.replace("_", " ")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fxmem.memory.facts import header_facts
 from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
-from fxmem.records.units import exact_bytes, format_bytes, printable, short_bytes
+from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
 from fxmem.show.text.columns import Column, choose
 from fxmem.show.text.tables import facts, fit, render
 
@@ -83,7 +83,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
 
 def format_group(group: TensorGroup) -> str:
     """`7 x (512, 512, 3, 3) float32 63.0 MiB parameter`. Untrusted text."""
-    kind = group.kind.value.replace("_", " ")
+    kind = to_words(group.kind)
     return (
         f"{group.count} x {group.shape} {group.dtype} {format_bytes(group.nbytes)} {kind}"
         if group.dtype
@@ -91,14 +91,11 @@ def format_group(group: TensorGroup) -> str:
     )
 
 
-def short_file(file: str, others: Sequence[str] = ()) -> str:
+def short_file(file: str) -> str:
     """A path as people know it: an installed one from its package on, one below the working directory from there."""
-    for part in ("site-packages", "dist-packages"):
-        head, found, tail = file.replace("\\", "/").rpartition(f"/{part}/")
-        if found and head:
-            return tail
+    installed = package_path(file)
     try:
-        return str(Path(file).relative_to(Path.cwd()))
+        return installed.replace("\\", "/") if installed != file else str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return file
 

@@ -13,7 +13,7 @@ from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import fold
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
-from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable
+from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
 from fxmem.show.text.columns import Column, choose, named, ruled
 from fxmem.show.text.tables import GAP, RULED, facts, fit_left, render
 
@@ -98,7 +98,7 @@ def _totals(comparison: StepComparison, width: int) -> Table:
         _total(totals, name, change, format_bytes)
     totals.add_section()
     for kind, change in comparison.by_kind.items():
-        _total(totals, f"  {kind.value.replace('_', ' ')}", change, format_bytes)
+        _total(totals, f"  {to_words(kind)}", change, format_bytes)
     totals.add_section()
     for phase in Phase:
         if phase in comparison.phases:
@@ -261,7 +261,7 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
         after = "" if row.after_node is None else format_bytes(change.after)
         changed.add_row(
             Text(_title(row, len(alike), names)),
-            name.replace("_", " "),
+            to_words(name),
             before,
             after,
             _signed(change.delta or 0, format_bytes),

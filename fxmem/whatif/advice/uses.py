@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Profile, Storage
+from fxmem.records.units import to_words
 
 __all__ = ["Uses", "freed_after_last_use", "idle_at"]
 
@@ -56,7 +57,7 @@ class Uses:
             return "its input has no storage of its own"
         nodes, record = self._profile.nodes, self._profile.storages[storage]
         if record.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OUTPUT) or not record.birth:
-            return f"its input is {record.kind.value.replace('_', ' ')} of the step"
+            return f"its input is {to_words(record.kind)} of the step"
         kept = self._keepers.get(storage, set()) - {index}
         if kept:
             return f"{nodes[min(kept)].name} keeps its input for backward"
