@@ -37,7 +37,7 @@ from fxmem.simulation.error_advice import explained
 from fxmem.simulation.kernel_settings import convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.fake_model import deep_recursion, fake_copy, fake_inputs
-from fxmem.simulation.observe.autograd_engine import Engine
+from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer, named_arguments
 from fxmem.simulation.observe.op_cache import CHECK, Replayer
@@ -129,7 +129,7 @@ class _Run:
         self.tracer = ProgramTracer(
             self.model, self.log, replacement=_replacement, on_tensor_method=self._tensor_method
         )
-        self.engine = Engine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
+        self.engine = AutogradEngine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
         self.optimizer_spec = request.optimizer if request.mode == "train" else None
         self.optimizer: torch.optim.Optimizer | None = None
         self.parameters = dict(self.model.named_parameters())
@@ -282,7 +282,8 @@ class _Run:
         self.ran_compiled = True
 
     def _tensor_method(self, name: str, tensor: torch.Tensor) -> None:
-        (self.engine.note_tensor_hook if name == "register_hook" else self.engine.note_retain_grad)(tensor)
+        hooks = self.engine.hooks
+        (hooks.note_tensor_hook if name == "register_hook" else hooks.note_retain_grad)(tensor)
 
     @contextlib.contextmanager
     def _unpacking(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""What autograd's nodes keep for backward, and when they let go of it.
+"""The tensors that autograd's nodes save for backward, and when they are freed.
 
-A node's saved tensors are packed under its number and go when the node has run, unless the graph is retained
+A node's saved tensors are packed under its number and freed when the node has run, unless the graph is retained
 (torch/csrc/autograd/saved_variable.h, `SavedVariable::reset_data`).
 """
 
@@ -15,11 +15,9 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 
-__all__ = ["Saved", "SavedTensors"]
 
-
-class Saved:
-    """What stands in for one saved tensor in the autograd graph; empty once its node has run."""
+class SavedHandle:
+    """One saved tensor in the autograd graph; empty once its node has run."""
 
     __slots__ = ("__weakref__", "hooks", "value")
 
@@ -28,7 +26,7 @@ class Saved:
         self.hooks: torch_autograd.Hooks | None = hooks
 
     def release(self) -> None:
-        """What C++ does to a saved variable whose node has run."""
+        """Free the tensor, as C++ does when the node has run."""
         self.value = self.hooks = None
 
 
@@ -36,40 +34,44 @@ class SavedTensors:
     """The saved tensors of one thread's graph.
 
     Args:
-        on_save: told what is kept (a tensor, or whatever the program's own pack hook made of it); it is gone when the
-        handle is dead or empty. on_unpack: told what the program's own unpack hooks give. around: what these run
-        inside.
+        on_save: called with what is saved, a tensor or what the program's own pack hook made of it; it is freed when
+            the handle is dead or empty.
+        on_unpack: called with what the program's own unpack hooks return.
+        around: entered for these hooks.
     """
 
     def __init__(
         self,
-        on_save: Callable[[Any, weakref.ref[Saved]], None],
+        on_save: Callable[[Any, weakref.ref[SavedHandle]], None],
         on_unpack: Callable[[torch.Tensor], None],
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._on_save, self._on_unpack = on_save, on_unpack
         self._around = around
-        self._saved_by: dict[int, list[weakref.ref[Saved]]] = {}
-        self._unpacked: list[list[Saved]] = []
+        self._saved_by: dict[int, list[weakref.ref[SavedHandle]]] = {}
+        self._unpacked: list[list[SavedHandle]] = []
         self._unpacking = 0
 
-    def pack(self, hooks: torch_autograd.Hooks, tensor: torch.Tensor) -> Saved:
-        """What autograd is to hold for `tensor`, which the node made last saves."""
+    def pack(self, hooks: torch_autograd.Hooks, tensor: torch.Tensor) -> SavedHandle:
+        """The handle that autograd keeps for `tensor`, which the newest node saves."""
         # A node takes its number when it is made, just before it saves.
         number = torch_autograd.next_sequence_number() - 1
         if tensor.grad_fn is not None and torch_autograd.sequence_number(tensor.grad_fn) == number:
-            # A node's own output: held as it is, the node would hold itself. C++ keeps it without its grad_fn.
+            # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its grad_fn.
             number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
             tensor = torch_autograd.detached(tensor)
-        handle = Saved(hooks.pack(tensor), hooks)
+        handle = SavedHandle(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         self._saved_by.setdefault(number, []).append(reference)
         self._on_save(handle.value, reference)
         return handle
 
-    def unpack(self, handle: Saved) -> Any:
-        """The tensor, or what the program's own hook makes of what it kept. Raises: RuntimeError, as torch does, where
-        it has been freed."""
+    def unpack(self, handle: SavedHandle) -> Any:
+        """The tensor, or what the program's own hook makes of what it saved.
+
+        Raises:
+            RuntimeError: as torch does, where the tensor has been freed.
+        """
         # What an unpack hook itself unpacks (checkpoint's inputs) is another node's, and that one's to release.
         if self._unpacked and not self._unpacking:
             self._unpacked[-1].append(handle)
@@ -89,17 +91,17 @@ class SavedTensors:
         finally:
             self._unpacking -= 1
 
-    def node_begins(self) -> None:
-        """What is unpacked from here on is read by one node of the backward."""
+    def begin_node(self) -> None:
+        """From here on, one node of the backward unpacks."""
         self._unpacked.append([])
 
-    def node_ended(self) -> list[Saved]:
-        """What the node that began last has read."""
+    def end_node(self) -> list[SavedHandle]:
+        """What the node that began last has unpacked."""
         return self._unpacked.pop()
 
-    def release(self, number: int, read: list[Saved]) -> None:
-        """Let go of what the node with this number saved and of what it read."""
-        for handle in read:
+    def release(self, number: int, unpacked: list[SavedHandle]) -> None:
+        """Free what the node with this number saved, and what it unpacked."""
+        for handle in unpacked:
             handle.release()
         for reference in self._saved_by.pop(number, ()):
             kept = reference()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from fxmem.simulation.observe.autograd_engine import Engine
+from fxmem.simulation.observe.autograd_engine import AutogradEngine
 
 
 class Watching:
@@ -39,14 +39,14 @@ class _Methods(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name == "register_hook":
-            self.engine.note_tensor_hook(args[0])
+            self.engine.hooks.note_tensor_hook(args[0])
         elif name == "retain_grad":
-            self.engine.note_retain_grad(args[0])
+            self.engine.hooks.note_retain_grad(args[0])
         return result
 
 
 def run(model, x, watching=None):
-    engine = Engine(watching or Watching())
+    engine = AutogradEngine(watching or Watching())
     torch.manual_seed(1)
     with engine.routed(lambda cls, args, apply: apply(*args)), _Methods(engine):
         model(x).sum().backward()
@@ -121,7 +121,7 @@ def test_torchvision_gradients_equal_the_cpp_engine(name):
 def test_what_a_node_saved_goes_when_it_has_run():
     watching = Watching()
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
-    engine = Engine(watching)
+    engine = AutogradEngine(watching)
     with engine.routed(lambda cls, args, apply: apply(*args)):
         loss = model(torch.randn(2, 4)).sum()
         held = [handle() for handle in watching.saved]
@@ -135,7 +135,7 @@ def test_what_a_node_saved_goes_when_it_has_run():
 
 def test_retain_graph_keeps_what_was_saved():
     model, x = nn.Linear(4, 1), torch.randn(2, 4)
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with engine.routed(lambda cls, args, apply: apply(*args)):
         loss = model(x).pow(2).sum()
         loss.backward(retain_graph=True)
@@ -147,7 +147,7 @@ def test_retain_graph_keeps_what_was_saved():
 def test_autograd_grad_touches_no_leaf():
     x = torch.randn(3, requires_grad=True)
     w = torch.randn(3, requires_grad=True)
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with engine.routed(lambda cls, args, apply: apply(*args)):
         hidden = x.sin() * w
         (gradient,) = torch.autograd.grad(hidden.exp().sum(), hidden)
@@ -166,7 +166,7 @@ def test_gradient_penalty_differentiates_twice():
     x = torch.randn(3, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     penalty(x).backward()
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with engine.routed(lambda cls, args, apply: apply(*args)):
         penalty(y).backward()
     assert torch.equal(x.grad, y.grad)
@@ -191,7 +191,7 @@ def test_hooks_run_where_the_cpp_engine_runs_them():
 def test_a_leaf_takes_its_gradient_unless_somebody_else_sees_it():
     """x + w hands both inputs the same gradient: one may keep it, the other must copy."""
     a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with engine.routed(lambda cls, args, apply: apply(*args)):
         ((a + b) * 1.0).sum().backward()
     assert a.grad.data_ptr() != b.grad.data_ptr()
@@ -207,7 +207,7 @@ def test_second_gradient_is_added_in_place():
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(3, requires_grad=True)
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with engine.routed(lambda cls, args, apply: apply(*args)):
         hidden = x.sin()
         loss = (hidden.exp() * hidden.cos()).sum()
@@ -226,7 +226,7 @@ def test_everything_is_put_back_after_an_error():
         vars(torch.autograd.Function).get("apply"),
         vars(torch.autograd.function._SingleLevelFunction).get("apply"),
     )
-    engine = Engine(Watching())
+    engine = AutogradEngine(Watching())
     with pytest.raises(ZeroDivisionError), engine.routed(lambda cls, args, apply: apply(*args)):
         raise ZeroDivisionError
     assert (
@@ -245,7 +245,7 @@ def test_everything_is_put_back_after_an_error():
 
 def test_saved_handles_die_with_the_graph():
     watching = Watching()
-    engine = Engine(watching)
+    engine = AutogradEngine(watching)
     with engine.routed(lambda cls, args, apply: apply(*args)):
         y = torch.randn(3, requires_grad=True).exp()
         assert [isinstance(h, weakref.ref) and h() is not None for h in watching.saved] == [True]

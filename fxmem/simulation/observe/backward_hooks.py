@@ -1,0 +1,92 @@
+"""The hooks of tensors and nodes, which the engine runs and not the node: tensor pre-hooks, node pre- and post-hooks.
+
+Not seen: hooks that a program puts on C++ nodes it fetched itself (`y.grad_fn.register_hook`); they are kept in C++,
+and Python cannot list them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+
+
+class BackwardHooks:
+    """The hooks of one thread's graph.
+
+    Args:
+        run: `(function, *args) -> result`, runs a function of the program.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self._of_tensors: dict[tuple[int, int], Any] = {}
+        self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
+        self._of_nodes: dict[int, dict[str, list[Callable[..., Any]]]] = {}
+
+    def note_tensor_hook(self, tensor: torch.Tensor) -> None:
+        """Note that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
+        if tensor.grad_fn is not None:
+            self._of_tensors[_output_of(tensor)] = torch_autograd.tensor_hooks(tensor)
+
+    def note_retain_grad(self, tensor: torch.Tensor) -> None:
+        """Note that `tensor.retain_grad` was called."""
+        if tensor.grad_fn is not None:
+            self._retains_grad[_output_of(tensor)] = weakref.ref(tensor)
+
+    def note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
+        """Note that the method `kind` of a node, `register_hook` or `register_prehook`, was called."""
+        self._of_nodes.setdefault(torch_autograd.sequence_number(node), {}).setdefault(kind, []).append(hook)
+
+    def run_tensor_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
+        """Run the hooks of the tensors whose gradients a node received; the hooks may replace these."""
+        for index, gradient in enumerate(received):
+            if gradient is not None:
+                received[index] = self._run_hooks_of(node, index, gradient)
+
+    def run_pre_hooks(self, number: int, received: list[torch.Tensor | None]) -> None:
+        """Run what is to run before the node with this number; the hooks may replace its gradients."""
+        for hook in self._of_nodes.get(number, {}).get("register_prehook", ()):
+            replaced = self._run(hook, tuple(received))
+            if replaced is not None:
+                received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
+
+    def run_post_hooks(
+        self, number: int, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Run what is to run after the node with this number; its results, as the hooks leave them."""
+        for hook in self._of_nodes.get(number, {}).get("register_hook", ()):
+            replaced = self._run(hook, tuple(results), tuple(received))
+            if replaced is not None:
+                results = list(replaced) if isinstance(replaced, tuple) else [replaced]
+        return results
+
+    def run_accumulation_hooks(self, leaf: torch.Tensor) -> None:
+        """Run the hooks of a leaf whose `.grad` has just received a gradient."""
+        for hook in torch_autograd.accumulation_hooks(leaf):
+            self._run(hook, leaf)
+
+    def _run_hooks_of(self, node: Any, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        if torch_autograd.is_accumulate_grad(node):
+            hooks = torch_autograd.tensor_hooks(node.variable)
+        else:
+            key = torch_autograd.sequence_number(node), index
+            hooks = self._of_tensors.get(key)
+            retaining = self._retains_grad.get(key)
+            tensor = retaining() if retaining is not None else None
+            if tensor is not None:
+                tensor.grad = gradient
+        for hook in list((hooks or {}).values()):
+            replaced = self._run(hook, gradient)
+            if replaced is not None:
+                gradient = replaced
+        return gradient
+
+
+def _output_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The node that made a tensor, by its number, and which of its outputs the tensor is."""
+    return torch_autograd.sequence_number(tensor.grad_fn), torch_autograd.output_number(tensor)

@@ -1,0 +1,165 @@
+"""`GraphTask`: one call of backward as the nodes that run, in their order, and the gradients each receives.
+
+The rules, with their source in torch/csrc/autograd:
+- Order (engine.cpp, `CompareNodeTaskTime`): among the nodes whose gradients are complete, the one that forward made
+  last runs first; `AccumulateGrad` before all.
+- The second gradient for an input is added in place when the first is dense and has no other owner (input_buffer.cpp,
+  `accumulate`), into a new tensor otherwise. Sparse gradients are always added out of place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem.simulation.observe.leaf_gradients import is_dense
+
+
+class GraphTask:
+    """The nodes between the roots and the leaves, or the inputs whose gradients are captured.
+
+    Args:
+        roots: tensors or gradient edges where backward starts.
+        inputs: tensors or gradient edges whose gradients are captured; without any, every node runs.
+        accumulate_grad: whether gradients go into the leaves' `.grad` rather than into `captured`.
+    """
+
+    def __init__(self, roots: Sequence[Any], inputs: Sequence[Any], *, accumulate_grad: bool) -> None:
+        self._roots = [_edge_of(root) for root in roots]
+        self._captures = {_edge_of(tensor): position for position, tensor in enumerate(inputs)}
+        self._accumulate_grad = accumulate_grad
+        self.captured: list[torch.Tensor | None] = [None] * len(inputs)
+        """The gradients of `inputs`, as far as they are known."""
+        producers = _producers([node for node, _ in self._roots])
+        self._missing = {node: len(before) for node, before in producers.items()}
+        """How many gradients each node still waits for."""
+        self._needed: set[Any] | None = None
+        self._executed: set[Any] = set()
+        if self._captures:
+            self._restrict(producers)
+        self._buffers: dict[Any, list[Any]] = {}
+        self._ready: list[tuple[int, int, Any]] = []
+        self._pushed = 0
+
+    def _restrict(self, producers: dict[Any, list[Any]]) -> None:
+        """Keep to the nodes that lead to a captured input."""
+        reached = {node for node, _ in self._roots} | self._missing.keys()
+        needed = {node for node, _ in self._captures} & reached
+        stack = list(needed)
+        while stack:
+            for node in producers.get(stack.pop(), ()):
+                if node not in needed:
+                    needed.add(node)
+                    stack.append(node)
+        self._missing = {}
+        for node in needed:
+            following = [each for each, _ in node.next_functions if each in needed]
+            for each in following:
+                self._missing[each] = self._missing.get(each, 0) + 1
+            if following or torch_autograd.is_accumulate_grad(node):
+                self._executed.add(node)
+        self._needed = needed
+
+    def check_inputs_are_used(self) -> None:
+        """Raise torch's RuntimeError for an input that no root depends on."""
+        for (node, _), position in self._captures.items():
+            if self._needed is not None and node not in self._needed:
+                raise RuntimeError(
+                    f"One of the differentiated Tensors (number {position}) appears to not have been used in the graph."
+                )
+
+    def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Give the roots their gradients; those that wait for no other node are ready."""
+        for (node, index), gradient in zip(self._roots, gradients, strict=True):
+            self._add(node, index, gradient)
+        for node in dict.fromkeys(node for node, _ in self._roots):
+            if not self._missing.get(node):
+                self._push(node)
+
+    def has_ready(self) -> bool:
+        """Whether a node waits to run."""
+        return bool(self._ready)
+
+    def pop(self) -> tuple[Any, list[torch.Tensor | None]]:
+        """The node that runs next, and the gradients of its outputs."""
+        node = heapq.heappop(self._ready)[2]
+        return node, self._buffers.pop(node)
+
+    def capture(self, node: Any, received: list[torch.Tensor | None]) -> None:
+        """Keep what `inputs` asks for of the gradients that a node received."""
+        if self._accumulate_grad and torch_autograd.is_accumulate_grad(node):
+            return
+        for (captured, index), position in self._captures.items():
+            if captured is node:
+                self.captured[position] = received[index]
+
+    def executes(self, node: Any) -> bool:
+        """Whether a node runs, or only has its gradients captured."""
+        return self._needed is None or node in self._executed
+
+    def deliver(self, node: Any, results: list[torch.Tensor | None]) -> None:
+        """Hand a node's results on to the nodes that follow; empties `results`."""
+        for position, (consumer, index) in enumerate(node.next_functions):
+            if consumer is None or (self._needed is not None and consumer not in self._needed):
+                continue
+            gradient = results[position] if results else None
+            if results:
+                results[position] = None
+            self._add(consumer, index, gradient)
+            gradient = None  # the buffer is to be its only owner when the next one is added
+            self._missing[consumer] -= 1
+            if not self._missing[consumer]:
+                self._push(consumer)
+        results.clear()
+
+    def _push(self, node: Any) -> None:
+        heapq.heappush(self._ready, (-torch_autograd.sequence_number(node), self._pushed, node))
+        self._pushed += 1
+
+    def _add(self, node: Any, index: int, gradient: torch.Tensor | None) -> None:
+        slots = self._buffers.get(node)
+        if slots is None:
+            slots = self._buffers[node] = [None] * max(1, len(torch_autograd.input_metadata(node)))
+        if gradient is None:
+            return
+        if slots[index] is None:
+            slots[index] = gradient
+        elif _is_reusable(slots, index) and not gradient.is_sparse:
+            slots[index].add_(gradient)
+        else:
+            slots[index] = slots[index] + gradient
+
+
+def _is_reusable(slots: list[Any], index: int) -> bool:
+    return (
+        not torch.is_grad_enabled()
+        and not slots[index].is_sparse
+        and is_dense(slots[index])
+        and torch_autograd.is_sole_owner(slots, index, storage=True)
+    )
+
+
+def _edge_of(tensor: Any) -> tuple[Any, int]:
+    is_edge = isinstance(tensor, torch.autograd.graph.GradientEdge)
+    edge = tensor if is_edge else torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _producers(roots: Sequence[Any]) -> dict[Any, list[Any]]:
+    """The nodes that hand a gradient to each node, once for each gradient."""
+    producers: dict[Any, list[Any]] = {}
+    seen, stack = set(roots), list(roots)
+    while stack:
+        node = stack.pop()
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            producers.setdefault(following, []).append(node)
+            if following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return producers

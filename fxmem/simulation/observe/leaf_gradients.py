@@ -1,0 +1,66 @@
+"""How a gradient arrives in a leaf's `.grad`, as `AccumulateGrad` does it.
+
+`AccumulateGrad` takes the gradient itself when `.grad` is None, the gradient has no other owner and its strides obey
+the leaf's layout; it copies the gradient otherwise, and adds in place to an existing `.grad`
+(torch/csrc/autograd/functions/accumulate_grad.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+
+
+def accumulate_gradient(leaf: torch.Tensor, received: list[Any], *, create_graph: bool) -> None:
+    """Put the only gradient of `received` into `leaf.grad`; the list is to be its only owner in Python."""
+    sparse = received[0].is_sparse
+    if leaf.grad is not None:
+        if create_graph or sparse or leaf.grad.is_sparse:
+            leaf.grad = leaf.grad + received[0]
+        else:
+            leaf.grad.add_(received[0])
+    elif sparse or (
+        not create_graph
+        and _obeys_layout(received[0], leaf)
+        and torch_autograd.is_sole_owner(received, 0, storage=False)
+    ):
+        leaf.grad = received[0].detach()
+    elif create_graph:
+        leaf.grad = received[0].clone()
+    else:
+        strides = leaf.stride() if is_dense(leaf) else _contiguous_strides(leaf.shape)
+        leaf.grad = torch.empty_strided(leaf.shape, strides, dtype=received[0].dtype, device=received[0].device).copy_(
+            received[0]
+        )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Non-overlapping and dense: its elements fill one stretch of memory, in some order of the dimensions."""
+    if tensor.layout is not torch.strided:
+        return False
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(int(size), 1))
+    return tuple(reversed(strides)) if len(shape) else ()
+
+
+def _obeys_layout(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """The gradient layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if not is_dense(leaf):
+        return gradient.is_contiguous()
+    return all(n == 1 or a == b for n, a, b in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True))
