@@ -14,8 +14,7 @@ from pathlib import Path
 from fxmem import __version__
 from fxmem.errors import FxmemError, one_line
 from fxmem.hardware.catalogue import CATALOGUE, target
-from fxmem.hardware.workspaces import ConvSignature, conv_workspaces, find_cudnn
-from fxmem.hardware.workspaces.cudnn_cache import cache_directory
+from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, find_cudnn
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import graph
 from fxmem.show.terminal import columns, why_plain

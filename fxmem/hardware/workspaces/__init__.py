@@ -35,6 +35,7 @@ from fxmem.hardware.workspaces.cublas import (
     uses_cublas,
     uses_cublaslt,
 )
+from fxmem.hardware.workspaces.cudnn_cache import cache_directory
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory
 from fxmem.hardware.workspaces.insertion import with_workspaces
@@ -57,6 +58,7 @@ __all__ = [
     "MemoryFormat",
     "TensorLayout",
     "Workspace",
+    "cache_directory",
     "conv_workspaces",
     "convolution_memory",
     "cublas_workspaces",
