@@ -14,7 +14,7 @@ from fxmem.records.units import package_path, to_words
         ("/usr/lib/python3/dist-packages/numpy/core.py", "numpy/core.py"),
         ("/env/lib/python3.11/site-packages/timm/layers/mlp.py", "timm/layers/mlp.py"),
         (r"C:\env\Lib\site-packages\timm\layers\mlp.py", r"timm\layers\mlp.py"),
-        ("/home/me/model.py", "/home/me/model.py"),
+        ("/home/user/model.py", "/home/user/model.py"),
     ],
 )
 def test_an_installed_file_s_path_begins_at_its_package(file: str, shown: str) -> None:
