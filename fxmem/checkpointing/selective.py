@@ -21,7 +21,7 @@ import torch
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
-from fxmem.planning.products import is_product
+from fxmem.hardware.op_classes import is_product
 
 __all__ = ["Keeping", "Results", "Reusing", "keep"]
 
@@ -33,7 +33,7 @@ def keep(
     some of its products.
 
     Args:
-        numbers: of the products (matrix products, convolutions, attention: `fxmem.planning.products`), counted from 0
+        numbers: of the products (matrix products, convolutions, attention: `fxmem.hardware.op_classes`), counted from 0
         in the order the region runs them.
     """
     return functools.partial(_contexts, numbers)

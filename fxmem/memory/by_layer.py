@@ -20,26 +20,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from math import prod
 
+from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.memory.accepted_steps import HasProfile, read_profile
 from fxmem.memory.figures import Flops
 from fxmem.memory.module_tree import Branch, ModuleTree, preorder
 from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 
-MAC_OPS = frozenset(
-    {
-        "_convolution", "_efficient_attention_forward", "_flash_attention_forward", "_grouped_mm",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_fused_attention_overrideable", "_scaled_grouped_mm", "_scaled_mm", "_slow_conv2d_forward",
-        "addbmm", "addmm", "addmv",
-        "baddbmm", "bmm", "convolution", "convolution_overrideable", "cudnn_convolution", "dot", "mm", "mv", "vdot",
-    }
-)  # fmt: skip
-"""ATen operators whose FLOPs are multiply-adds, two each."""
-UNKNOWN_MAC_OPS = frozenset({"_cudnn_rnn", "mkldnn_rnn_layer"})
-"""ATen operators that hold multiply-adds among other operations, counted as FLOPs in one sum."""
 _CALLS = ("call_module", "call_function", "call_method")
 
 

@@ -33,8 +33,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
-from fxmem.planning.products import is_product
 from fxmem.planning.regions.candidates import module_spans
 from fxmem.planning.regions.cost_tables import OUTSIDE, Geometry, Ints
 from fxmem.records.names import Application

@@ -69,7 +69,7 @@ class Region(Record):
     extra_flops: Flops | None = None
     """FLOPs of recomputing it once, up to its last saved tensor; None where an op has no formula."""
     keeps: Many[int] = ()
-    """Of its products (matrix products, convolutions, attention: `fxmem.planning.products`),
+    """Of its products (matrix products, convolutions, attention: `fxmem.hardware.op_classes`),
     counted from 0 in the order it runs them, those whose results are kept
     from the first run, so that they are not run again."""
     within: str = ""

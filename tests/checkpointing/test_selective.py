@@ -17,7 +17,7 @@ import fxmem
 from fxmem import analyze
 from fxmem.checkpointing import apply, selective
 from fxmem.checkpointing.recompute import Recomputation
-from fxmem.planning.products import is_product
+from fxmem.hardware.op_classes import is_product
 from fxmem.records.names import Application
 from fxmem.records.plan import Region
 from fxmem.simulation.request import StepRequest

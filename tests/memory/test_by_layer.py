@@ -14,7 +14,8 @@ from torch.utils.flop_counter import flop_registry
 
 import fxmem
 from fxmem.cli.verbs import layers as verb
-from fxmem.memory.by_layer import MAC_OPS, UNKNOWN_MAC_OPS, by_layer
+from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
+from fxmem.memory.by_layer import by_layer
 from fxmem.memory.report_reader import load_report
 from fxmem.records.layers import Layer, LayerReport
 from fxmem.records.profile import Kind

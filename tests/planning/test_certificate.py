@@ -16,10 +16,10 @@ import fxmem
 from fxmem import analyze, checkpointing
 from fxmem.__main__ import main
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError
+from fxmem.hardware.op_classes import is_product
 from fxmem.planning import Planner, certify
 from fxmem.planning.certificate import EFFORT
 from fxmem.planning.lower_bound import relaxed
-from fxmem.planning.products import is_product
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Phase, Profile

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from fxmem.errors import UsageError
+from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.hardware.workspaces.tensor_layouts import TensorLike, layout_of
-from fxmem.hardware.workspaces.torch_releases import nearest
 from fxmem.records.profile import Bytes, Record, Target
 
-__all__ = ["CublasWorkspaces", "cublas_workspaces", "matmul_copies", "uses_cublas", "uses_cublaslt"]
+_Value = TypeVar("_Value")
 
 _HOPPER = 32 << 20
 _OTHER = 2 * (4096 << 10) + 8 * (16 << 10)
@@ -36,25 +36,6 @@ _DEFAULTS: dict[tuple[int, int], tuple[Mapping[tuple[int, int], int], int, int]]
 """By torch release: the architectures with a size of their own, the size on all others, the cuBLASLt size.
 
 Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell); each wants its binary read first."""
-
-_GEMMS = frozenset(
-    {
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "addbmm",
-        "mv",
-        "addmv",
-        "dot",
-        "vdot",
-        "_addmm_activation",
-        "_scaled_mm",
-        "_int_mm",
-        "linear",
-        "matmul",
-    }
-)
 
 
 class CublasWorkspaces(Record):
@@ -116,7 +97,8 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
 
 def uses_cublas(op: str) -> bool:
     """Whether an ATen op runs on a cuBLAS handle and so brings its thread's workspace into being."""
-    return _name(op) in _GEMMS
+    found = OP_CLASSES.get(_name(op))
+    return found is not None and found.uses_cublas
 
 
 def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -> bool:
@@ -186,3 +168,18 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _name(op: str) -> str:
     return op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
+
+
+def nearest(table: Mapping[tuple[int, int], _Value], torch_version: str) -> tuple[_Value, str]:
+    """The entry of the release, else of the closest earlier one, else of the earliest; and whose it is, e.g. `2.11`.
+
+    Raises:
+        UsageError: the version does not begin with two numbers.
+    """
+    try:
+        major, minor = (int(part) for part in torch_version.split(".")[:2])
+    except ValueError:
+        raise UsageError(f"expected a torch version such as 2.11.0, got {torch_version!r}") from None
+    earlier = [release for release in table if release <= (major, minor)]
+    release = max(earlier) if earlier else min(table)
+    return table[release], ".".join(map(str, release))

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.workspaces.cublas import nearest
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
-from fxmem.hardware.workspaces.torch_releases import nearest
 from fxmem.records.profile import Bytes, Record, Target
 
 __all__ = ["CudnnLibrary", "Workspace", "conv_workspaces", "find_cudnn"]

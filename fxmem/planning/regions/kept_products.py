@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fxmem.planning.products import is_product
+from fxmem.hardware.op_classes import is_product
 from fxmem.planning.regions.cost_tables import Floats, Geometry
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Kind, Phase

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fxmem.hardware.op_classes import scaled_dot_product_ops
 from fxmem.simulation.flops import formulas
-
-__all__ = ["COMPLEX", "EACH", "EACH_READ", "FORMULAS", "NO_ARITHMETIC", "UNCOUNTED"]
 
 
 def _names(*lines: str) -> list[str]:
@@ -173,13 +172,7 @@ EACH_READ = {
 }
 """FLOPs per element of the first argument, and per element of the result."""
 
-_ATTENTION = (
-    "flash_attention",
-    "efficient_attention",
-    "cudnn_attention",
-    "flash_attention_for_cpu",
-    "fused_attention_overrideable",
-)
+_ATTENTION = scaled_dot_product_ops()
 
 FORMULAS: dict[str, formulas.Rule] = {
     **{name: formulas.each(flops) for name, flops in EACH.items()},
@@ -192,11 +185,9 @@ FORMULAS: dict[str, formulas.Rule] = {
     "addmv": lambda c: 2 * c.mat.numel(),
     **dict.fromkeys(["_grouped_mm", "_scaled_grouped_mm"], lambda c: formulas.grouped_mm(c.self, c.mat2)),
     "affine_grid_generator": lambda c: 2 * c.theta.shape[-1] * c.made,  # homogeneous coordinates times theta
+    **dict.fromkeys(_ATTENTION, lambda c: formulas.attention(c.query, c.key, c.value)),
     **dict.fromkeys(
-        [f"_scaled_dot_product_{name}" for name in _ATTENTION], lambda c: formulas.attention(c.query, c.key, c.value)
-    ),
-    **dict.fromkeys(
-        [f"_scaled_dot_product_{name}_backward" for name in _ATTENTION],
+        [f"{name}_backward" for name in _ATTENTION],
         lambda c: formulas.attention_backward(c.query, c.key, c.value),
     ),
     # Recurrent layers.

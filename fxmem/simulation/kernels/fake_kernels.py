@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fxmem._torch import common as torch_common
+from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.simulation import known_values
 
 __all__ = ["FAKE_KERNELS", "LOSSES", "ONE_DTYPE", "check_one_dtype"]
@@ -233,11 +234,7 @@ FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
 
 ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-    aten.addmm.default: (0, 1, 2),
-    aten.baddbmm.default: (0, 1, 2),
-    aten.convolution.default: (0, 1, 2),
+    getattr(aten, name).default: op.one_dtype for name, op in OP_CLASSES.items() if op.one_dtype
 }
 """Operators whose kernels take one dtype only, which torch's kernels for FakeTensors do not check; and which of their
 arguments."""
