@@ -142,7 +142,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     unfolded = graph.DrawingOptions(renderer="plain", fold=False)
     yield "SVG, folded (built-in layout)", lambda: graph.render(report, timeline, plain)
     yield "SVG, unfolded (built-in layout)", lambda: graph.render(report, timeline, unfolded)
-    yield "timeline's SVG", lambda: plots.timeline_svg(report, timeline)
+    yield "timeline's SVG", lambda: plots.timeline_svg(plots.PlottedStep(report, timeline))
     yield "icicle's SVG", lambda: plots.icicle_svg(report, timeline)
     yield "page (built-in layout)", lambda: html.html(report, timeline, renderer="plain")
     for to in export.EXPORTERS:

@@ -17,11 +17,11 @@ from fxmem.memory.allocator import Levels
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_rows import parts_at_peak
 from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
-from fxmem.show.plots import CurveDot, curve_svg, icicle_svg, timeline_svg
-from fxmem.show.plots.colors import DARK, KINDS, LIGHT, Theme
+from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
+from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, icicle_svg, timeline_svg
+from fxmem.show.plots.axes import SIZE, STYLE, byte_steps, spread
 from fxmem.show.plots.sampling import Sample, samples
-from fxmem.show.plots.svg import SIZE, STYLE, spread, steps
-from fxmem.show.text_width import text_width
+from fxmem.show.svg import text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES
 
@@ -29,8 +29,12 @@ MIB, GIB = 1 << 20, 1 << 30
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+def timeline_plot(profile: Profile, timeline: Timeline, *, levels: Levels | None = None, **options: Any) -> str:
+    return timeline_svg(PlottedStep(profile, timeline, levels), **options)
+
+
 def plotted(profile: Profile, **options: Any) -> ET.Element:
-    return ET.fromstring(timeline_svg(profile, liveness.timeline(profile), **options))
+    return ET.fromstring(timeline_plot(profile, liveness.timeline(profile), **options))
 
 
 def words(root: ET.Element) -> list[str]:
@@ -120,7 +124,7 @@ def test_two_hundred_thousand_ticks_fit_and_keep_their_peak() -> None:
         tick=spike,
         by_kind={kind: series[spike] for kind, series in by_kind.items()},
     )
-    svg = timeline_svg(
+    svg = timeline_plot(
         make_profile(ticks=ticks), Timeline(live_bytes=tuple(live), by_kind=by_kind, peak=peak, alive=())
     )
     assert len(svg) < 300_000
@@ -140,7 +144,7 @@ def test_two_hundred_thousand_ticks_fit_and_keep_their_peak() -> None:
 def test_the_timeline_says_what_the_records_say() -> None:
     profile = small_profile()
     timeline = with_allocator(liveness.timeline(profile), allocated_bytes=210 * MIB, reserved_bytes=230 * MIB)
-    root = ET.fromstring(timeline_svg(profile, timeline, budget_bytes=150 * MIB))
+    root = ET.fromstring(timeline_plot(profile, timeline, budget_bytes=150 * MIB))
     said = words(root)
     assert "peak 200.0 MiB in backward: block.conv" in said
     assert {"forward", "backward", "optimizer"} <= set(said)
@@ -176,7 +180,7 @@ def test_the_timeline_says_what_the_records_say() -> None:
 def test_lines_stand_at_their_heights() -> None:
     profile = small_profile()
     timeline = with_allocator(liveness.timeline(profile), allocated_bytes=210 * MIB, reserved_bytes=400 * MIB)
-    root = ET.fromstring(timeline_svg(profile, timeline, budget_bytes=100 * MIB, height=420.0))
+    root = ET.fromstring(timeline_plot(profile, timeline, budget_bytes=100 * MIB, height=420.0))
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     # 420 pixels are 400 MiB and 5 %: one pixel a MiB.
@@ -196,8 +200,8 @@ def test_the_allocators_bytes_are_lines_over_the_step() -> None:
     ]
     profile = make_profile(ticks=3, storages=storages)
     timeline = with_allocator(liveness.timeline(profile), allocated_bytes=3 * MIB, reserved_bytes=4 * MIB)
-    held = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
-    root = ET.fromstring(timeline_svg(profile, timeline, held=held, height=420.0, width=126.0 + 300.0))
+    levels = Levels((MIB, 3 * MIB, 2 * MIB), (4 * MIB,) * 3)
+    root = ET.fromstring(timeline_plot(profile, timeline, levels=levels, height=420.0, width=126.0 + 300.0))
     (panel,) = classed(root, "panel")
     bottom = float(panel.get("data-top", "")) + 420.0
     # 420 pixels are 4 MiB and 5 %; 300 are three ticks.
@@ -235,7 +239,7 @@ def test_before_and_after_share_one_scale() -> None:
         update={"storages": tuple(s.model_copy(update={"nbytes": s.nbytes // 2}) for s in profile.storages)}
     )
     after = liveness.timeline(lighter)
-    root = plotted(profile, after=after, after_profile=lighter)
+    root = plotted(profile, after=PlottedStep(lighter, after))
     assert [panel.get("id") for panel in classed(root, "panel")] == ["fxmem-timeline-step", "fxmem-timeline-after"]
     said = words(root)
     assert {
@@ -261,7 +265,7 @@ def test_an_empty_step() -> None:
 def test_any_profile_can_be_plotted(profile: Profile, width: float) -> None:
     timeline = liveness.timeline(profile)
     for svg in (
-        timeline_svg(profile, timeline, width=width, budget_bytes=7),
+        timeline_plot(profile, timeline, width=width, budget_bytes=7),
         icicle_svg(profile, timeline, width=width),
     ):
         root = ET.fromstring(svg)
@@ -289,7 +293,7 @@ def test_no_text_is_clipped_and_none_lies_on_another(profile: Profile, width: fl
     options = {"width": width, "budget_bytes": timeline.peak.requested_bytes - 1}
     dots = [CurveDot(0.05 * index, (10 - index) * GIB, f"plan {index}", index == 3) for index in range(8)]
     for svg in (
-        timeline_svg(profile, timeline, after=other, **options),
+        timeline_plot(profile, timeline, after=other, **options),
         icicle_svg(profile, timeline, width=width),
         curve_svg(dots, **options),
     ):
@@ -331,7 +335,7 @@ def test_labels_with_room_stay_where_they_are() -> None:
     ],
 )
 def test_the_scale_has_round_numbers(highest: int, labels: list[str]) -> None:
-    assert [label for _, label in steps(highest)] == labels
+    assert [label for _, label in byte_steps(highest)] == labels
 
 
 def luminance(color: str) -> float:
@@ -347,8 +351,8 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_words_and_lines_stand_out(theme: Theme) -> None:
-    for color in (theme.text, theme.muted, theme.limit, theme.accent, theme.after):
+def test_words_and_lines_stand_out(theme: Palette) -> None:
+    for color in (theme.text, theme.muted, theme.limit, theme.accent, theme.good, theme.link):
         assert contrast(theme.page, color) >= 4.5
     assert contrast(theme.page, theme.line) >= 3.0
 
@@ -360,8 +364,8 @@ def test_every_kind_has_a_colour_of_its_own() -> None:
 
 def test_every_rule_of_the_style_is_bound_to_the_plot() -> None:
     dark = "@media screen and (prefers-color-scheme:dark){"
-    assert STYLE.count(dark) == 1
-    rules = re.findall(r"([^{}]+)\{[^{}]*\}", STYLE.replace(dark, ""))
+    assert STYLE.css.count(dark) == 1
+    rules = re.findall(r"([^{}]+)\{[^{}]*\}", STYLE.css.replace(dark, ""))
     assert len(rules) > 40
     assert [selector for rule in rules for selector in rule.split(",") if not selector.startswith(".fxmem-plot ")] == []
 
@@ -373,7 +377,7 @@ def test_every_rule_of_the_style_is_bound_to_the_plot() -> None:
 def test_names_are_text(name: str) -> None:
     profile = hostile(name)
     timeline = liveness.timeline(profile)
-    for svg in (timeline_svg(profile, timeline), icicle_svg(profile, timeline), curve_svg([CurveDot(0.1, 5, name)])):
+    for svg in (timeline_plot(profile, timeline), icicle_svg(profile, timeline), curve_svg([CurveDot(0.1, 5, name)])):
         svg.encode()
         root = ET.fromstring(svg)
         assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {
@@ -400,9 +404,9 @@ def test_names_are_text(name: str) -> None:
 def test_ids_are_stable_and_of_the_name_given() -> None:
     profile = small_profile()
     timeline = liveness.timeline(profile)
-    assert timeline_svg(profile, timeline) == timeline_svg(profile, timeline)
+    assert timeline_plot(profile, timeline) == timeline_plot(profile, timeline)
     for svg in (
-        timeline_svg(profile, timeline, name="mine"),
+        timeline_plot(profile, timeline, name="mine"),
         icicle_svg(profile, timeline, name="mine"),
         curve_svg([], name="mine"),
     ):

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     budget = read_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = load_or_analyze(options)
-    after_profile, after = load_after(options, report)
+    after_profile, after = load_after(options, report) or (None, None)
     if plan is not None:
         _check_same_step(options.plan, plan, report)
     text = html.html(

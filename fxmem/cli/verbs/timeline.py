@@ -49,23 +49,19 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:
-        after_profile, after = load_after(options, report)
+        after = load_after(options, report)
         settings = settings_of(os.environ)
         text = plots.timeline_svg(
-            report,
-            timeline,
+            plots.PlottedStep(report, timeline, levels_of(report, timeline, settings)),
+            after=None if after is None else plots.PlottedStep(*after, levels_of(*after, settings)),
             budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
-            after=after,
-            after_profile=after_profile,
-            held=levels_of(report, timeline, settings),
-            held_after=None if after is None or after_profile is None else levels_of(after_profile, after, settings),
             width=options.width,
         )
     write_text(Path(options.output), text)
     return 0, ""
 
 
-def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report | None, Timeline | None]:
+def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report, Timeline] | None:
     """Load the report of the step under a plan, if `--after` names one.
 
     Raises:
@@ -74,7 +70,7 @@ def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report | N
     from fxmem.memory import report_reader
 
     if options.after is None:
-        return None, None
+        return None
     after = report_reader.load_report(Path(options.after))
     for what, one, other in (
         ("inputs", report.inputs, after.inputs),

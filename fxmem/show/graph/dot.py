@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from fxmem.show.graph.colors import LIGHT
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE_SIZE, FrameWords, Words
 from fxmem.show.graph.ladder_layout import heading_width, spans
 from fxmem.show.graph.picture import Edge, Picture
+from fxmem.show.palette import LIGHT
 
 __all__ = ["bare", "labelled", "quoted"]
 
 _POINTS = 72.0
 _COURIER_EM = 0.6
 """Width of every character of Courier, whatever the engine knows of fonts."""
-_FRAME_STYLE = f'fillcolor="{LIGHT.frame}" labeljust=l'
+_FRAME_STYLE = f'fillcolor="{LIGHT.panel}" labeljust=l'
 _MODULE_STYLE = (
-    f'class=module style="rounded,filled" color="#999999" penwidth=1 fontcolor="{LIGHT.text}" {_FRAME_STYLE}'
+    f'class=module style="rounded,filled" color="{LIGHT.border}" penwidth=1 fontcolor="{LIGHT.text}" {_FRAME_STYLE}'
 )
 _CHECKPOINT_STYLE = (
     f'class=checkpoint style="rounded,filled,dashed" color="{LIGHT.checkpoint}" penwidth=2.5 '

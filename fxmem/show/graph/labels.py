@@ -19,7 +19,7 @@ from fxmem.records.profile import Node, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.graph.checkpoints import Checkpoint, effect
 from fxmem.show.graph.picture import Box, Frame, Picture, heat_value, known_as
-from fxmem.show.text_width import text_width
+from fxmem.show.svg import text_width
 
 __all__ = [
     "HEATS",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE, TITLE_SIZE, FrameWords, Words
 from fxmem.show.graph.picture import Edge, Picture
-from fxmem.show.text_width import text_width
+from fxmem.show.svg import text_width
 
 Point = tuple[float, float]
 

@@ -11,6 +11,7 @@ from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, short_bytes
 from fxmem.show.html.sections import facts_table
 from fxmem.show.html.tables import safe
+from fxmem.show.palette import css_variables
 from fxmem.show.text.by_line import MEANINGS, format_group, near, short_file, source_text
 
 __all__ = ["html"]
@@ -34,10 +35,10 @@ white-space: pre; padding-left: 1.4rem; }
 .source td.code summary { cursor: pointer; }
 .source td.code ul { margin: .1rem 0 .3rem; padding-left: 1.2rem; }
 .source td { border-bottom: 0; padding-top: 0; padding-bottom: 0; }
-.source tr.hot td { border-top: 1px solid var(--line); }
+.source tr.hot td { border-top: 1px solid var(--border); }
 .source td.bar { background: linear-gradient(to left, \
 color-mix(in srgb, var(--accent) 30%, transparent) var(--share), transparent var(--share)); }
-.source tfoot td, .source tfoot th { border-top: 2px solid var(--line); font-weight: 600; }
+.source tfoot td, .source tfoot th { border-top: 2px solid var(--border); font-weight: 600; }
 """
 
 
@@ -81,7 +82,7 @@ img-src data:; base-uri 'none'; form-action 'none'">
 <meta name="color-scheme" content="light dark">
 <title>{safe(title)}</title>
 <link rel="icon" href="data:,">
-<style>{style}{_STYLE}</style>
+<style>{css_variables()}{style}{_STYLE}</style>
 </head>
 <body>
 <header><h1>{safe(title)}</h1></header>

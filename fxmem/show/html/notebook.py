@@ -16,7 +16,7 @@ from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, vis
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, percent, printable, short_bytes
 from fxmem.show.graph import DrawingOptions, render
-from fxmem.show.plots.colors import KINDS
+from fxmem.show.palette import KINDS, LIGHT
 
 __all__ = ["html"]
 
@@ -43,7 +43,7 @@ border-bottom:1px solid rgba(128,128,128,.25);padding:.1em 0}
 .fxmem small{opacity:.75}
 .fxmem .graph{overflow:auto;max-height:40em}
 .fxmem .split{display:block;margin:.4em 0}
-.fxmem .split text{font:12px system-ui,sans-serif;fill:#fff;stroke:#000;stroke-width:2.5px;paint-order:stroke}
+.fxmem .split text{font:12px system-ui,sans-serif;stroke-width:2.5px;paint-order:stroke}
 .fxmem .swatch{display:inline-block;width:.8em;height:.8em;border:1px solid currentColor;margin-right:.4em}
 """
 
@@ -94,7 +94,8 @@ def _bar(timeline: Timeline) -> str:
             f'stroke="currentColor"/>'
         )
         name = (
-            f'<text x="{start + wide / 2:.3f}%" y="18" text-anchor="middle">{escape(share.name)}</text>'
+            f'<text x="{start + wide / 2:.3f}%" y="18" text-anchor="middle" '
+            f'fill="{LIGHT.page}" stroke="{LIGHT.text}">{escape(share.name)}</text>'
             if wide >= 12
             else ""
         )

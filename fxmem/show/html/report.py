@@ -22,8 +22,9 @@ from fxmem.show import graph as drawing
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.sections import facts_table, listed, plan_part, summary
 from fxmem.show.html.tables import alive_table, node_table, safe
-from fxmem.show.plots import icicle_svg, timeline_svg
-from fxmem.show.plots.svg import step_title
+from fxmem.show.palette import css_variables
+from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
+from fxmem.show.plots.axes import step_title
 
 __all__ = ["html"]
 
@@ -64,13 +65,11 @@ def html(
         svg, boxes = drawn.svg, drawn.boxes
     plot = partial(
         timeline_svg,
-        profile,
-        timeline,
+        PlottedStep(profile, timeline, levels_of(profile, timeline, settings)),
+        after=after
+        if after is None or after_profile is None
+        else PlottedStep(after_profile, after, levels_of(after_profile, after, settings)),
         budget_bytes=budget,
-        after=after,
-        after_profile=after_profile,
-        held=levels_of(profile, timeline, settings),
-        held_after=None if after is None or after_profile is None else levels_of(after_profile, after, settings),
         height=280.0 if after is None else 220.0,
         titled=False,
     )
@@ -126,7 +125,7 @@ def html(
 <meta name="generator" content="fxmem {safe(__version__)}">
 <title>{safe(step_title(profile))}</title>
 <link rel="icon" href="data:,">
-<style>{style}</style>
+<style>{css_variables()}{style}</style>
 </head>
 <body>
 <a class="skip" href="#summary">Skip to the summary</a>

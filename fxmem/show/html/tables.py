@@ -10,7 +10,7 @@ from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Kind, Node, Profile, SourceLine, Timeline
 from fxmem.records.units import exact_bytes, format_flops, format_shape, percent, printable, short_bytes
-from fxmem.show.plots.colors import KINDS
+from fxmem.show.palette import KINDS
 
 __all__ = ["alive_table", "bytes_cell", "cell", "node_table", "place", "safe", "sortable", "swatch"]
 

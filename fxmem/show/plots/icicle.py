@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fxmem.memory import facts as findings
+from fxmem.memory import facts
 from fxmem.memory.module_rows import Part, parts_at_peak
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
-from fxmem.show.plots.svg import SIZE, document, heading, kind_class, rect, safe, step_title, text
-from fxmem.show.text_width import fit, text_width
+from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, heading, kind_class, step_title
+from fxmem.show.svg import document, fit, group, rect, text, text_width
 
-__all__ = ["icicle_svg"]
-
-_EDGE = 12.0
 _HEIGHT = 30.0
 """Of a cell."""
 _STRIP = 8.0
@@ -66,19 +63,19 @@ def icicle_svg(
         name: the root's id.
         titled: whether to write the title into the picture.
     """
-    width = max(width, 280.0)
+    width = max(width, NARROWEST)
     title = f"{step_title(profile)}: memory by module at the peak"
-    parts, y = heading(title, _EDGE, _EDGE, width - 2 * _EDGE) if titled else ([], _EDGE)
+    parts, y = heading(title, EDGE, EDGE, width - 2 * EDGE) if titled else ([], EDGE)
     y += 8.0 if titled else 0.0
     root = parts_at_peak(profile, timeline)
-    cells = list(_cells((root,), _EDGE, width - 2 * _EDGE, 0)) if root.nbytes else []
-    parts += [_drawn(cell, root.nbytes, y) for cell in cells] or [
-        text(_EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
+    cells = list(_cells((root,), EDGE, width - 2 * EDGE, 0)) if root.nbytes else []
+    parts += [_draw(cell, root.nbytes, y) for cell in cells] or [
+        text(EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
     ]
     y += _HEIGHT * (max((cell.level for cell in cells), default=0) + 1)
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
-    return document(name, width, y + _EDGE, title, shares or "one part", [*parts, *legend])
+    return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name)
 
 
 def _cells(parts: Sequence[Part], left: float, width: float, level: int) -> Iterator[_Cell]:
@@ -102,16 +99,14 @@ def _joins(together: Sequence[Part], part: Part, scale: float) -> bool:
     return part.nbytes * scale < _NARROW and together[-1].nbytes * scale < _NARROW and wide < _TOGETHER
 
 
-def _drawn(cell: _Cell, whole: int, top: float) -> str:
+def _draw(cell: _Cell, whole: int, top: float) -> str:
     y = top + _HEIGHT * cell.level
     wide = max(cell.width - (1.0 if cell.width > 2.0 else 0.0), 0.4)
     module = cell.parts[0].module if len(cell.parts) == 1 else ""
     place = f"{module} " if module and module != cell.label else ""
     split = [f"{to_words(kind)} {format_bytes(nbytes)}" for kind, nbytes in cell.by_kind.items()]
     several = [f"{len(cell.parts)} parts drawn together"] if len(cell.parts) > 1 else []
-    tooltip = "\n".join(
-        [f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split]
-    )
+    tooltip = [f"{place}{cell.label}: {exact_bytes(cell.nbytes)}, {percent(cell.nbytes, whole)}", *several, *split]
     drawn = [rect(cell.left, y, wide, _HEIGHT - 2.0, "box")]
     x = cell.left
     for kind, nbytes in cell.by_kind.items():
@@ -120,8 +115,7 @@ def _drawn(cell: _Cell, whole: int, top: float) -> str:
             drawn.append(rect(x, y + _HEIGHT - 2.0 - _STRIP, share, _STRIP, kind_class(kind)))
         x += share
     drawn.append(_name(cell, wide, y))
-    data = f' data-module="{safe(module)}"' if module else ""
-    return f'<g class="cell"{data}><title>{safe(tooltip)}</title>{"".join(drawn)}</g>'
+    return group(*drawn, tooltip=tooltip, class_="cell", data_module=module)
 
 
 def _name(cell: _Cell, wide: float, y: float) -> str:
@@ -139,13 +133,13 @@ def _name(cell: _Cell, wide: float, y: float) -> str:
 
 def _legend(peak: Peak, y: float, width: float) -> tuple[list[str], float]:
     parts: list[str] = []
-    x = _EDGE
-    for share in findings.split(peak):
+    x = EDGE
+    for share in facts.split(peak):
         words = f"{share.name} {format_bytes(share.nbytes)}, {share.percent}"
         size = text_width(words, SIZE) + 40.0
-        if x > _EDGE and x + size > width - _EDGE:
-            x, y = _EDGE, y + 16.0
+        if x > EDGE and x + size > width - EDGE:
+            x, y = EDGE, y + ROW
         parts.append(rect(x, y + 4.0, 16.0, 10.0, f"swatch {kind_class(share.kind)}"))
-        parts.append(text(x + 22.0, y + 13.0, words, room=width - x - 24.0))
+        parts.append(text(x + 22.0, y + 13.0, fit(words, SIZE, width - x - 24.0)))
         x += size
-    return parts, y + 16.0
+    return parts, y + ROW

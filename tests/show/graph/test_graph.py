@@ -24,14 +24,13 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, TensorInfo
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.graph import DrawingOptions, Heat, dot_source, graphviz_layout, render
-from fxmem.show.graph.colors import DARK, LIGHT, Palette
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.dot import quoted
 from fxmem.show.graph.labels import HEATS, STEPS, box_words, frame_words, heat_step
 from fxmem.show.graph.ladder_layout import Rectangle, ladder
 from fxmem.show.graph.picture import Box, Picture, heat_value
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
-from fxmem.show.text_width import fit, text_width, wrap
+from fxmem.show.palette import DARK, LIGHT, Palette
 from tests import ROOT
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
@@ -296,7 +295,7 @@ def test_colours_read_in_grey_and_carry_their_text(palette: Palette, rising: boo
     assert all((after > before) is rising for before, after in pairwise(greys))
     assert all(contrast(shade.fill, shade.text) >= 4.5 for shade in palette.shades)
     assert all(contrast(palette.page, color) >= 4.5 for color in (palette.text, palette.muted))
-    assert all(contrast(palette.frame, color) >= 4.5 for color in (palette.text, palette.muted, palette.checkpoint))
+    assert all(contrast(palette.panel, color) >= 4.5 for color in (palette.text, palette.muted, palette.checkpoint))
     assert contrast(palette.page, palette.peak) >= 3
 
 
@@ -618,26 +617,6 @@ def test_the_dot_source_says_what_the_svg_says() -> None:
     assert source.count("subgraph cluster_") == len(pictured(profile).frames)
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def test_text_is_cut_to_fit() -> None:
-    assert fit("abc", 10, 100) == "abc"
-    for text in ("a" * 50, "日本語" * 20, "mmm iii " * 9):
-        cut = fit(text, 12, 80, bold=True)
-        assert cut.endswith("…")
-        assert text.startswith(cut[:-1])
-        assert text_width(cut, 12, bold=True) <= 80
-
-
-def test_text_is_broken_at_spaces() -> None:
-    assert wrap("one two three", 10, 50, lines=3) == ["one two", "three"]
-    lines = wrap("word " * 50, 10, 60, lines=2)
-    assert len(lines) == 2
-    assert lines[1].endswith("…")
-    assert all(text_width(line, 10) <= 60 for line in lines)
-
-
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
@@ -790,7 +769,7 @@ def test_what_took_one_engine_too_long_is_not_given_to_the_next(monkeypatch: pyt
 
 def test_every_rule_is_bound_to_the_drawing_and_dark_is_a_choice_of_the_reader() -> None:
     (style,) = (each.text or "" for each in drawn(small_profile()).iter(f"{SVG}style"))
-    light, dark = style.split("@media (prefers-color-scheme:dark){")
+    light, dark = style.split("@media screen and (prefers-color-scheme:dark){")
     assert dark.endswith("}}")
     for rules in (light, dark[:-1]):
         selectors = [selector for group in re.findall(r"([^{}]+)\{[^{}]*\}", rules) for selector in group.split(",")]

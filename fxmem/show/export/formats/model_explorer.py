@@ -16,7 +16,7 @@ from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, format_shape
 from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, site, title
-from fxmem.show.graph.colors import LIGHT
+from fxmem.show.palette import LIGHT
 
 if TYPE_CHECKING:
     from networkx import DiGraph  # type: ignore[import-untyped]

@@ -1,0 +1,157 @@
+"""What all plots share: their style, a scale of bytes, and labels kept apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fxmem.records.profile import Profile
+from fxmem.records.units import printable
+from fxmem.show.palette import KINDS, Palette
+from fxmem.show.svg import FONT, fit, path, style_sheet, text, wrap
+
+NARROWEST = 280.0
+"""Width of a plot in pixels, at least."""
+EDGE, LEFT, ROW = 12.0, 62.0, 16.0
+"""Margin around a plot, room left of it for the numbers of its axis, and height of a line of text, in pixels."""
+SIZE = 11.0
+"""Height of the letters, in pixels."""
+_TITLE = 15.0
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def heading(words: str, left: float, top: float, width: float) -> tuple[list[str], float]:
+    """The title in at most two lines, and where it ends."""
+    parts = []
+    for line in wrap(words, _TITLE, width, lines=2, bold=True):
+        top += _TITLE + 2.0
+        # A word alone may be wider than the line.
+        parts.append(text(left, top, fit(line, _TITLE, width, bold=True), "title"))
+    return parts, top
+
+
+def step_title(profile: Profile) -> str:
+    """What a plot is of, in one line."""
+    return printable(
+        f"{profile.model}: {'training' if profile.step.mode == 'train' else 'inference'} step on {profile.target.name}"
+    )
+
+
+def kind_class(kind: str) -> str:
+    """The class that gives an element the colour of a kind of storage."""
+    return f"k-{kind}"
+
+
+@dataclass(frozen=True)
+class PlotArea:
+    """The rectangle in which bytes are plotted against something else, in pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    most: float
+    """What is plotted to the right, at the right edge."""
+    scale: float
+    """Bytes at the upper edge."""
+
+    @property
+    def right(self) -> float:
+        """The right edge."""
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        """The lower edge, 0 bytes."""
+        return self.top + self.height
+
+    def x(self, value: float) -> float:
+        """Where a value is."""
+        return self.left + self.width * value / self.most
+
+    def y(self, nbytes: float) -> float:
+        """Where a number of bytes is."""
+        return self.top + self.height * (1.0 - nbytes / self.scale)
+
+
+def byte_grid(area: PlotArea) -> Iterator[str]:
+    """Lines at round numbers of bytes, and the numbers left of them."""
+    for nbytes, words in byte_steps(round(area.scale), 6 if area.height >= 200 else 4):
+        y = area.y(nbytes)
+        yield path("grid", "M", area.left, y, "h", area.width)
+        yield text(area.left - 6.0, y + 4.0, words, "end muted")
+
+
+def byte_steps(highest: int, most: int = 6) -> list[tuple[int, str]]:
+    """Round numbers of bytes from 0 up to `highest`, at most `most` of them above 0, and how they are written."""
+    unit, name = next(((size, name) for size, name in _UNITS if highest >= size), _UNITS[-1])
+    if highest <= 0:
+        return [(0, "0")]
+    step = round_step(highest / unit, most)
+    # Of bytes there are no fractions.
+    step = step if unit > 1 else max(math.ceil(step), 1)
+    return [
+        (0, "0"),
+        *(
+            (round(step * index * unit), f"{step * index:g} {name}")
+            for index in range(1, math.floor(highest / unit / step) + 1)
+        ),
+    ]
+
+
+def round_step(highest: float, most: int) -> float:
+    """The smallest of 1, 2, 5, 10 ... (times a power of ten) of which at most `most` fit below `highest`."""
+    power = 10.0 ** math.floor(math.log10(highest / most))
+    return next(step for factor in (1, 2, 5, 10, 20) if (step := factor * power) * most >= highest)
+
+
+def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+    """Centres of labels of these sizes, as near as may be to these places, in their order, none over another and all
+    within `[low, high]`.
+
+    Where there is not room for all, they overlap evenly at the upper end.
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    found = list(places)
+    edge = low
+    for index in order:
+        found[index] = max(found[index], edge + sizes[index] / 2)
+        edge = found[index] + sizes[index] / 2
+    edge = high
+    for index in reversed(order):
+        found[index] = min(found[index], edge - sizes[index] / 2)
+        edge = found[index] - sizes[index] / 2
+    return found
+
+
+_RULES = [
+    f"text{{font:{SIZE:g}px {FONT}}}",
+    f".title{{font-size:{_TITLE:g}px;font-weight:bold}}", ".strong{font-weight:bold}", ".end{text-anchor:end}",
+    ".middle{text-anchor:middle}",
+    ".halo{paint-order:stroke;stroke-width:3;stroke-linejoin:round}",
+    ".grid,.axis,.peak,.limit,.held,.total,.after{fill:none;stroke-width:1;shape-rendering:crispEdges}",
+    ".total{stroke-width:.8;stroke-opacity:.75;shape-rendering:auto}", ".after{stroke-width:1.5;shape-rendering:auto}",
+    ".peak{stroke-width:1.5;stroke-dasharray:2 2}", ".limit{stroke-width:1.5;stroke-dasharray:8 3}",
+    ".join{fill:none;stroke-width:1}",
+    ".allocated{stroke-dasharray:5 3}", ".reserved{stroke-dasharray:1 3;stroke-width:2}",
+    ".forward{fill-opacity:0}", ".backward{fill-opacity:.05}", ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}",
+    ".swatch{stroke-width:.6}",
+    *(f".{kind_class(kind)}{{fill:{color}}}" for kind, color in KINDS.items()),
+]  # fmt: skip
+
+
+def _colors(palette: Palette) -> list[str]:
+    return [
+        f".page{{fill:{palette.page}}}", f"text,.shade{{fill:{palette.text}}}", f".muted{{fill:{palette.muted}}}",
+        f".grid{{stroke:{palette.grid}}}",
+        f".axis,.swatch{{stroke:{palette.line}}}", f".halo{{stroke:{palette.page}}}",
+        f".total,.held,.after{{stroke:{palette.text}}}", f".peak{{stroke:{palette.accent}}}",
+        f".dot{{fill:{palette.accent};stroke:{palette.page}}}", f".limit{{stroke:{palette.limit}}}",
+        f".box,.hollow{{fill:{palette.page};stroke:{palette.line}}}",
+    ]  # fmt: skip
+
+
+STYLE = style_sheet("fxmem-plot", _RULES, _colors)
+"""One style for every plot."""
