@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fxmem.errors import UsageError
 
@@ -90,3 +90,9 @@ def _first_line(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         line = file.readline().strip().strip('"').rstrip(".")
     return line[:1].lower() + line[1:]
+
+
+STRATEGIES: Registry[Any] = Registry("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
+"""How regions are chosen. `fxmem.planning` says what is registered, the command line only names them."""
+EXPORTERS: Registry[Any] = Registry("format", "fxmem.show.export.formats", "fxmem.exporters")
+"""Formats of other tools, likewise; `fxmem.show.export` says what is registered."""

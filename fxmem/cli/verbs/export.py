@@ -11,7 +11,7 @@ from fxmem.cli.output import check_writable
 from fxmem.cli.parser import argument
 from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
-from fxmem.records.registry import Registry
+from fxmem.records.registry import EXPORTERS
 
 BRIEF = "a report as a file that another tool opens"
 DESCRIPTION = (
@@ -19,16 +19,14 @@ DESCRIPTION = (
     "Explorer, networkx, a spreadsheet."
 )
 
-FORMATS = Registry[object]("format", "fxmem.show.export.formats", "fxmem.exporters")
-
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument(
         "--to",
         required=True,
-        choices=FORMATS,
+        choices=EXPORTERS,
         metavar="FORMAT",
-        help="; ".join(f"{name}: {brief}" for name, brief in FORMATS.briefs.items()),
+        help="; ".join(f"{name}: {brief}" for name, brief in EXPORTERS.briefs.items()),
     ),
     argument(
         "-o", "--output", required=True, metavar="FILE|-", help="what to write; `-` is stdout, for all but memory-viz"
@@ -47,7 +45,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         report, timeline = load_or_analyze(options)
         export.save(report, timeline, Path(options.output), to, settings=settings)
         return 0, ""
-    if export.EXPORTERS.get(to).binary:
+    if EXPORTERS.get(to).binary:
         raise UsageError(f"expected --output to name a file, got '-': {to} is no text")
     content = export.export(*load_or_analyze(options), to, settings=settings)
     return 0, content if isinstance(content, str) else content.decode()

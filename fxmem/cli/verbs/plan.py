@@ -12,7 +12,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import analyze_model, is_report, read_budget
 from fxmem.records.names import EFFORT, Application
-from fxmem.records.registry import Registry
+from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, PeakShare
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Profile, Timeline
 
 BRIEF = "where to put activation checkpoints"
-STRATEGIES = Registry[object]("strategy", "fxmem.planning.regions.strategies", "fxmem.planners")
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
     "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "

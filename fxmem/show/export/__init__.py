@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fxmem.memory.allocator import DEFAULT_SETTINGS, Settings
-from fxmem.records import files
+from fxmem.records import files, registry
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.registry import Registry
 
@@ -30,7 +30,7 @@ class Exporter:
     binary: bool = False
 
 
-EXPORTERS: Registry[Exporter] = Registry("format", f"{__name__}.formats", "fxmem.exporters")
+EXPORTERS: Registry[Exporter] = registry.EXPORTERS
 
 
 def register(name: str, write: Write, *, binary: bool = False) -> None:

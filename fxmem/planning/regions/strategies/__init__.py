@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fxmem.errors import UsageError
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+from fxmem.records import registry
 from fxmem.records.names import Application
 from fxmem.records.registry import Registry
 
@@ -36,7 +37,7 @@ class Strategy:
         return self.has_curve and self.name != "flat"
 
 
-STRATEGIES: Registry[Strategy] = Registry("strategy", __name__, "fxmem.planners")
+STRATEGIES: Registry[Strategy] = registry.STRATEGIES
 
 
 def register(
