@@ -13,7 +13,8 @@ from pathlib import Path
 
 from fxmem import __version__
 from fxmem.errors import FxmemError, one_line
-from fxmem.hardware.catalogue import CATALOGUE, target
+from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, find_cudnn
 from fxmem.records.units import format_bytes, printable
 from fxmem.show import graph

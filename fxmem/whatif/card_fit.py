@@ -10,6 +10,7 @@ import torch
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue, roofline
+from fxmem.hardware.cards import CATALOGUE
 from fxmem.memory import allocator
 from fxmem.memory.budget import peak_in_memory
 from fxmem.records.plan import Plan
@@ -102,7 +103,7 @@ def cards_of(
 
 def _chosen(names: Iterable[str] | None) -> list[Target]:
     wanted = (
-        [card.target for card in catalogue.CATALOGUE.values() if card.target.device == "cuda"]
+        [card.target for card in CATALOGUE.values() if card.target.device == "cuda"]
         if names is None
         else [catalogue.target(name) for name in names]
     )

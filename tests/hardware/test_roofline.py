@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fxmem.hardware.catalogue import CATALOGUE
-from fxmem.hardware.roofline import RATES, step_seconds
+from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.roofline import step_seconds
 from fxmem.records.profile import Kind, Phase, RecomputedOp, RestoredTensor
 from tests.profiles import CPU, Log
+
+RATES = {name: card.rates for name, card in CATALOGUE.items() if card.rates is not None}
 
 
 def test_every_card_of_the_catalogue_has_rates_and_no_other() -> None:
