@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.records.profile import Headed, Kind, Phase, Record, SourceLine, Versioned
+from fxmem.records.profile import Headed, Kind, Mapped, Phase, Record, SourceLine, Versioned
 
 
 class QuantityChange(Record):
@@ -88,9 +88,9 @@ class StepComparison(Versioned):
     allocated_bytes: QuantityChange
     reserved_bytes: QuantityChange
     process_bytes: QuantityChange
-    by_kind: dict[Kind, QuantityChange]
+    by_kind: Mapped[Kind, QuantityChange]
     """Splits `requested_bytes`; a kind that neither has is left out, one that one side lacks is 0 there."""
-    phases: dict[Phase, QuantityChange]
+    phases: Mapped[Phase, QuantityChange]
     """Most requested bytes alive in each phase."""
     saved_bytes: QuantityChange
     """Kept for backward when forward ends."""

@@ -9,14 +9,13 @@ and whatever the record itself refuses.
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import re
 import stat
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from fxmem.errors import UsageError
 from fxmem.records.pause_gc import uncollected
+from fxmem.records.profile import Record
 
 __all__ = ["max_bytes", "parsed", "read", "record"]
 
@@ -31,6 +31,9 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 _LIMIT = "FXMEM_MAX_FILE_BYTES"
 _DEFAULT_LIMIT = 256 << 20
+_MOST_FIELDS = 100
+"""Keys of an object that is no mapping, at most. No record has half as many fields."""
+_ITEM = "an item"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, escaped: two make a character, one alone makes text that cannot be written."""
 
@@ -116,15 +119,16 @@ def record(kind: type[_Record], content: Any, path: Path, expected: str) -> _Rec
     Raises:
         UsageError: a field is missing, unknown or wrong; the message names the first.
     """
-    # pydantic lists every mistake, at more than a kilobyte each. Its sequences stop at the first one (`records.Many`);
-    # these cannot be told to.
-    for where, what in _unbounded(kind, [content], lambda _: ""):
-        raise UsageError(f"{expected}, got {_named(path)}, in which {where} is wrong: {what}")
+    wide = _find_wide_object(content)
+    if wide is not None:
+        raise UsageError(
+            f"{expected}, got {_named(path)}, in which {wide} is wrong: more than {_MOST_FIELDS} keys, and no mapping"
+        )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:40] for part in first["loc"]) or "the whole"
+        where = ".".join(str(part)[:40] for part in first["loc"] if part != "[key]") or "the whole"
         raise UsageError(f"{expected}, got {_named(path)}, in which {where} is wrong: {first['msg']}") from error
 
 
@@ -164,80 +168,40 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-# --- what would be as many mistakes as the file is long ---------------------------------------------------------------
+# --- objects wider than any record ------------------------------------------------------------------------------------
 
 
-def _unbounded(
-    kind: type[BaseModel], contents: Sequence[Any], place: Callable[[int], str]
-) -> Iterator[tuple[str, str]]:
-    """Keys that records do not know or lack, and values that a mapping does not take, and where. Goes by columns, hence
-    quick.
+def _find_wide_object(content: Any) -> str | None:
+    """Name of a field whose object has more keys than any record; None if there is none.
 
-    `place` is where the content of an index stands.
+    pydantic lists every unknown field, at more than a kilobyte each. Sequences and mappings stop at the first mistake
+    (`Many`, `Mapped`); a record cannot be told to.
     """
-    places, objects = (
-        [index for index, each in enumerate(contents) if type(each) is dict],
-        [each for each in contents if type(each) is dict],
+    mappings = _mapping_fields()
+    pending: list[tuple[str, Any]] = [("the whole", content)]
+    while pending:
+        name, value = pending.pop()
+        if type(value) is list:
+            pending += [(_ITEM, each) for each in value if type(each) in (dict, list)]
+        elif type(value) is dict:
+            if len(value) > _MOST_FIELDS and name not in mappings:
+                return name[:40]
+            # A mapping's keys are no fields' names.
+            pending += [
+                (_ITEM if name in mappings else key, each) for key, each in value.items() if type(each) in (dict, list)
+            ]
+    return None
+
+
+@cache
+def _mapping_fields() -> frozenset[str]:
+    """Names of the fields of records that are mappings, whose keys may be any number."""
+    records = [Record]
+    for record in records:  # grows as it is read
+        records += record.__subclasses__()
+    return frozenset(
+        name
+        for record in records
+        for name, field in record.model_fields.items()
+        if typing.get_origin(field.annotation) is dict
     )
-    if not objects:
-        return
-    known, required = (
-        frozenset(kind.model_fields),
-        frozenset(name for name, field in kind.model_fields.items() if field.is_required()),
-    )
-    for index, each in zip(places, objects, strict=True):
-        if not known.issuperset(each):
-            yield place(index) + next(key for key in each if key not in known)[:40], "Extra inputs are not permitted"
-        if not required <= each.keys():
-            yield (
-                place(index) + next(name for name in kind.model_fields if name in required and name not in each),
-                "Field required",
-            )
-    for name, field in kind.model_fields.items():
-        inner, mapping = _held(field.annotation)
-        if inner is None and mapping is None:
-            continue
-        for index, each in zip(places, objects, strict=True):
-            if mapping is not None and type(each.get(name)) is dict:
-                yield from _bad_mapping(mapping, each[name], f"{place(index)}{name}.")
-        if inner is not None and mapping is None:
-            column = [each[name] if type(each.get(name)) is list else [each.get(name)] for each in objects]
-
-            def nested(flat: int, column: list[list[Any]] = column, name: str = name) -> str:
-                for index, items, each in zip(places, column, objects, strict=True):
-                    if flat < len(items):
-                        return f"{place(index)}{name}." + (f"{flat}." if type(each.get(name)) is list else "")
-                    flat -= len(items)
-                raise AssertionError("unreachable: an index into the column")
-
-            yield from _unbounded(inner, [value for items in column for value in items], nested)
-
-
-def _held(annotation: Any) -> tuple[type[BaseModel] | None, tuple[Any, Any] | None]:
-    """The record that a field holds, one or many of, and the types of its keys and values if it is a mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, None
-    inner, mapping = None, None
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) is dict:
-        mapping = arguments[0], arguments[1]
-    for argument in arguments:
-        found, further = _held(argument)
-        inner, mapping = inner or found, mapping or further
-    return inner, mapping
-
-
-def _bad_mapping(types: tuple[Any, Any], mapping: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    keys, values = types
-    base = typing.get_args(values)[0] if typing.get_origin(values) is typing.Annotated else values
-    known = frozenset(keys) if issubclass(keys, enum.StrEnum) else frozenset(mapping)
-    for key in mapping:
-        if key not in known:
-            yield f"{where}{key[:40]}", f"expected one of {', '.join(sorted(known))}"
-    for key, value in mapping.items():
-        if issubclass(base, BaseModel):
-            yield from _unbounded(base, [value], lambda _, key=key: f"{where}{key[:40]}.")  # type: ignore[misc]
-        elif base is str and type(value) is not str:
-            yield f"{where}{key[:40]}", "Input should be a string"
-        elif base is int and (type(value) is not int or value < 0):
-            yield f"{where}{key[:40]}", "Input should be a whole number of at least 0"

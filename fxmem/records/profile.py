@@ -13,9 +13,10 @@ otherwise. `None` means unknown, never zero.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from fxmem.records.units import package_path
 
@@ -29,6 +30,7 @@ __all__ = [
     "InputTensor",
     "Kind",
     "Many",
+    "Mapped",
     "ModuleCall",
     "Node",
     "Op",
@@ -67,9 +69,21 @@ Tick = Annotated[int, Field(ge=0)]
 """A position in the order of allocations and frees."""
 
 _Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 Many = Annotated[tuple[_Item, ...], FailFast()]
 """A sequence, of which validation reports the first wrong item: a file of a million wrong ones is refused as quickly as
 a file of one."""
+
+
+class _FailFastMapping:
+    """What `FailFast` is to a sequence, for a mapping; pydantic's own takes mappings from 2.14 on."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+Mapped = Annotated[dict[_Key, _Item], _FailFastMapping()]
+"""A mapping, of which validation reports the first wrong entry, as `Many` does of a sequence."""
 
 
 class Record(BaseModel):
@@ -377,7 +391,7 @@ class Profile(Headed, Versioned):
     nodes: Many[Node]
     ops: Many[Op]
     storages: Many[Storage]
-    modules: dict[str, str] = {}
+    modules: Mapped[str, str] = {}
     """Class name of every module, by its path; the model itself is the empty path."""
     calls: Many[ModuleCall] = ()
     """Calls of the modules inside the model that are not leaves, in the order they began; a leaf's call is a node."""
@@ -416,7 +430,7 @@ class Peak(Record):
     """Index of the op that is running; None before the first."""
     node: str | None = None
     """Name of the node that op runs for."""
-    by_kind: dict[Kind, Bytes]
+    by_kind: Mapped[Kind, Bytes]
     """Splits `requested_bytes`; kinds with nothing alive are left out."""
 
     @property
@@ -436,7 +450,7 @@ class Timeline(Record):
 
     live_bytes: Many[int]
     """Total, by tick."""
-    by_kind: dict[Kind, Many[int]]
+    by_kind: Mapped[Kind, Many[int]]
     """The same split; the kinds sum to the total at each tick."""
     peak: Peak
     alive: Many[int]

@@ -19,6 +19,7 @@ from fxmem.records.profile import (
     InputTensor,
     Kind,
     Many,
+    Mapped,
     Phase,
     Record,
     Step,
@@ -162,9 +163,9 @@ class PeakBaseline(Record):
     allocated_bytes: Bytes | None
     reserved_bytes: Bytes | None
     phase: Phase
-    by_kind: dict[Kind, Bytes]
+    by_kind: Mapped[Kind, Bytes]
     """Splits `requested_bytes`."""
-    by_node: dict[str, Bytes]
+    by_node: Mapped[str, Bytes]
     """Requested bytes alive at the peak by the node they came from; only nodes with at least a thousandth of the
     peak."""
 
@@ -178,5 +179,5 @@ class Baseline(Record):
     """The file in which tests keep their peaks."""
 
     schema_version: str = BASELINE_SCHEMA_VERSION
-    peaks: dict[str, PeakBaseline]
+    peaks: Mapped[str, PeakBaseline]
     """By test: its file and name, and the name of the peak where a test has several."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fxmem.records.profile import Bytes, Kind, Peak, Phase, Record, Step
+from fxmem.records.profile import Bytes, Kind, Mapped, Peak, Phase, Record, Step
 
 __all__ = [
     "VALIDATION_SCHEMA_VERSION",
@@ -104,7 +104,7 @@ class Measurement(Record):
     resident_bytes: Bytes
     """Alive when the step begins: parameters, buffers, inputs, optimizer state, each storage once; on a card also what
     no tensor of the step owns, as the libraries' workspaces."""
-    resident_by_kind: dict[Kind, Bytes]
+    resident_by_kind: Mapped[Kind, Bytes]
     """Splits `resident_bytes`; kinds with nothing are left out. On a card, `workspace` is what no tensor found in the
     model, the inputs or the optimizer owns."""
     retained_bytes: int
@@ -116,7 +116,7 @@ class Measurement(Record):
     """Phase of the first moment with `peak_bytes` alive."""
     peak_op: str
     """Operator running at that moment; empty between two operators, and on a card, which does not say."""
-    peak_by_phase: dict[Phase, Bytes]
+    peak_by_phase: Mapped[Phase, Bytes]
     """The same for each phase on its own."""
     set_aside: tuple[str, ...] = ()
     """Operators whose scratch `peak_without_kernel_scratch_bytes` leaves out."""
@@ -139,7 +139,7 @@ class Measurement(Record):
     events: tuple[int, ...] = ()
     """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest
     running sum is `peak_bytes`."""
-    events_by_phase: dict[Phase, int] = Field(default_factory=dict)
+    events_by_phase: Mapped[Phase, int] = Field(default_factory=dict)
     """How many events fall into each phase, in the order of the phases; empty if there is no log."""
 
 

@@ -21,7 +21,7 @@ from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import load_target
 from fxmem.memory.report_reader import load_plan
 from fxmem.records import json_reader
-from fxmem.records.profile import Report
+from fxmem.records.profile import Record, Report
 from fxmem.testing.peak_checks import load_baseline
 from tests.memory.test_report_reader import small_report
 from tests.profiles import small_profile
@@ -107,7 +107,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a module that is none": (
         lambda: changed(lambda c: c["modules"].update(a=None)),
-        "modules.a is wrong: Input should be a string",
+        "modules.a is wrong: Input should be a valid string",
     ),
     "negative bytes": (lambda: changed(lambda c: c["storages"][0].update(nbytes=-1)), "storages.0.nbytes is wrong"),
     "an op outside": (lambda: changed(lambda c: c["storages"][-1].update(op=10**6)), "but there are"),
@@ -258,6 +258,9 @@ LONG: dict[str, Callable[[], bytes]] = {
     "unknown fields of a storage": lambda: changed(
         lambda c: c["storages"][0].update({f"k{i}": 0 for i in range(20_000)})
     ),
+    "unknown fields of a phase": lambda: changed(  # `phases` is a mapping in a comparison
+        lambda c: c["phases"][0].update({f"k{i}": 0 for i in range(20_000)})
+    ),
     "unknown kinds": lambda: changed(lambda c: c["peak"]["by_kind"].update({f"k{i}": 0 for i in range(20_000)})),
     "numbers for classes": lambda: changed(lambda c: c["modules"].update({f"k{i}": 0 for i in range(20_000)})),
 }
@@ -271,6 +274,18 @@ def test_no_more_than_a_few_mistakes_are_ever_listed(what: str) -> None:
         json_reader.record(Report, json_reader.parsed(text, path, "expected"), path, "expected")
     cause = refusal.value.__cause__
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 50)
+
+
+def test_no_field_is_a_mapping_in_one_record_and_a_record_in_another() -> None:
+    """A wide object is let through where a mapping may stand, by the field's name alone."""
+    known = [Record]
+    for kind in known:
+        known += kind.__subclasses__()
+    for kind in known:
+        for name, field in kind.model_fields.items():
+            if name in json_reader._mapping_fields():
+                assert not (isinstance(field.annotation, type) and issubclass(field.annotation, Record)), (kind, name)
+            assert len(kind.model_fields) < json_reader._MOST_FIELDS / 2
 
 
 # --- other files ------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def analysed(_: Profile, __: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "home", "part"),
     [
-        (read, json_reader, "_unbounded"),
+        (read, json_reader, "_find_wide_object"),
         (read, liveness, "check"),
         (complete, peak, "replay"),
         (analysed, run, "account"),
