@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _unwind_on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds the stack as SIGINT does, so that files half written go and processes started end."""
+    """Let SIGTERM unwind the stack as SIGINT does.
+
+    So half-written files are removed and child processes end."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise _TerminatedError

@@ -93,5 +93,5 @@ def write_json(options: argparse.Namespace, document: str, text: Callable[[], st
 
 
 def _ascii(document: str) -> str:
-    """Escape what is not ASCII, which stands in strings only, for a stdout of any encoding."""
+    """Escape what is not ASCII, for a stdout of any encoding; JSON has it in strings only."""
     return re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], document)

@@ -16,9 +16,9 @@ import torch
 
 @contextlib.contextmanager
 def process_unchanged() -> Iterator[None]:
-    """What building a model or a batch may touch is put back: random states, default dtype and device, grad mode,
-    `sys.path`.
+    """Restore afterwards what building a model or a batch may change.
 
+    That is random states, default dtype and device, grad mode and `sys.path`.
     Random states are those of Python, NumPy (if it is imported) and torch, CUDA's only if CUDA is already in use.
     Meanwhile standard output goes to standard error, because standard output carries the result.
     """
@@ -45,7 +45,7 @@ def process_unchanged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_network() -> Iterator[None]:
-    """This thread can resolve no host name, and huggingface_hub, if it is installed, is in its offline mode.
+    """Keep this thread from resolving host names, and switch huggingface_hub to its offline mode if it is installed.
 
     Both are undone at the end; the environment is not touched. What is refused raises a `ConnectionError`.
     """

@@ -21,7 +21,7 @@ from fxmem.simulation.process_guard import process_unchanged
 
 
 def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"], tuple[str, ...]]:
-    """Call `make` under meta or, if it reads values, on the CPU; what it made, where it was made, and notes on that.
+    """Call `make` under meta, or on the CPU if it reads values; return what it made, where, and notes.
 
     On the CPU in-place initialisers are left out, so that parameters stay as `torch.empty` made them and the operating
     system never backs them with memory; then the module's parameters and buffers move to meta too.
@@ -61,7 +61,7 @@ def _wants_values(error: BaseException) -> bool:
 
 
 class _DeviceMode(TorchFunctionMode):
-    """What `with torch.device(device)` does, also when the code inside sets a default device of its own."""
+    """`torch.device(device)`, which holds also where the code inside sets another default device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

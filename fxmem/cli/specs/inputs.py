@@ -1,4 +1,4 @@
-"""From input specs on a command line to the arguments of a step, as meta tensors.
+"""The arguments of a step as meta tensors, from input specs.
 
     32x3x224x224                  one positional tensor; `,` separates as well as `x`, `scalar` is a 0-d tensor
     32x3x224x224:float16          of a dtype, by torch's name or bf16, fp16, fp32, fp64
@@ -249,7 +249,7 @@ def _unknown_inputs_error(built: BuiltModel, *examples: str) -> UsageError:
 
 
 def _pair(size: Any) -> tuple[int, int] | None:
-    """Height and width of a size given as a number, a pair or not at all."""
+    """Height and width of a number, a pair or a dict; None of anything else."""
     match size:
         case int():
             return size, size

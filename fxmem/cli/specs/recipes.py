@@ -1,4 +1,4 @@
-"""Model specs of torchvision, timm and the user's own code, and how to make the models."""
+"""Model specs of torchvision, timm and the user's own code, and their models' factories."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def load(reference: str) -> Any:
 
 @contextlib.contextmanager
 def importable(reference: str) -> Iterator[None]:
-    """The directory of the file that `reference` names, or the working directory for a module, leads `sys.path`."""
+    """Put the directory of the referenced file first on `sys.path`; for a module, the working directory."""
     before = list(sys.path)
     where = reference.rpartition(":")[0]
     directory = str(_file(where).parent) if _is_path(where) else os.getcwd()

@@ -38,12 +38,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     text = write_report(options, report, timeline)
     if budget is None:
         return 0, text
-    complaint = exceeded(report, budget)
+    complaint = explain_excess(report, budget)
     say(complaint or f"the step keeps the budget of {exact_bytes(budget.nbytes)}")
     return 4 if complaint else 0, text
 
 
-def exceeded(report: Report, budget: Budget) -> str:
+def explain_excess(report: Report, budget: Budget) -> str:
     """How a step exceeds a budget, in words; empty if it keeps it."""
     used, limit = report.peak.counted_bytes, budget.nbytes
     if budget.keeps(report, report.peak):
