@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ lint: $(READY) ## linter, formatter, types, import contract
 lines: $(READY) ## lines of the package by room
 	$(BIN)/python .ci/lines.py
 
-check: lint test schemas-check examples ## all that must pass before a change is taken
+check: lint test schemas-check docs examples ## all that must pass before a change is taken
 
 schemas: $(READY) ## write schemas/ from the records
 	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("schemas"))'
@@ -60,6 +60,12 @@ schemas-check: $(READY) ## fail when schemas/ is not what the records say
 	rm -rf $(VENV)/schemas
 	$(BIN)/python -c 'import pathlib, fxmem.records.schemas; fxmem.records.schemas.write(pathlib.Path("$(VENV)/schemas"))'
 	diff -r schemas $(VENV)/schemas
+
+docs: $(READY) ## build the documentation into .venv/docs; broken links and missing docstrings fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir $(abspath $(VENV))/docs
+
+pictures: $(READY) ## draw the pictures of README and docs/ anew
+	$(BIN)/python docs/pictures.py docs/images
 
 examples: $(READY) ## run every script in examples/; what they write goes to a folder of the environment
 	@rm -rf $(VENV)/examples && mkdir -p $(VENV)/examples

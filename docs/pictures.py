@@ -1,0 +1,97 @@
+"""Draw the pictures of README and docs/ into a folder: `python docs/pictures.py docs/images`, or `make pictures`."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from html import escape
+from pathlib import Path
+
+from fxmem.__main__ import main as fxmem
+
+ROOT = Path(__file__).parent.parent
+STEP = "torchvision:resnet50 --input 32x3x224x224 --target rtx4090 --quiet"
+COMMANDS = (
+    f"graph {STEP} --depth 1 --renderer plain -o resnet50-graph.svg",
+    f"timeline {STEP} -o resnet50-timeline.svg",
+)
+"""Commands of fxmem that draw; `--renderer plain` draws alike on every machine."""
+ROOMS = {
+    "cli": "command line: verbs, their options, MODEL and --input",
+    "testing": "assert_peak_below, pytest plugin",
+    "whatif": "plan, advise, max-batch, cards: analyse again",
+    "validation": "the real step beside its prediction",
+    "checkpointing": "carries out a plan on a model",
+    "simulation": "one step on fake tensors, recorded as a Profile",
+    "_torch": "every private name of torch, with its reason",
+    "show": "text, HTML, graphs, plots, exports",
+    "planning": "from a profile and a budget to a plan",
+    "memory": "live bytes, the allocator, budgets, modules, lines, layers",
+    "hardware": "cards, rates, workspaces of libraries",
+    "records": "the types that cross a border, JSON in and out",
+    "errors": "the errors and their exit codes",
+}
+"""What each room is for, in the words of the picture."""
+WIDTH, ROW, GAP, LEFT = 760, 46, 12, 130
+
+
+def contract() -> tuple[list[list[str]], set[str]]:
+    """Return the rooms by floor, from the top, and those that import no torch, as pyproject.toml has them."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    floors = next(table["layers"] for table in tables if table["type"] == "layers")
+    free = next(table["source_modules"] for table in tables if "torch" in table.get("forbidden_modules", ()))
+    return [floor.split(" | ") for floor in floors], {name.removeprefix("fxmem.") for name in free} | {"errors"}
+
+
+def rooms() -> str:
+    """Return the SVG of the rooms: a row for each floor, the rooms without torch in another colour."""
+    floors, free = contract()
+    height = len(floors) * (ROW + GAP) + GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="Helvetica, Arial, sans-serif" role="img">',
+        "<title>The rooms of fxmem</title>",
+        "<desc>A room imports from the rooms below it only. Data goes up from simulation's Profile.</desc>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for index, floor in enumerate(floors):
+        wide = (WIDTH - LEFT - GAP * len(floor)) / len(floor)
+        for column, room in enumerate(floor):
+            parts += box(room, LEFT + column * (wide + GAP), GAP + index * (ROW + GAP), wide, room in free)
+    first_free = next(index for index, floor in enumerate(floors) if set(floor) <= free)
+    parts += side("with torch", 0, first_free, "#c2571a")
+    parts += side("no torch", first_free, len(floors), "#1f6f8b")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def box(room: str, x: float, y: float, width: float, free: bool) -> list[str]:
+    """Return a room's rectangle, its name and what it is for."""
+    fill, line = ("#e8f3f6", "#1f6f8b") if free else ("#fdf0e6", "#c2571a")
+    return [
+        f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{ROW}" rx="5" fill="{fill}" stroke="{line}"/>',
+        f'<text x="{x + 12:g}" y="{y + 19}" font-size="14" font-weight="bold" fill="#1a1a1a">{escape(room)}</text>',
+        f'<text x="{x + 12:g}" y="{y + 36}" font-size="11.5" fill="#333333">{escape(ROOMS[room])}</text>',
+    ]
+
+
+def side(text: str, first: int, last: int, color: str) -> list[str]:
+    """Return the bracket on the left of the floors from `first` to before `last`, with its words."""
+    top, bottom = GAP + first * (ROW + GAP), last * (ROW + GAP)
+    return [
+        f'<path d="M{LEFT - 16} {top}h-8v{bottom - top}h8" fill="none" stroke="{color}" stroke-width="1.5"/>',
+        f'<text x="{LEFT - 34}" y="{(top + bottom) / 2 + 4:g}" font-size="13" text-anchor="end" fill="{color}">'
+        f"{escape(text)}</text>",
+    ]
+
+
+def main(folder: Path) -> None:
+    """Write every picture into `folder`."""
+    (folder / "rooms.svg").write_text(rooms(), encoding="utf-8")
+    for command in COMMANDS:
+        *words, name = command.split()
+        if fxmem([*words, str(folder / name)]) != 0:
+            sys.exit(f"fxmem {command} failed")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""What the pages name exists, and they are laid out as the house's rules say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import docs.pictures as pictures
+from tests.docs.pages import FENCE, PAGES, ROOT
+
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+FOLDERS = "benchmarks|docs|examples|fxmem|schemas|tests"
+ROOMS = [path.name for path in (ROOT / "fxmem").iterdir() if (path / "__init__.py").exists()]
+
+every_page = pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+@every_page
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+/?)`", prose(page))
+    named += [f"fxmem/{path}" for path in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]+)`", prose(page))]
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert not missing
+
+
+@every_page
+def test_every_link_between_files_leads_somewhere(page: Path) -> None:
+    if page.is_relative_to(ROOT / "docs"):
+        return  # `make docs` follows those, into the pages it makes as well
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", prose(page))]
+    targets += re.findall(r'src="([^"]+)"', prose(page))
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+@every_page
+def test_every_target_of_make_that_a_page_names_exists(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"`make (?:[A-Z]+=\S+ )*([a-z-]+)", prose(page)))
+    assert {name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE)} == set()
+
+
+@every_page
+def test_lines_and_tables_are_narrow(page: Path) -> None:
+    lines = prose(page).splitlines()
+    assert [line for line in lines if len(line) > 120] == []
+    assert [line for line in lines if line.startswith("|") and line.count("|") - line.count(r"\|") > 7] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_every_page_has_its_place() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert set(re.findall(r"[\w/-]+\.md", nav)) - {"reference/command-line.md"} == {
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.name != "README.md"
+    }
+
+
+def test_every_module_of_records_that_defines_one_is_in_the_reference() -> None:
+    shown = set(re.findall(r"::: fxmem\.records\.(\w+)", (ROOT / "docs/reference/records.md").read_text("utf-8")))
+    modules = {
+        path.stem
+        for path in (ROOT / "fxmem/records").glob("*.py")
+        if re.search(r"^class \w+\((?:\w*Record|BaseModel)\b", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
+    assert modules <= shown
+
+
+def test_the_picture_of_the_rooms_is_the_contract() -> None:
+    assert (ROOT / "docs/images/rooms.svg").read_text(encoding="utf-8") == pictures.rooms(), "run: make pictures"
+    floors, _ = pictures.contract()
+    assert {room for floor in floors for room in floor} == set(pictures.ROOMS)
+
+
+def words(svg: str) -> list[str]:
+    """The texts of a drawing, in their order."""
+    return [text for element in ElementTree.fromstring(svg).iter() if (text := (element.text or "").strip())]
+
+
+def test_the_pictures_show_what_is_drawn_today(tmp_path: Path) -> None:
+    pictures.main(tmp_path)
+    for path in sorted((ROOT / "docs/images").glob("*.svg")):
+        drawn = (tmp_path / path.name).read_text(encoding="utf-8")
+        assert words(path.read_text(encoding="utf-8")) == words(drawn), "run: make pictures"
