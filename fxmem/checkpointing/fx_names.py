@@ -230,6 +230,6 @@ class _Observer(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def resume_call(self, node: int) -> None:
         """Of no interest."""
 
-    def bringing_back(self) -> contextlib.AbstractContextManager[None]:
+    def recomputing(self) -> contextlib.AbstractContextManager[None]:
         """Of no interest."""
         return contextlib.nullcontext()

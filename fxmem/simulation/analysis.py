@@ -19,12 +19,12 @@ from fxmem.memory import allocator
 from fxmem.records.files import write_text
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Peak, Profile, Report, Target, Timeline
-from fxmem.simulation import run
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
+from fxmem.simulation.run import TracedStep, trace_step
 from fxmem.simulation.step import set_training
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Analysis:
     What it shows itself with is imported when it does.
     """
 
-    def __init__(self, profile: Profile, model: torch.nn.Module, traced: run.Traced, request: StepRequest) -> None:
+    def __init__(self, profile: Profile, model: torch.nn.Module, traced: TracedStep, request: StepRequest) -> None:
         self._model = model
         self._traced = traced
         self._request = request
@@ -218,7 +218,7 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     if request.mode == "train":
         check_gradients(model)
     with one_at_a_time(), _training(model, request.mode), applied(request.settings):
-        traced = run.profile(model, request, progress or (lambda _: None))
+        traced = trace_step(model, request, progress or (lambda _: None))
     return Analysis(traced.profile, model, traced, request)
 
 
@@ -258,7 +258,7 @@ def build_module(model: torch.nn.Module | Callable[[], torch.nn.Module], progres
     return built
 
 
-def _graph_module(model: torch.nn.Module, traced: run.Traced) -> torch.fx.GraphModule:
+def _graph_module(model: torch.nn.Module, traced: TracedStep) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(traced.graph, {}))
     first = next(iter([*model.parameters(), *model.buffers()]), None)

@@ -1,10 +1,8 @@
-"""The log of a finished run becomes a `Profile`: what each node brought, kept and cost, each storage with its owner."""
+"""Builds a `Profile` from the log of a finished run: its nodes, operators and storages with their owners."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,81 +11,40 @@ import torch.fx
 from fxmem import __version__
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.hardware.catalogue import context_size
-from fxmem.hardware.workspaces import Collector, CpuCollector, with_workspaces
+from fxmem.hardware.workspaces import with_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import (
     Assumption,
     InputTensor,
     Kind,
-    ModuleCall,
     Node,
     Op,
     Phase,
     PhaseBytes,
     Profile,
     RecomputedOp,
-    RecomputedRegion,
     RestoredTensor,
-    SourceLine,
-    Step,
     Storage,
-    Target,
     TensorInfo,
-    Unknown,
 )
-from fxmem.simulation.kernels import card_emulation
-from fxmem.simulation.model.accepted_models import COMPILED
-from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
-from fxmem.simulation.observe.op_recorder import Recorder
-
-__all__ = ["Run", "account"]
+from fxmem.simulation.assumptions import assumptions, unknowns
+from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.recording import FakeRun
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A step that has been run on FakeTensors, and everything that watched it."""
-
-    name: str
-    notes: tuple[str, ...]
-    """How the model was built."""
-    model: torch.nn.Module
-    """The fake one."""
-    inputs: tuple[tuple[str, torch.Tensor], ...]
-    step: Step
-    target: Target
-    optimizer: torch.optim.Optimizer | None
-    recorder: Recorder
-    log: StepLog
-    nodes: tuple[torch.fx.Node, ...]
-    sources: tuple[SourceLine | None, ...]
-    calls: tuple[ModuleCall, ...]
-    recomputed: tuple[RecomputedRegion, ...]
-    collector: Collector | CpuCollector
-    """Of the target's hidden memory."""
-    ran_compiled: bool
-    """Whether the program called something compiled."""
-    cycles: int
-    """Storages that only Python's garbage collector freed."""
-
-    def row(self, node: int) -> int:
-        """Index in `Profile.nodes` of what the log calls a node: two rows follow the graph's, loss and optimizer."""
-        return node if node >= 0 else {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}[node]
-
-
-def account(run: Run) -> Profile:
-    """The profile of a run."""
-    log = run.log
-    readers = _first_readers(run)
-    storages, renumbered = _storages(run, readers)
-    nodes = _nodes(run, storages, renumbered)
+def build_profile(run: FakeRun) -> Profile:
+    """Build the profile of a run."""
+    log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
+    readers = _find_first_readers(run)
+    storages, renumbered = _build_storages(run, readers)
+    nodes = _build_nodes(run, storages, renumbered)
     profile = Profile.model_construct(
         fxmem_version=__version__,
         torch_version=torch.__version__,
         model=run.name,
         inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in run.inputs),
         step=run.step,
-        target=run.target,
+        target=run.recording.target,
         ticks=log.tick,
         phases=tuple(log.phases),
         nodes=nodes,
@@ -97,28 +54,28 @@ def account(run: Run) -> Profile:
         ),
         storages=storages,
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
-        calls=run.calls,
-        recomputed=run.recomputed,
+        calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
+        recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
-        restored=_restored(run, nodes, renumbered),
+        restored=_find_restored(run, nodes, renumbered),
         saved_bytes=sum(log.nbytes[index] for index in log.saved_at_end),
-        assumptions=tuple(_assumptions(run, readers)),
-        unknowns=tuple(_unknowns(run)),
+        assumptions=tuple(assumptions(run, readers)),
+        unknowns=tuple(unknowns(run)),
     )
-    profile = with_workspaces(profile, run.collector.settle(), run.collector.held_bytes())
+    profile = with_workspaces(profile, collector.settle(), collector.held_bytes())
     noted = (Assumption(topic="model", text=note) for note in run.notes)
-    assumed = tuple(dict.fromkeys((*profile.assumptions, *run.collector.assumptions(), *noted)))
-    unknown = (*profile.unknowns, *run.collector.unknowns())
+    assumed = tuple(dict.fromkeys((*profile.assumptions, *collector.assumptions(), *noted)))
+    unknown = (*profile.unknowns, *collector.unknowns())
     profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
-    return _annotated(profile)
+    return _annotate_nodes(profile)
 
 
-def _annotated(profile: Profile) -> Profile:
-    """What only the finished log tells of each node."""
+def _annotate_nodes(profile: Profile) -> Profile:
+    """Add to each node what only the finished log shows: live bytes, scratch and FLOPs."""
     live, scratch, counted = (
         liveness.node_live_bytes(profile),
         liveness.node_scratch_bytes(profile),
-        _node_flops(profile.ops, len(profile.nodes)),
+        _sum_node_flops(profile.ops, len(profile.nodes)),
     )
     nodes = (
         node.model_copy(
@@ -134,15 +91,15 @@ def _annotated(profile: Profile) -> Profile:
     return profile.model_copy(update={"nodes": tuple(nodes)})
 
 
-def _restored(run: Run, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
-    """What unpack hooks gave, but for what had been saved as it was."""
+def _find_restored(run: FakeRun, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
+    """The storages that unpack hooks returned, without those that had been saved unchanged."""
     found = ((run.row(node), renumbered[index]) for node, index in run.log.restored if index in renumbered)
     return tuple(
         RestoredTensor(node=node, storage=storage) for node, storage in found if storage not in nodes[node].saved
     )
 
 
-def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
+def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | None]]:
     """FLOPs of each node's forward and backward; None as soon as one op has no formula."""
     sums: list[dict[bool, int | None]] = [{} for _ in range(nodes)]
     for op in ops:
@@ -155,7 +112,7 @@ def _node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int | N
 # --- storages ---------------------------------------------------------------------------------------------------------
 
 
-def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
+def _build_storages(run: FakeRun, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
     """The storages that were alive at some moment of the step, and the index each has now."""
     log = run.log
     storages: list[Storage] = []
@@ -182,7 +139,7 @@ def _storages(run: Run, readers: dict[int, int]) -> tuple[tuple[Storage, ...], d
     return tuple(storages), renumbered
 
 
-def _first_readers(run: Run) -> dict[int, int]:
+def _find_first_readers(run: FakeRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
     modules = dict(run.model.named_modules())
@@ -205,10 +162,10 @@ def _first_readers(run: Run) -> dict[int, int]:
 
 
 _NOT_YET = PhaseBytes(forward=0, backward=None)
-"""Said of a node before the profile is there to tell; pydantic would copy the default for each."""
+"""A placeholder until the profile exists; pydantic would copy the default for each node."""
 
 
-def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
+def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
     log, rows = run.log, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
     parameters, saved = [0] * rows, [0] * rows
@@ -238,7 +195,7 @@ def _nodes(run: Run, storages: Sequence[Storage], renumbered: dict[int, int]) ->
                 target=_target_name(node.target),
                 module=module,
                 module_type=module_type,
-                source=run.sources[i],
+                source=run.recording.tracer.sources[i],
                 inputs=tuple(position[n] for n in node.all_input_nodes),
                 outputs=tuple(
                     TensorInfo(shape=shape, dtype=dtype, storage=None if s is None else renumbered.get(s))
@@ -292,102 +249,3 @@ def _target_name(target: Any) -> str:
         target.__module__ or "", target.__module__ or "torch"
     )
     return f"{module}.{getattr(target, '__qualname__', name)}".removeprefix("builtins.")
-
-
-# --- what was taken for granted, what is not known --------------------------------------------------------------------
-
-
-def _assumptions(run: Run, readers: dict[int, int]) -> Iterator[Assumption]:
-    recorder, log = run.recorder, run.log
-    if run.step.mode == "train":
-        stepped, left = (
-            "the optimizer steps and gradients are set to None",
-            "the step ends there; whoever runs it again clears the gradients",
-        )
-        last = left if run.optimizer is None else stepped
-        text = (
-            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
-            f"step's function returns"
-        )
-        yield Assumption(topic="step", text=text)
-    else:
-        yield Assumption(
-            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
-        )
-    if run.step.accumulate > 1:
-        text = (
-            f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
-            f"before are there when it begins"
-        )
-        yield Assumption(topic="step", text=text)
-    ahead = (
-        f"so are {run.step.prefetch} further batches like it"
-        if run.step.prefetch
-        else "a prefetched next batch is not counted"
-    )
-    yield Assumption(
-        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
-    )
-    if run.ran_compiled:
-        yield Assumption(topic="model", text=COMPILED)
-    if run.optimizer is not None:
-        yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
-    called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
-    if called & {"isfinite", "isnan", "isinf"}:
-        yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
-    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
-        means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
-        yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
-    if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
-        middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
-        yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
-    if recorder.made_up_scalars:
-        yield Assumption(
-            topic="optimizer",
-            text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends",
-        )
-    if run.cycles > 0:
-        text = (
-            f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them "
-            f"when Python's garbage collector happens to run"
-        )
-        yield Assumption(topic="cycles", text=text)
-    if run.target.device == "cpu":
-        yield Assumption(
-            topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
-        )
-    unread = sum(
-        log.nbytes[i]
-        for i, kind in enumerate(log.kind)
-        if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers
-    )
-    if unread:
-        yield Assumption(
-            topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same"
-        )
-    # torch's math attention is the only caller of `_safe_softmax`.
-    if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
-        yield from card_emulation.assumptions(run.target)
-    context = context_size(run.target, torch.__version__)
-    if context is not None:
-        yield Assumption(topic="process", text=context[1])
-
-
-def _unknowns(run: Run) -> Iterator[Unknown]:
-    if run.target.device == "cuda" and context_size(run.target, torch.__version__) is None:
-        yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
-    for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
-        yield Unknown(topic="flops", what=op, count=count)
-    layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)
-    if layers:
-        yield Unknown(
-            topic="memory",
-            what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows",
-            count=layers,
-        )
-
-
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    form = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
-    return f"{type(optimizer).__name__} in its {form} form, its state already there"

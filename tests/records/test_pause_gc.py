@@ -86,7 +86,7 @@ def analysed(_: Profile, __: Path) -> None:
         (read, json_reader, "_find_wide_object"),
         (read, liveness, "check"),
         (complete, peak, "replay"),
-        (analysed, run, "account"),
+        (analysed, run, "build_profile"),
     ],
 )
 def test_it_rests_while(

@@ -1,8 +1,8 @@
-"""What is noted of one step: every storage that comes and goes, every op, and which node of the graph it was for.
+"""The log of one step: every storage's allocation and free, every op, and the node of the graph each is for.
 
-A storage is known by the moment it was first seen (addresses are reused, and fake storages have none), held weakly, and
-its end is the moment Python and C++ let go of it, which is when a real one would go back to the allocator. Ticks are
-those of `fxmem.records.profile`.
+A storage is known by the moment it was first seen, because addresses are reused. It is referenced weakly: its end is
+the moment Python and C++ free it, which is when a real one would go back to the allocator. Ticks are those of
+`fxmem.records.profile`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
 
-__all__ = ["LOSS", "OPTIMIZER", "LoggedOp", "StepLog"]
-
 LOSS = -1
-"""Stands for the node of what runs between the model's forward and its backward."""
+"""The node of everything between the model's forward and its backward."""
 OPTIMIZER = -2
-"""Stands for the node of the optimizer's step."""
+"""The node of the optimizer's step."""
 
 
 @dataclasses.dataclass(slots=True)
 class LoggedOp:
-    """An `fxmem.records.profile.Op` in the making: which node it ran for is sometimes known only afterwards."""
+    """An `fxmem.records.profile.Op` whose node may still change: sometimes it is known only afterwards."""
 
     name: str
     node: int
@@ -50,7 +48,7 @@ class _Watch(weakref.ref[Any]):
 
 
 class StepLog:
-    """One program's log.
+    """The log of one program.
 
     Args:
         device: whose memory is counted; tensors elsewhere are not.
@@ -59,7 +57,7 @@ class StepLog:
     def __init__(self, device: torch.device) -> None:
         self.device_type = device.type
         self.setting_up = True
-        """Whether what is allocated now was there before the step."""
+        """Whether what is allocated now counts as there before the step."""
         self._watched: dict[int, _Watch] = {}
         self._open = True
         self._freed: list[int] | None = None
@@ -82,10 +80,10 @@ class StepLog:
         self._over = False
         self.ops: list[LoggedOp] = []
         self.recomputed: dict[int, int] = {}
-        """By op that made again what had been let go of, bytes it read that no other such op had made."""
+        """By op that recomputed what had been freed, bytes it read that no other such op had made."""
         self.restored: dict[tuple[int, int], None] = {}
         """Node and storage, where its backward read what had not been saved."""
-        self._bringing_back = 0
+        self._recomputing = 0
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
@@ -121,7 +119,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
-        """What is allocated inside and stays was there before the step; what goes again never happened."""
+        """What is allocated inside and stays counts as there before the step; what is freed inside is not logged."""
         before, self.setting_up = self.setting_up, True
         try:
             yield
@@ -130,7 +128,7 @@ class StepLog:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """The step itself."""
+        """The step runs inside."""
         self.setting_up = False
         try:
             yield
@@ -159,7 +157,7 @@ class StepLog:
         return self.enter(storage, nbytes, tuple(tensor.shape), tensor.dtype) if nbytes else None
 
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Note a storage that has just come."""
+        """Log the allocation of a storage; its index."""
         index = len(self.nbytes)
         watch = _Watch(storage, self._gone)
         watch.address, watch.index = torch_common.storage_address(storage), index
@@ -196,7 +194,7 @@ class StepLog:
                 self._freed.append(watch.index)
 
     def freeing_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
-        """`free`, except that what it lets go at once goes in the order of birth: its own order is that of addresses,
+        """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,
         another on each run."""
 
         def freeing() -> None:
@@ -209,7 +207,7 @@ class StepLog:
         return freeing
 
     def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
-        """Say what a storage is for; the first to say so names it."""
+        """Set the kind and the name of a storage that has none yet."""
         for path, part in torch_wrappers.named_parts(tensor):
             index = self._index_of(part)
             if index is not None and self.kind[index] is None:
@@ -217,21 +215,21 @@ class StepLog:
                 self.shape[index], self.dtype[index] = tuple(part.shape), part.dtype
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """This storage, there before the step, would not be on a real run."""
+        """Take a storage that was there before the step out of the log: a real run has none."""
         index = self.index_of(tensor)
         if index is not None:
             self.birth[index] = self.death[index] = 0
             self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
-        """Give the storage a name and a kind unless it was there before the step."""
+        """Set the name and the kind of a storage unless it was there before the step."""
         for path, part in torch_wrappers.named_parts(tensor):
             index = self._index_of(part)
             if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
                 self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
 
-    def outputs_are(self, node: int) -> None:
-        """What this node returned is the model's output."""
+    def mark_outputs(self, node: int) -> None:
+        """Mark what this node returned as the model's output."""
         for _, _, index in self.results.get(node, ()):
             if index is not None and self.birth[index] > 0:
                 self.kind[index] = Kind.OUTPUT
@@ -241,7 +239,7 @@ class StepLog:
         return sorted(watch.index for watch in self._watched.values())
 
     def note_tensors(self, result: Any) -> None:
-        """Storages of tensors that have just been returned."""
+        """Log the storages of tensors that have just been returned."""
         if isinstance(result, torch.Tensor):
             self.index_of(result)
         elif isinstance(result, (tuple, list)):
@@ -251,10 +249,10 @@ class StepLog:
     # --- ops and phases -----------------------------------------------------------------------------------------------
 
     def note_op(self, name: str, begin: int, flops: int | None, given: Any = ()) -> int:
-        """An op has run on what it was given, and began at this tick; its index."""
+        """Log an op that ran on the tensors of `given` and began at this tick; its index."""
         self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops))
         index = len(self.ops) - 1
-        if self._bringing_back and self.phase is Phase.BACKWARD:
+        if self._recomputing and self.phase is Phase.BACKWARD:
             read = {self.index_of(tensor) for tensor in torch_common.tensors_in(given)}
             self.recomputed[index] = sum(
                 self.nbytes[storage]
@@ -264,26 +262,26 @@ class StepLog:
         return index
 
     @contextlib.contextmanager
-    def bringing_back(self) -> Iterator[None]:
-        """What runs inside makes again what had been let go of."""
-        self._bringing_back += 1
+    def recomputing(self) -> Iterator[None]:
+        """What runs inside recomputes what had been freed."""
+        self._recomputing += 1
         try:
             yield
         finally:
-            self._bringing_back -= 1
+            self._recomputing -= 1
 
     def note_call(self, name: str) -> None:
-        """Something that is no operator ran, allocated nothing and computed nobody knows how much."""
+        """Log what is no operator, allocates nothing and has unknown FLOPs."""
         if not self.setting_up:
             self.note_op(name, self.tick, None)
 
     def set_phase(self, phase: Phase) -> None:
-        """The phase in force ends, another begins."""
+        """End the phase and begin another."""
         self.end_phase()
         self.phase = phase
 
     def end_phase(self) -> None:
-        """Close the phase in force at this tick."""
+        """End the phase at this tick."""
         self.phases.append(
             PhaseSpan(
                 phase=self.phase, begin=self._phase_tick, end=self.tick, first_op=self._phase_op, last_op=len(self.ops)
@@ -291,22 +289,22 @@ class StepLog:
         )
         self._phase_tick, self._phase_op = self.tick, len(self.ops)
 
-    # --- who it is for (tracing's CallObserver, backward's Observer) --------------------------------------------------
+    # --- which node it is for (the tracer's CallObserver, the engine's AutogradObserver) ------------------------------
 
     def op_count(self) -> int:
         """How many ops have run."""
         return len(self.ops)
 
     def current_call(self) -> int:
-        """The node things are noted for."""
+        """The node that ops and storages are logged for."""
         return self._node
 
     def resume_call(self, node: int) -> None:
-        """Note things for this node again."""
+        """Log for this node again."""
         self._node = node
 
     def on_call(self, node: int) -> None:
-        """Everything from here on is for this node."""
+        """Log for this node from here on."""
         self._node = node
         if node != self._announced:
             self._announced, self._announced_at = node, len(self._live_saved)
@@ -318,7 +316,7 @@ class StepLog:
             self._sequence_node.append(node)
 
     def on_result(self, node: int, first_op: int, result: Any) -> None:
-        """The node returned; put right what ran under the number announced for it."""
+        """The node returned; correct what was logged under the number announced for it."""
         announced = self._node
         if announced != node and first_op < len(self.ops):
             for index in range(first_op, len(self.ops)):
@@ -341,20 +339,19 @@ class StepLog:
         )
 
     def on_backward_node(self, sequence_number: int) -> None:
-        """The gradient of what was made under this number is computed next. In forward it is for whoever asks for it, a
-        loss of gradients for one."""
+        """Log for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
         if self.phase is Phase.FORWARD:
             return
         self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
-        """A node keeps these tensors for backward."""
+        """A node saves these tensors for backward."""
         for tensor in (part for found in torch_common.tensors_in(value) for part in torch_wrappers.parts(found)):
             index = self._index_of(tensor)
             if index is None or self.birth[index] == 0:
                 continue
             self.saved_by_node.setdefault(self._node, {})[index] = None
-            if self._bringing_back and self.phase is Phase.BACKWARD:
+            if self._recomputing and self.phase is Phase.BACKWARD:
                 self.restored[self._node, index] = None
             if self.kind[index] is None:
                 self.kind[index] = Kind.SAVED
@@ -362,13 +359,13 @@ class StepLog:
                 self._live_saved.append((handle, self._node, index))
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
-        """The program's own hook gives this to the backward of the node."""
+        """The program's own unpack hook returned this tensor to the node that runs."""
         index = self.index_of(tensor)
         if index is not None:
             self.restored[self._node, index] = None
 
     def end_of_forward(self) -> None:
-        """Settle which node owns each saved storage: the first to save it whose hold is still there."""
+        """Settle which node owns each saved storage: the first to save it that still keeps it."""
         for reference, node, index in self._live_saved:
             handle = reference()
             if handle is not None and handle.value is not None:

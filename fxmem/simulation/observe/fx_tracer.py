@@ -87,7 +87,7 @@ class CallObserver(Protocol):
     def resume_call(self, node: int) -> None:
         """Go on with what `current_call` told before an interruption."""
 
-    def bringing_back(self) -> contextlib.AbstractContextManager[None]:
+    def recomputing(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a checkpointed region runs again."""
 
 
@@ -321,7 +321,7 @@ class ProgramTracer(torch.fx.Tracer):
                 outer, interrupted = (self._state, self._cursor, self._writer.stack), self._observer.current_call()
                 self._state, self._cursor, self._writer.stack = "recomputing", start, list(stack)
                 try:
-                    with self._observer.bringing_back():
+                    with self._observer.recomputing():
                         return function(*args, **kwargs)
                 finally:
                     self._state, self._cursor, self._writer.stack = outer

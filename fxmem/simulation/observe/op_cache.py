@@ -1,12 +1,12 @@
-"""What an operator did to fake tensors, done again for a call that looks the same, without asking FakeTensorMode.
+"""The results of operators on fake tensors, made again for calls that look alike without running FakeTensorMode.
 
 A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if
 the operator, the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments
 and the default dtype are the same, and no tensor's values are known. What comes out of the second is then what came out
 of the first: new tensors of the same metadata, or the very arguments, or views of their storages, or the same numbers.
 
-That it is so is not taken on trust. After the first call the result is made a second time from its description and must
-be indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls
+This is checked. After the first call the result is made a second time from its description and must be
+indistinguishable, and the call must have left its arguments' metadata as they were; where either fails, such calls
 are never replayed. With `FXMEM_CHECK=1` every call is run both ways, and a difference is an error; with `FXMEM_CHECK=0`
 nothing is replayed.
 
@@ -29,8 +29,6 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError
 from fxmem.simulation.known_values import VALUE
 
-__all__ = ["CHECK", "Call", "Fresh", "Replay", "Replayer", "different"]
-
 _PLAIN = frozenset({int, float, bool})
 
 CHECK = "FXMEM_CHECK"
@@ -38,7 +36,7 @@ CHECK = "FXMEM_CHECK"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fresh:
+class FreshOutput:
     """An output with a storage of its own."""
 
     shape: tuple[int, ...]
@@ -75,50 +73,50 @@ class _Plain:
     value: int | float
 
 
-_Output = Fresh | _View | _Same | _Plain | None
+_Output = FreshOutput | _View | _Same | _Plain | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Replay:
-    """How to make the result of a call; one object for all calls that look alike."""
+class OpReplay:
+    """How to make the result of a call: one object for all calls that look alike."""
 
     outputs: tuple[_Output, ...]
     container: type[list[Any]] | type[tuple[Any, ...]] | None
-    """What holds the outputs; None for a single one."""
+    """The type of the sequence of outputs; None for a single output."""
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
+class CachedCall:
     """A call that may have been seen before."""
 
-    table: dict[tuple[Any, ...], Replay | None]
+    table: dict[tuple[Any, ...], OpReplay | None]
     key: tuple[Any, ...]
     tensors: list[torch.Tensor]
-    replay: Replay | None
+    replay: OpReplay | None
     """None where this is the first of its kind, or its kind cannot be replayed."""
 
 
-class Replayer:
-    """Remembers calls, for as long as the process lives.
+class OpCache:
+    """The calls seen so far in this process.
 
     Args:
         mode: whose tensors these are.
         check: the value of `FXMEM_CHECK`.
-        context: what else results depend on: the target, torch's flags. Calls made in another context are others.
+        context: what else results depend on: the target, torch's flags. Calls of another context are kept apart.
     """
 
     def __init__(self, mode: torch_common.FakeTensorMode, check: str = "", context: Hashable = None) -> None:
         self._mode = mode
         self._maker = torch_fakes.Maker(mode)
-        self._tables: dict[Any, dict[tuple[Any, ...], Replay | None] | None] = (
+        self._tables: dict[Any, dict[tuple[Any, ...], OpReplay | None] | None] = (
             {} if context is None else torch_fakes.remembered(context)
         )
         self._on = check != "0"
         self.compares = check == "1"
         """Whether calls are to be run as well as replayed."""
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """What is known of this call; None if it is not of a kind that can be told by its looks."""
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CachedCall | None:
+        """The call with its key and what is known of it; None if metadata do not determine its result."""
         try:
             table = self._tables[func]
         except KeyError:
@@ -136,7 +134,7 @@ class Replayer:
         if not tensors:
             key.append(torch.is_inference_mode_enabled())
         looks = tuple(key)
-        return Call(table, looks, tensors, table.get(looks))
+        return CachedCall(table, looks, tensors, table.get(looks))
 
     def number(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
         """The result of a call that makes a tensor of one float32; None of any other.
@@ -145,16 +143,16 @@ class Replayer:
         """
         made = self._maker.number(args[0]) if func is torch_fakes.NEW_NUMBER and self._on else None
         if made is not None and self.compares and not torch_fakes.is_same(func(args[0]), made):
-            raise AnalysisError(different(func))
+            raise AnalysisError(describe_mismatch(func))
         return made
 
-    def make(self, replay: Replay, tensors: list[torch.Tensor]) -> Any:
+    def make(self, replay: OpReplay, tensors: list[torch.Tensor]) -> Any:
         """The result of a call on these tensors."""
         made = [self._output(output, tensors) for output in replay.outputs]
         return made[0] if replay.container is None else replay.container(made)
 
     def _output(self, output: _Output, tensors: list[torch.Tensor]) -> torch.Tensor | int | float | None:
-        if isinstance(output, Fresh):
+        if isinstance(output, FreshOutput):
             return self._maker.empty(output.shape, output.stride, output.dtype, output.device)
         if isinstance(output, _Same):
             return tensors[output.argument]
@@ -164,23 +162,22 @@ class Replayer:
             )
         return None if output is None else output.value
 
-    def learned(
-        self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Replay | None:
-        """What to remember of a call that was run; None if its kind cannot be replayed, or if this one does not tell
-        how.
+    def learn(
+        self, call: CachedCall, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> OpReplay | None:
+        """Remember a call that was run; None if its kind cannot be replayed, or if this one does not show how.
 
         Raises AnalysisError if the call was known and came out differently.
         """
         if call.key in call.table:
             if call.replay is not None and not _is_alike(result, self.make(call.replay, call.tensors)):
-                raise AnalysisError(different(func))
+                raise AnalysisError(describe_mismatch(func))
             return call.replay
         outputs, container = (list(result), type(result)) if type(result) in (list, tuple) else ([result], None)
-        described = _described(outputs, call.tensors)
+        described = _describe_outputs(outputs, call.tensors)
         if described is None:
             return None
-        replay = Replay(tuple(described), container) if len(described) == len(outputs) else None
+        replay = OpReplay(tuple(described), container) if len(described) == len(outputs) else None
         again = self.call(func, args, kwargs)
         if (
             replay is None
@@ -193,15 +190,15 @@ class Replayer:
         return replay
 
 
-def different(func: Any) -> str:
-    """What to say where a call came out differently from one that looked the same."""
+def describe_mismatch(func: Any) -> str:
+    """The error text for a call that came out differently from one that looked the same."""
     return (
         f"{func} gave another result than a call before it that looked the same; this is a bug of fxmem, which "
         f"{CHECK}=0 avoids"
     )
 
 
-def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output] | None:
+def _describe_outputs(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output] | None:
     """How to make each output, up to the first that cannot be made; None if two arguments are or share what an output
     is, so that it might be either's."""
     arguments, storages = _positions(map(id, tensors)), _positions(map(torch_common.storage_key, tensors))
@@ -236,7 +233,9 @@ def _described(outputs: list[Any], tensors: list[torch.Tensor]) -> list[_Output]
             break
         else:
             taken.add(storage)
-            described.append(Fresh(shape, stride, output.dtype, output.fake_device, output.untyped_storage().nbytes()))
+            described.append(
+                FreshOutput(shape, stride, output.dtype, output.fake_device, output.untyped_storage().nbytes())
+            )
     return described
 
 

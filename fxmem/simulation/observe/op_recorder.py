@@ -1,10 +1,9 @@
-"""Sees every op of a program run on FakeTensors, and has what it allocates noted.
+"""`OpRecorder`: runs every op of a program on FakeTensors, and notes it with what it allocates.
 
-`Recorder` is a `TorchDispatchMode` above the fake one: each ATen call returns fake tensors, whose storages stand for
-the memory a real run would take. They are noted in a `StepLog`.
+It is a `TorchDispatchMode` above the fake one. Each ATen call returns fake tensors, whose storages stand for the memory
+that a real run would allocate; they are noted in a `StepLog`.
 
-What is not seen: storage that changes its size in place (`resize_`), and what a kernel takes and gives back inside one
-call.
+Not seen: storage that changes its size in place (`resize_`), and what a kernel allocates and frees inside one call.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from fxmem.simulation.kernels.fake_kernels import LOSSES, ONE_DTYPE, check_one_d
 from fxmem.simulation.observe.assertions import passing
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
-from fxmem.simulation.observe.op_cache import Fresh, Replay, Replayer, different
+from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.source_lines import user_frame
-
-__all__ = ["Looked", "Recorder"]
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -45,14 +42,14 @@ def _is_silent(func: Any, name: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Looked:
-    """What an op is, beside what it allocates for all to see: a function of the op, its arguments' metadata and its
-    other arguments."""
+class OpFacts:
+    """What is noted of an op beside its results: a function of the op, its arguments' metadata and its other
+    arguments."""
 
     flops: int | None
     """None where it computes and has no formula."""
     hidden: Any = None
-    """What it allocates unseen, in the words of whoever asked."""
+    """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
 
 
 _IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
@@ -61,44 +58,44 @@ _IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
 }
-"""What an autograd node in C++ does out of place only because it sees tensor subclasses, to zeros of its own:
+"""Ops that an autograd node in C++ runs out of place only because it sees tensor subclasses, on zeros of its own:
 `index_backward`, `index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward`
 (torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of
 the input's size where a fake one would have two."""
 
 
-class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
+class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Runs the ops of one program.
 
     Args:
-        log: where all is noted.
+        log: receives every op and every storage.
         fakes: the mode the program runs in.
-        look: `(op, name, args, kwargs, result) -> Looked`; not asked again for a call that looks the same.
-        saw: told index, `Looked.hidden` and phase of each op that hides something.
-        replayer: of calls in this mode.
+        inspect: `(op, name, args, kwargs, result) -> OpFacts`; called once for calls that look the same.
+        note_hidden: called with index, `OpFacts.hidden` and phase of each op that has hidden memory.
+        cache: of calls in this mode.
     """
 
     def __init__(
         self,
         log: StepLog,
         fakes: torch_common.FakeTensorMode,
-        look: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], Looked],
-        saw: Callable[[int, Any, Phase], None],
-        replayer: Replayer,
+        inspect: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], OpFacts],
+        note_hidden: Callable[[int, Any, Phase], None],
+        cache: OpCache,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._fakes = fakes
-        self._look = look
-        self._saw = saw
-        self._looked: dict[Replay, Looked] = {}
-        self._replayer = replayer
+        self._inspect = inspect
+        self._note_hidden = note_hidden
+        self._facts: dict[OpReplay, OpFacts] = {}
+        self._cache = cache
         self._keys: dict[Any, tuple[str, bool]] = {}
         self._in_place_foreach: dict[Any, bool] = {}
         self.made_up_scalars = 0
-        """Numbers the optimizer read from tensors without values, each answered with 1."""
+        """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
         self.passed_checks = 0
-        """Conditions without values that the program asked for only to raise an error."""
+        """Conditions without values that the program read only to raise an error."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -111,49 +108,56 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
-        if torch_common.is_composite(
-            func
-        ):  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
-            with self:
+        if torch_common.is_composite(func):
+            with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        log = self._log
-        begin = log.tick
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
             func = _IN_PLACE_IN_NODES[func]
-        call = None if self._is_in_place_foreach(func) else self._replayer.call(func, args, kwargs)
+        begin = self._log.tick
+        result, replay = self._run_or_replay(func, args, kwargs)
+        if not self._log.setting_up:
+            self._note_op(func, args, kwargs, result, replay, begin)
+        return result
+
+    def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
+        """The result of a call, its storages noted, and how calls that look the same are replayed."""
+        call = None if self._is_in_place_foreach(func) else self._cache.call(func, args, kwargs)
         replay = None if call is None else call.replay
-        if call is None or replay is None or self._replayer.compares:
+        if call is None or replay is None or self._cache.compares:
             result = self._run(func, args, kwargs)
-            log.note_tensors(result)
+            self._log.note_tensors(result)
             if call is not None:
-                replay = self._replayer.learned(call, func, args, kwargs, result)
+                replay = self._cache.learn(call, func, args, kwargs, result)
         else:
-            result = self._replayer.make(replay, call.tensors)
+            result = self._cache.make(replay, call.tensors)
             self._note_outputs(result, replay)
-        if log.setting_up:
-            return result
+        return result, replay
+
+    def _note_op(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, replay: OpReplay | None, begin: int
+    ) -> None:
+        """Note an op that began at this tick, unless it does nothing at all."""
         key = self._keys.get(func)
         if key is None:
             name = str(func)
             key = self._keys[func] = name, _is_silent(func, name)
         name, silent = key
-        if silent and log.tick == begin:
-            return result
-        looked = None if replay is None else self._looked.get(replay)
-        if looked is None:
-            looked = self._look(func, name, args, kwargs, result)
+        if silent and self._log.tick == begin:
+            return
+        facts = None if replay is None else self._facts.get(replay)
+        if facts is None:
+            facts = self._inspect(func, name, args, kwargs, result)
             if replay is not None:
-                self._looked[replay] = looked
-        elif self._replayer.compares and looked != self._look(func, name, args, kwargs, result):
-            raise AnalysisError(different(func))
-        index = log.note_op(name, begin, looked.flops, (args, kwargs))
-        if looked.hidden is not None:
-            self._saw(index, looked.hidden, log.phase)
-        return result
+                self._facts[replay] = facts
+        elif self._cache.compares and facts != self._inspect(func, name, args, kwargs, result):
+            raise AnalysisError(describe_mismatch(func))
+        index = self._log.note_op(name, begin, facts.flops, (args, kwargs))
+        if facts.hidden is not None:
+            self._note_hidden(index, facts.hidden, self._log.phase)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call itself, on fakes."""
-        number = self._replayer.number(func, args)
+        """Run a call on fakes."""
+        number = self._cache.number(func, args)
         if number is not None:
             return number
         if func in ONE_DTYPE:
@@ -167,19 +171,18 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         except torch_common.DATA_DEPENDENT:
             known, result = known_values.recover(func, args, kwargs, self._fakes, self._log.note_tensors)
             if not known and func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
-                result = self._passing()
+                result = self._condition_that_passes()
                 known = result is not None
             if not known:
                 if not self._is_scalar_of_optimizer(func):
                     raise
-                # Adafactor scales its step by a norm it reads; no allocation hangs on the number.
+                # Adafactor scales its step by a norm it reads; no allocation depends on the number.
                 self.made_up_scalars += 1
                 result = 1.0 if args[0].dtype.is_floating_point else 1
         return result
 
-    def _passing(self) -> bool | None:
-        """What the program expects of a condition that it checks, or raises; None where it does something else with
-        it."""
+    def _condition_that_passes(self) -> bool | None:
+        """The value of a condition with which the program does not raise; None where it does more than check it."""
         frame = user_frame(sys._getframe(1))
         passed = None if frame is None else passing(frame)
         self.passed_checks += passed is not None
@@ -189,7 +192,7 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not
         run it.
 
-        FakeTensorMode hashes every tensor of every list first, which took a seventh of a ResNet-50 step. Scalars are
+        FakeTensorMode hashes every tensor of every list first, which was a seventh of a ResNet-50 step. Scalars are
         left to it: step counters have values.
         """
         known = self._in_place_foreach.get(func)
@@ -203,10 +206,10 @@ class Recorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def _is_scalar_of_optimizer(self, func: Any) -> bool:
         return self._log.phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default
 
-    def _note_outputs(self, result: Any, replay: Replay) -> None:
-        """As `StepLog.note_tensors`, for tensors whose looks are known."""
+    def _note_outputs(self, result: Any, replay: OpReplay) -> None:
+        """Note the storages of tensors whose metadata are known, as `StepLog.note_tensors` does."""
         for tensor, output in zip((result,) if replay.container is None else result, replay.outputs, strict=True):
-            if type(output) is Fresh:
+            if type(output) is FreshOutput:
                 if output.nbytes and output.device.type == self._log.device_type:
                     self._log.enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)
             elif isinstance(tensor, torch.Tensor):

@@ -13,7 +13,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch.kernels import allocates_as
 from fxmem.errors import AnalysisError
-from fxmem.simulation.observe.op_cache import CHECK, Call, Fresh, Replayer
+from fxmem.simulation.observe.op_cache import CHECK, CachedCall, FreshOutput, OpCache
 from tests.random_models import BATCH, WIDTH, RandomModel
 
 aten = torch.ops.aten
@@ -25,12 +25,12 @@ def fakes() -> Iterator[torch_common.FakeTensorMode]:
         yield mode
 
 
-def learned(replayer: Replayer, func: object, *args: object, **kwargs: object) -> Call | None:
+def learn(cache: OpCache, func: object, *args: object, **kwargs: object) -> CachedCall | None:
     """A call of a kind that has been run once."""
-    call = replayer.call(func, args, kwargs)
+    call = cache.call(func, args, kwargs)
     if call is not None:
-        replayer.learned(call, func, args, kwargs, func(*args, **kwargs))  # type: ignore[operator]
-    return replayer.call(func, args, kwargs)
+        cache.learn(call, func, args, kwargs, func(*args, **kwargs))  # type: ignore[operator]
+    return cache.call(func, args, kwargs)
 
 
 def x(*shape: int, **options: object) -> Tensor:
@@ -38,9 +38,9 @@ def x(*shape: int, **options: object) -> Tensor:
 
 
 CALLS: dict[str, tuple[object, Callable[[], tuple[object, ...]], tuple[str, ...]]] = {
-    "elementwise": (aten.add.Tensor, lambda: (x(), x(6)), ("Fresh",)),
-    "scalar": (aten.mul.Tensor, lambda: (x(), 2.0), ("Fresh",)),
-    "transposed": (aten.mul.Tensor, lambda: (x().t(), x().t()), ("Fresh",)),
+    "elementwise": (aten.add.Tensor, lambda: (x(), x(6)), ("FreshOutput",)),
+    "scalar": (aten.mul.Tensor, lambda: (x(), 2.0), ("FreshOutput",)),
+    "transposed": (aten.mul.Tensor, lambda: (x().t(), x().t()), ("FreshOutput",)),
     "in place": (aten.add_.Tensor, lambda: (x(), x()), ("_Same",)),
     "view": (aten.view.default, lambda: (x(), [3, 8]), ("_View",)),
     "slice": (aten.slice.Tensor, lambda: (x(), 0, 1, 3), ("_View",)),
@@ -49,41 +49,51 @@ CALLS: dict[str, tuple[object, Callable[[], tuple[object, ...]], tuple[str, ...]
     "several tensors": (
         aten.native_layer_norm.default,
         lambda: (x(), [6], x(6), x(6), 1e-5),
-        ("Fresh", "Fresh", "Fresh"),
+        ("FreshOutput", "FreshOutput", "FreshOutput"),
     ),
     "none among them": (
         aten.native_layer_norm_backward.default,
         lambda: (x(), x(), [6], x(4, 1), x(4, 1), x(6), x(6), [True, False, True]),
-        ("Fresh", "NoneType", "Fresh"),
+        ("FreshOutput", "NoneType", "FreshOutput"),
     ),
-    "lists": (aten._foreach_sqrt.default, lambda: ([x(), x(3)],), ("Fresh", "Fresh")),
+    "lists": (aten._foreach_sqrt.default, lambda: ([x(), x(3)],), ("FreshOutput", "FreshOutput")),
     "a new tensor": (
         aten.empty_like.default,
         lambda: (x(2, 3, 4, 5).to(memory_format=torch.channels_last),),
-        ("Fresh",),
+        ("FreshOutput",),
     ),
-    "no tensor": (aten.empty.memory_format, lambda: ([3, 5],), ("Fresh",)),
-    "another dtype": (aten._to_copy.default, lambda: (x(),), ("Fresh",)),
+    "no tensor": (aten.empty.memory_format, lambda: ([3, 5],), ("FreshOutput",)),
+    "another dtype": (aten._to_copy.default, lambda: (x(),), ("FreshOutput",)),
     "numbers among them": (
         aten._scaled_dot_product_flash_attention.default,
         lambda: tuple(x(2, 3, 5, 8, dtype=torch.float16, device="cuda") for _ in range(3)),
-        ("Fresh", "Fresh", "NoneType", "NoneType", "_Plain", "_Plain", "Fresh", "Fresh", "Fresh"),
+        (
+            "FreshOutput",
+            "FreshOutput",
+            "NoneType",
+            "NoneType",
+            "_Plain",
+            "_Plain",
+            "FreshOutput",
+            "FreshOutput",
+            "FreshOutput",
+        ),
     ),
-    "no elements": (aten.cat.default, lambda: ([x(0), x(0)],), ("Fresh",)),
+    "no elements": (aten.cat.default, lambda: ([x(0), x(0)],), ("FreshOutput",)),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_second_call_is_made_as_the_first_came_out(fakes: torch_common.FakeTensorMode, name: str) -> None:
     func, args, kinds = CALLS[name]
-    replayer = Replayer(fakes)
-    learned(replayer, func, *args())
+    cache = OpCache(fakes)
+    learn(cache, func, *args())
     arguments = args()
-    call = replayer.call(func, arguments, {})
+    call = cache.call(func, arguments, {})
     assert call is not None
     assert call.replay is not None
     assert tuple(type(output).__name__ for output in call.replay.outputs) == kinds
-    ours, theirs = replayer.make(call.replay, call.tensors), func(*arguments)  # type: ignore[operator]
+    ours, theirs = cache.make(call.replay, call.tensors), func(*arguments)  # type: ignore[operator]
     assert type(ours) is type(theirs)
     listed = isinstance(ours, list | tuple)
     for a, b in zip(ours if listed else [ours], theirs if listed else [theirs], strict=True):
@@ -114,27 +124,27 @@ def test_a_second_call_is_made_as_the_first_came_out(fakes: torch_common.FakeTen
 def test_a_call_that_looks_different_is_another(
     fakes: torch_common.FakeTensorMode, change: Callable[[], tuple[object, ...]]
 ) -> None:
-    replayer = Replayer(fakes)
-    assert learned(replayer, aten.add.Tensor, x(), x(6)).replay is not None  # type: ignore[union-attr]
-    learned(replayer, aten.add.Tensor, x(), 1)
-    call = replayer.call(aten.add.Tensor, change(), {})
+    cache = OpCache(fakes)
+    assert learn(cache, aten.add.Tensor, x(), x(6)).replay is not None  # type: ignore[union-attr]
+    learn(cache, aten.add.Tensor, x(), 1)
+    call = cache.call(aten.add.Tensor, change(), {})
     assert call is not None
     assert call.replay is None
 
 
 def test_the_default_dtype_tells_calls_apart(fakes: torch_common.FakeTensorMode) -> None:
-    replayer, ints = Replayer(fakes), x(3, dtype=torch.int64)
-    first = learned(replayer, aten.div.Tensor, ints, 2)
+    cache, ints = OpCache(fakes), x(3, dtype=torch.int64)
+    first = learn(cache, aten.div.Tensor, ints, 2)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        second = learned(replayer, aten.div.Tensor, ints, 2)
+        second = learn(cache, aten.div.Tensor, ints, 2)
     finally:
         torch.set_default_dtype(before)
     dtypes = [
         call.replay.outputs[0].dtype
         for call in (first, second)
-        if call and call.replay and isinstance(call.replay.outputs[0], Fresh)
+        if call and call.replay and isinstance(call.replay.outputs[0], FreshOutput)
     ]
     assert dtypes == [torch.float32, torch.float64]
 
@@ -153,21 +163,21 @@ def test_the_default_dtype_tells_calls_apart(fakes: torch_common.FakeTensorMode)
 def test_what_looks_do_not_tell_is_not_replayed(
     fakes: torch_common.FakeTensorMode, func: object, args: Callable[[], tuple[object, ...]]
 ) -> None:
-    assert Replayer(fakes).call(func, args(), {}) is None
+    assert OpCache(fakes).call(func, args(), {}) is None
 
 
 def test_a_result_that_may_be_either_argument_teaches_nothing(fakes: torch_common.FakeTensorMode) -> None:
-    replayer, both = Replayer(fakes), x()
-    call = learned(replayer, aten.mul_.Tensor, both, both)
+    cache, both = OpCache(fakes), x()
+    call = learn(cache, aten.mul_.Tensor, both, both)
     assert call is not None
     assert call.replay is None
-    known = learned(replayer, aten.mul_.Tensor, x(), x())
+    known = learn(cache, aten.mul_.Tensor, x(), x())
     assert known is not None
     assert known.replay is not None
 
 
 def test_switched_off(fakes: torch_common.FakeTensorMode) -> None:
-    assert Replayer(fakes, "0").call(aten.add.Tensor, (x(), x()), {}) is None
+    assert OpCache(fakes, "0").call(aten.add.Tensor, (x(), x()), {}) is None
 
 
 class Counts(nn.Module):
@@ -228,13 +238,13 @@ def test_what_autocast_lets_go_at_once_goes_in_the_order_of_birth() -> None:
 
 
 def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: torch_common.FakeTensorMode) -> None:
-    learned(Replayer(fakes, context="a"), aten.add.Tensor, x(), x())
+    learn(OpCache(fakes, context="a"), aten.add.Tensor, x(), x())
     for context, known in (("a", True), ("b", False), (None, False)):
-        call = Replayer(fakes, context=context).call(aten.add.Tensor, (x(), x()), {})
+        call = OpCache(fakes, context=context).call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert (call.replay is not None) == known
     with allocates_as({aten.add.Tensor: lambda *_: NotImplemented}):
-        call = Replayer(fakes, context="a").call(aten.add.Tensor, (x(), x()), {})
+        call = OpCache(fakes, context="a").call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert call.replay is None
 
@@ -254,7 +264,7 @@ def lifted(mode: torch_common.FakeTensorMode, real: Tensor) -> Tensor:
     """What the mode itself makes of a number, then what is made of it here: the same, however it is asked."""
     with torch_common.no_modes():
         real = real.clone()
-    theirs, ours = aten.lift_fresh.default(real), Replayer(mode).number(aten.lift_fresh.default, (real,))
+    theirs, ours = aten.lift_fresh.default(real), OpCache(mode).number(aten.lift_fresh.default, (real,))
     assert ours is not None
     assert torch_fakes.is_same(theirs, ours)
     return ours
@@ -296,12 +306,12 @@ def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(
 def test_what_is_not_one_plain_number_is_left_to_fake_tensor_mode(
     fakes: torch_common.FakeTensorMode, real: Tensor
 ) -> None:
-    assert Replayer(fakes).number(aten.lift_fresh.default, (real,)) is None
+    assert OpCache(fakes).number(aten.lift_fresh.default, (real,)) is None
 
 
 def test_only_new_numbers_are(fakes: torch_common.FakeTensorMode) -> None:
-    assert Replayer(fakes).number(aten.neg.default, (torch.tensor(1.0),)) is None
-    assert Replayer(fakes, "0").number(aten.lift_fresh.default, (torch.tensor(1.0),)) is None
+    assert OpCache(fakes).number(aten.neg.default, (torch.tensor(1.0),)) is None
+    assert OpCache(fakes, "0").number(aten.lift_fresh.default, (torch.tensor(1.0),)) is None
 
 
 def test_a_number_that_comes_out_otherwise_is_an_error(
@@ -309,8 +319,8 @@ def test_a_number_that_comes_out_otherwise_is_an_error(
 ) -> None:
     with torch_common.no_modes():
         one, two = torch.tensor(1.0), torch.tensor(2.0)
-    replayer, make = Replayer(fakes, "1"), torch_fakes.Maker.number
-    assert replayer.number(aten.lift_fresh.default, (one,)) is not None
+    cache, make = OpCache(fakes, "1"), torch_fakes.Maker.number
+    assert cache.number(aten.lift_fresh.default, (one,)) is not None
     monkeypatch.setattr(torch_fakes.Maker, "number", lambda maker, _: make(maker, two))
     with pytest.raises(AnalysisError, match="another result than a call before it"):
-        replayer.number(aten.lift_fresh.default, (one,))
+        cache.number(aten.lift_fresh.default, (one,))

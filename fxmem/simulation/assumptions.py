@@ -1,0 +1,112 @@
+"""What a profile takes for granted, and what it does not know: in sentences for the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from fxmem.hardware.catalogue import context_size
+from fxmem.records.profile import Assumption, Kind, Unknown
+from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.model.accepted_models import COMPILED
+from fxmem.simulation.recording import FakeRun
+
+
+def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
+    """What was taken for granted of the step; `readers` are the first readers of parameters, by storage."""
+    recorder, log = run.recording.recorder, run.log
+    if run.step.mode == "train":
+        stepped, left = (
+            "the optimizer steps and gradients are set to None",
+            "the step ends there; whoever runs it again clears the gradients",
+        )
+        last = left if run.optimizer is None else stepped
+        text = (
+            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
+            f"step's function returns"
+        )
+        yield Assumption(topic="step", text=text)
+    else:
+        yield Assumption(
+            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
+        )
+    if run.step.accumulate > 1:
+        text = (
+            f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
+            f"before are there when it begins"
+        )
+        yield Assumption(topic="step", text=text)
+    ahead = (
+        f"so are {run.step.prefetch} further batches like it"
+        if run.step.prefetch
+        else "a prefetched next batch is not counted"
+    )
+    yield Assumption(
+        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
+    )
+    if run.recording.ran_compiled:
+        yield Assumption(topic="model", text=COMPILED)
+    if run.optimizer is not None:
+        yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
+    called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
+    if called & {"isfinite", "isnan", "isinf"}:
+        yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
+    if recorder.passed_checks or any(op.name == "aten._is_all_true.default" for op in log.ops):
+        means = "assert, if …: raise, torch._check_tensor_all, arguments of distributions"
+        yield Assumption(topic="values", text=f"what the program checks of its tensors holds ({means})")
+    if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
+        middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
+        yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
+    if recorder.made_up_scalars:
+        yield Assumption(
+            topic="optimizer",
+            text="the optimizer reads numbers from tensors; each was taken to be 1, on which no allocation depends",
+        )
+    if run.cycles > 0:
+        text = (
+            f"{run.cycles} storages were held by reference cycles until the step's end; a real run frees them "
+            f"when Python's garbage collector happens to run"
+        )
+        yield Assumption(topic="cycles", text=text)
+    if run.recording.target.device == "cpu":
+        yield Assumption(
+            topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
+        )
+    unread = sum(
+        log.nbytes[i]
+        for i, kind in enumerate(log.kind)
+        if kind is Kind.PARAMETER and log.birth[i] == 0 and i not in readers
+    )
+    if unread:
+        yield Assumption(
+            topic="unread", text=f"{unread} bytes of parameters are read by no node; they are resident all the same"
+        )
+    # torch's math attention is the only caller of `_safe_softmax`.
+    if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
+        yield from card_emulation.assumptions(run.recording.target)
+    context = context_size(run.recording.target, torch.__version__)
+    if context is not None:
+        yield Assumption(topic="process", text=context[1])
+
+
+def unknowns(run: FakeRun) -> Iterator[Unknown]:
+    """What of the step has no known size or number of FLOPs."""
+    if run.recording.target.device == "cuda" and context_size(run.recording.target, torch.__version__) is None:
+        yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
+    for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
+        yield Unknown(topic="flops", what=op, count=count)
+    layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)
+    if layers:
+        yield Unknown(
+            topic="memory",
+            what="oneDNN's workspace tensor of aten.mkldnn_rnn_layer, whose size only oneDNN knows",
+            count=layers,
+        )
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    form = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
+    return f"{type(optimizer).__name__} in its {form} form, its state already there"

@@ -1,0 +1,206 @@
+"""`Recording`: a program runs on FakeTensors as it would on the target, and everything it does is observed.
+
+Each part stands in a module of its own: FakeTensors on the target's device, the kernels the target would choose, the
+autograd engine, the tracer that writes the graph, the recorder of operators, and the log of every allocation and free.
+A recording ties them together, whatever the program is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import triton as torch_triton
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.errors import FxmemError
+from fxmem.hardware.workspaces import Collector, CpuCollector
+from fxmem.records.pause_gc import uncollected
+from fxmem.records.profile import Phase, Step, Target
+from fxmem.simulation import flops, known_values
+from fxmem.simulation.error_advice import explained
+from fxmem.simulation.kernel_settings import convolution_settings, is_deterministic
+from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.model.fake_model import deep_recursion
+from fxmem.simulation.observe.autograd_engine import AutogradEngine
+from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
+from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.observe.op_cache import CHECK, OpCache
+from fxmem.simulation.observe.op_recorder import OpFacts, OpRecorder
+from fxmem.simulation.process_guard import process_unchanged
+
+
+class Recording:
+    """The observers of one program.
+
+    Make the program's tensors with `fakes`, then `attach` its root module, then run it inside `environment()`, every
+    round after a `begin()`.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        on_card = target.device == "cuda"
+        self.device = torch.device(target.device, 0) if on_card else torch.device("cpu")
+        self.fakes = torch_common.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        convolutions, deterministic = convolution_settings(), is_deterministic()
+        self.collector: Collector | CpuCollector = CpuCollector()
+        """Of the target's hidden memory."""
+        if on_card:
+            self.collector = Collector(target, torch.__version__, os.environ, convolutions, deterministic=deterministic)
+        self.log = StepLog(self.device)
+        context = target, convolutions, torch.are_deterministic_algorithms_enabled(), deterministic
+        cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
+        self.recorder = OpRecorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
+        self.ran_compiled = False
+        """Whether the program called something compiled."""
+
+    def attach(self, root: torch.nn.Module) -> None:
+        """Trace the calls and the backward of this module."""
+        self.root = root
+        self.tracer = ProgramTracer(root, self.log, replacement=_replacement, on_tensor_method=self._note_tensor_method)
+        self.engine = AutogradEngine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
+
+    def begin(self) -> None:
+        """Forget the last round: what is alive now was there before this one."""
+        self.log.begin()
+        self.collector.begin()
+        self.tracer.again()
+
+    def has_left_over(self) -> bool:
+        """Whether something that the last round allocated is still alive."""
+        return any(self.log.birth[index] > 0 for index in self.log.alive())
+
+    # --- what the program runs inside ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """What the program runs inside; nothing global is left changed.
+
+        Raises:
+            AnalysisError: for what the program raises, with advice.
+        """
+        try:
+            with process_unchanged(), self._emulated(), self._observed(), _calm_python():
+                yield
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise explained(error, self.root) from error
+        finally:
+            self.log.close()
+
+    @contextlib.contextmanager
+    def _emulated(self) -> Iterator[None]:
+        """Tensors are fakes on the target's device, and torch chooses the target's kernels."""
+        with (
+            card_emulation.target_kernels(self.target),
+            known_values.libraries_ask_for_values(),
+            torch_common.patched(torch.utils, "swap_tensors", torch_fakes.swapping),
+            torch_common.quiet_fake_kernels(),
+            self.fakes,
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Operators, autograd, calls of modules and functions, compiled code and Triton's kernels are observed."""
+        flops.torch_formulas()  # imports Triton, whose launches are looked for
+        with (
+            self.recorder,
+            self.engine.routed(self.tracer.call_function),
+            self.tracer.listening(),
+            torch_wrappers.compiled_as_eager(self._note_compiled),
+            torch_triton.launches_told(self._note_launch),
+            torch_common.patched(torch, "clear_autocast_cache", self.log.freeing_in_order),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _unpacking(self) -> Iterator[None]:
+        with self.tracer.listening_in_backward(), self.log.recomputing():
+            yield
+
+    # --- what the observers report ------------------------------------------------------------------------------------
+
+    def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
+        return OpFacts(flops.op_flops(func, args, kwargs, result), self.collector.look(name, args, result))
+
+    def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
+        self.collector.saw(index, hidden, phase)
+
+    def _note_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
+        for tensor in torch_common.tensors_in(arguments):
+            known_values.forget(tensor)
+        self.log.note_call(f"triton.{kernel}")
+
+    def _note_compiled(self) -> None:
+        self.ran_compiled = True
+
+    def _note_tensor_method(self, name: str, tensor: torch.Tensor) -> None:
+        hooks = self.engine.hooks
+        (hooks.note_tensor_hook if name == "register_hook" else hooks.note_retain_grad)(tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeRun:
+    """A step that has been run on FakeTensors, and the recording of it."""
+
+    name: str
+    notes: tuple[str, ...]
+    """How the model was built."""
+    step: Step
+    model: torch.nn.Module
+    """The fake one."""
+    inputs: tuple[tuple[str, torch.Tensor], ...]
+    optimizer: torch.optim.Optimizer | None
+    recording: Recording
+    cycles: int
+    """Storages that only Python's garbage collector freed."""
+
+    @property
+    def log(self) -> StepLog:
+        """The storages and operators of the step."""
+        return self.recording.log
+
+    @property
+    def nodes(self) -> list[torch.fx.Node]:
+        """The nodes of the traced graph."""
+        return self.recording.tracer.nodes
+
+    def row(self, node: int) -> int:
+        """Index in `Profile.nodes` of a node of the log: two rows follow the graph's, loss and optimizer."""
+        return node if node >= 0 else {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}[node]
+
+
+def _replacement(function: Any) -> Callable[..., Any] | None:
+    return card_emulation.replacement(function) or known_values.presumed(function)
+
+
+@contextlib.contextmanager
+def _calm_python() -> Iterator[None]:
+    """Deep models, no warnings of the program, and no garbage collection at a moment that no real run has."""
+    with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), uncollected():
+        warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
+        yield
+
+
+@contextlib.contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands
+    of objects."""
+    if gc.get_freeze_count():
+        yield  # a freeze of the caller's is not ours to undo
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
