@@ -15,7 +15,7 @@ MeasuredDevice = Literal["cpu", "cuda"]
 """Where a step is run to be measured."""
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 """The quantity that colours the boxes of a drawing."""
-Renderer = Literal["auto", "dot", "wasi", "pygraphviz", "plain"]
+Renderer = Literal["auto", "dot", "wasi", "plain"]
 """What lays out a drawing, or `auto`: the first that is installed."""
 
 EFFORT: Final = 4.0

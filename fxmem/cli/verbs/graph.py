@@ -25,8 +25,8 @@ ARGUMENTS = (
         "--output",
         required=True,
         metavar="FILE.svg",
-        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need rsvg-convert, CairoSVG or "
-        "Graphviz",
+        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need CairoSVG "
+        "(pip install cairosvg)",
     ),
     argument(
         "--plan",
@@ -41,8 +41,7 @@ ARGUMENTS = (
     flag("--no-fold", help="draw equal siblings one by one"),
     *drawing(
         max_boxes="about how many boxes there may be",
-        renderer="dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; pygraphviz: pip install pygraphviz; "
-        "plain: built in; auto: the first that works",
+        renderer="dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; plain: built in; auto: the first that works",
     ),
 )
 
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     ending = Path(options.output).suffix
     form: Format | None = "png" if ending == ".png" else "pdf" if ending == ".pdf" else None
     if form is not None:
-        graph.require_image(form, options.renderer)  # refused before the work, not after
+        graph.require_image(form)  # refused before the work, not after
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = load_or_analyze(options)
     drawing = graph.DrawingOptions(

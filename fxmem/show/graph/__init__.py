@@ -9,7 +9,7 @@ a line. Names are untrusted text and are escaped. Everything is computed from re
 from __future__ import annotations
 
 from fxmem.records.names import Heat, Renderer
-from fxmem.show.graph.converters import Format
+from fxmem.show.graph.converter import Format
 from fxmem.show.graph.graphviz_layout import Program, engines
 from fxmem.show.graph.picture import DrawingOptions
 from fxmem.show.graph.render import dot_source, image, render, require_image

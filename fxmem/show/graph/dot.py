@@ -5,116 +5,124 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+import graphviz  # type: ignore[import-untyped]
+
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE_SIZE, FrameWords, Words
 from fxmem.show.graph.ladder_layout import heading_width, spans
-from fxmem.show.graph.picture import Edge, Picture
+from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import LIGHT
-
-__all__ = ["bare", "labelled", "quoted"]
 
 _POINTS = 72.0
 _COURIER_EM = 0.6
 """Width of every character of Courier, whatever the engine knows of fonts."""
-_FRAME_STYLE = f'fillcolor="{LIGHT.panel}" labeljust=l'
-_MODULE_STYLE = (
-    f'class=module style="rounded,filled" color="{LIGHT.border}" penwidth=1 fontcolor="{LIGHT.text}" {_FRAME_STYLE}'
-)
-_CHECKPOINT_STYLE = (
-    f'class=checkpoint style="rounded,filled,dashed" color="{LIGHT.checkpoint}" penwidth=2.5 '
-    f'fontcolor="{LIGHT.checkpoint}" {_FRAME_STYLE}'
-)
-"""A cluster takes what is not said from the one around it, so everything is said."""
-_NEAR = "weight=4"
+_FRAME_STYLE = {"fillcolor": LIGHT.panel, "labeljust": "l"}
+_MODULE_STYLE = {
+    "class": "module",
+    "style": "rounded,filled",
+    "color": LIGHT.border,
+    "penwidth": "1",
+    "fontcolor": LIGHT.text,
+    **_FRAME_STYLE,
+}
+_CHECKPOINT_STYLE = {
+    "class": "checkpoint",
+    "style": "rounded,filled,dashed",
+    "color": LIGHT.checkpoint,
+    "penwidth": "2.5",
+    "fontcolor": LIGHT.checkpoint,
+    **_FRAME_STYLE,
+}
+"""A cluster inherits what is not set from the one around it, so everything is set."""
 _MOST_STACKED = 8
-"""Boxes of a frame that are held above, or below, those of another."""
-_SPREAD = "nodesep=0.2 ranksep=0.24 splines=polyline newrank=true"
+"""Boxes of a frame that are kept above, or below, those of another."""
+_SPREAD = {"nodesep": "0.2", "ranksep": "0.24", "splines": "polyline", "newrank": "true", "fontsize": f"{TITLE_SIZE:g}"}
 """`newrank`: what is to be below what holds between clusters too; without it Graphviz ranks each cluster alone and
 takes it for a wish."""
 
+Attributes = dict[str, str]
 
-def quoted(text: str) -> str:
-    """A DOT string that shows as this text, of one or more lines aligned left.
 
-    Backslashes would start an escape, and ampersands an entity. DOT cannot hold NUL.
+def escape(text: str) -> str:
+    """A value that DOT shows as this text, of one or more lines aligned left.
+
+    Backslashes would start an escape, ampersands an entity, and angle brackets HTML. DOT cannot hold NUL.
     """
-    plain = text.replace("\0", "\\0").replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
-    return '"' + plain.replace("\r", " ").replace("\n", "\\l") + '"'
+    plain = text.replace("\0", "\\0").replace("\\", "\\\\").replace("&", "&amp;")
+    shown: str = graphviz.nohtml(plain.replace("\r", " ").replace("\n", "\\l"))
+    return shown
 
 
 def bare(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> str:
     """Sizes and connections alone: nothing in it comes from the model."""
 
-    def box(index: int) -> str:
+    def box(index: int) -> Attributes:
         each = words[index]
-        return f"n{index} [width={each.width / _POINTS:.4f} height={each.height / _POINTS:.4f}]"
+        return {"width": f"{each.width / _POINTS:.4f}", "height": f"{each.height / _POINTS:.4f}"}
 
-    def frame(index: int) -> str:
+    def frame(index: int) -> Attributes:
         # Only the label's size matters.
-        characters = max(round(heading_width(headings[index]) / (_COURIER_EM * TITLE_SIZE)), 1)
-        return f'label="{"x" * characters}"'
+        return {"label": "x" * max(round(heading_width(headings[index]) / (_COURIER_EM * TITLE_SIZE)), 1)}
 
-    head = (
-        f"graph [{_SPREAD} fontname=Courier fontsize={TITLE_SIZE:g} margin=10]\nnode [shape=box fixedsize=true "
-        f'label=""]'
+    graph = graphviz.Digraph(
+        "fxmem",
+        graph_attr={**_SPREAD, "fontname": "Courier", "margin": "10"},
+        node_attr={"shape": "box", "fixedsize": "true", "label": ""},
     )
-    return _written(drawing, head, box, frame, {"data": "", "order": "weight=0", "hidden": "weight=0"})
+    weightless = {"weight": "0"}
+    return _write(graph, drawing, box, frame, {"data": {}, "order": weightless, "hidden": weightless})
 
 
 def labelled(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], title: str) -> str:
     """Everything that the SVG says, in the colours of its light form."""
 
-    def box(index: int) -> str:
+    def box(index: int) -> Attributes:
         each, drawn = words[index], drawing.boxes[index]
-        text = (
-            "\n".join(filter(None, ("  ".join(filter(None, (each.title, each.figure))), *each.lines, each.mark))) + "\n"
-        )
-        styles = ["filled", "rounded"] + (["dashed"] if drawn.kind == "alias" else [])
+        lines = filter(None, ("  ".join(filter(None, (each.title, each.figure))), *each.lines, each.mark))
         shade = LIGHT.shades[0 if each.heat is None else each.heat]
-        border = f' color="{LIGHT.peak}" penwidth=4' if drawn.peak else ""
-        more = (
-            f' peripheries={2 if drawn.alike > 1 else 1} style="{",".join(styles)}" fillcolor="{shade.fill}" '
-            f'fontcolor="{shade.text}"{border}'
-        )
-        return (
-            f"n{index} [label={quoted(text)} id={quoted(each.id)} class={quoted(drawn.kind)} "
-            f"tooltip={_tooltip(each.tooltip)}{more}]"
-        )
+        return {
+            "label": escape("\n".join(lines) + "\n"),
+            "id": escape(each.id),
+            "class": escape(drawn.kind),
+            "tooltip": _tooltip(each.tooltip),
+            "peripheries": "2" if drawn.alike > 1 else "1",
+            "style": "filled,rounded" + (",dashed" if drawn.kind == "alias" else ""),
+            "fillcolor": shade.fill,
+            "fontcolor": shade.text,
+            **({"color": LIGHT.peak, "penwidth": "4"} if drawn.peak else {}),
+        }
 
-    def frame(index: int) -> str:
+    def frame(index: int) -> Attributes:
         heading = headings[index]
-        said = (
-            f"label={quoted(f'{heading.title}  {heading.note}' + chr(10))} id={quoted(heading.id)} "
-            f"tooltip={_tooltip(heading.tooltip)}"
-        )
-        return f"{said} {_CHECKPOINT_STYLE if heading.checkpoint else _MODULE_STYLE}"
+        return {
+            "label": escape(f"{heading.title}  {heading.note}\n"),
+            "id": escape(heading.id),
+            "tooltip": _tooltip(heading.tooltip),
+            **(_CHECKPOINT_STYLE if heading.checkpoint else _MODULE_STYLE),
+        }
 
-    head = "\n".join(
-        [
-            (
-                f"graph [label={quoted(title)} labelloc=t {_SPREAD} compound=true fontname=Helvetica "
-                f"fontsize={TITLE_SIZE:g}]"
-            ),
-            f'node [shape=box fontname=Helvetica fontsize={NOTE_SIZE:g} margin="0.1,0.06"]',
-            f'edge [color="{LIGHT.line}" arrowsize=0.6]',
-        ]
+    graph = graphviz.Digraph(
+        "fxmem",
+        graph_attr={**_SPREAD, "label": escape(title), "labelloc": "t", "compound": "true", "fontname": "Helvetica"},
+        node_attr={"shape": "box", "fontname": "Helvetica", "fontsize": f"{NOTE_SIZE:g}", "margin": "0.1,0.06"},
+        edge_attr={"color": LIGHT.line, "arrowsize": "0.6"},
     )
-    return _written(
-        drawing, head, box, frame, {"data": "", "order": "weight=0 style=dashed", "hidden": "weight=0 style=invis"}
-    )
+    order, hidden = {"weight": "0", "style": "dashed"}, {"weight": "0", "style": "invis"}
+    return _write(graph, drawing, box, frame, {"data": {}, "order": order, "hidden": hidden})
 
 
 def _tooltip(lines: Sequence[str]) -> str:
-    return quoted("\n".join(lines)).replace("\\l", "\\n")
+    shown: str = graphviz.nohtml(escape("\n".join(lines)).replace("\\l", "\\n"))
+    return shown
 
 
-def _written(
+def _write(
+    graph: graphviz.Digraph,
     drawing: Picture,
-    head: str,
-    box: Callable[[int], str],
-    frame: Callable[[int], str],
-    edges: Mapping[str, str],
+    box: Callable[[int], Attributes],
+    frame: Callable[[int], Attributes],
+    edges: Mapping[str, Attributes],
 ) -> str:
-    """The graph: frames as clusters, each with its boxes and the frames in it."""
+    """Add frames as clusters, each with its boxes and the frames in it, and the edges; return the source."""
     boxes_in: dict[int | None, list[int]] = {}
     for index, each in enumerate(drawing.boxes):
         boxes_in.setdefault(each.frame, []).append(index)
@@ -122,25 +130,22 @@ def _written(
     for index, around in enumerate(drawing.frames):
         frames_in.setdefault(around.parent, []).append(index)
 
-    def inside(place: int | None, indent: str) -> Iterator[str]:
+    def fill(cluster: graphviz.Digraph, place: int | None) -> None:
         for index in boxes_in.get(place, ()):
-            yield f"{indent}{box(index)}"
+            cluster.node(f"n{index}", **box(index))
         for index in frames_in.get(place, ()):
-            yield f"{indent}subgraph cluster_{index} {{"
-            yield f"{indent}  graph [{frame(index)}]"
-            yield from inside(index, indent + "  ")
-            yield f"{indent}}}"
+            inner = graphviz.Digraph(f"cluster_{index}", graph_attr=frame(index))
+            fill(inner, index)
+            cluster.subgraph(inner)
 
-    def edge(each: Edge) -> str:
+    fill(graph, None)
+    for edge in drawing.edges:
         # Where there is room to spare it is between modules, not within one.
-        near = each.kind == "data" and drawing.boxes[each.tail].frame == drawing.boxes[each.head].frame
-        return f"  n{each.tail} -> n{each.head} [{_NEAR if near else edges[each.kind]}]"
-
-    stacked = (Edge(above, below, "hidden") for above, below in _stacked(drawing))
-    lines = [*map(edge, drawing.edges), *map(edge, stacked)]
-    return "\n".join(
-        ["digraph fxmem {", *(f"  {line}" for line in head.splitlines()), *inside(None, "  "), *lines, "}", ""]
-    )
+        near = edge.kind == "data" and drawing.boxes[edge.tail].frame == drawing.boxes[edge.head].frame
+        graph.edge(f"n{edge.tail}", f"n{edge.head}", **({"weight": "4"} if near else edges[edge.kind]))
+    for above, below in _stacked(drawing):
+        graph.edge(f"n{above}", f"n{below}", **edges["hidden"])
+    return str(graph.source)
 
 
 def _stacked(drawing: Picture) -> Iterator[tuple[int, int]]:

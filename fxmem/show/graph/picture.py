@@ -38,9 +38,8 @@ class DrawingOptions:
     """Checkpoints planned for this step, each drawn as a frame around its calls with what it frees and costs. What the
     program itself checkpoints is framed either way."""
     renderer: Renderer = "auto"
-    """What finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`; "pygraphviz": the
-    Graphviz that the package of that name brings; "plain": built in, one box below the other; "auto": the first of
-    these that is there and does it in time."""
+    """What finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`; "plain":
+    built in, one box below the other; "auto": the first of these that is there and does it in time."""
     standalone: bool = True
     """False: a part of an HTML document that may have other drawings, so without ids, and without the arrow heads that
     need one."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import get_args
 
 from fxmem import __version__
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.records.names import Renderer
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
-from fxmem.show.graph import converters, dot, graphviz_layout, svg_document
+from fxmem.show.graph import converter, dot, graphviz_layout, svg_document
 from fxmem.show.graph.composition import compose
-from fxmem.show.graph.converters import Format
+from fxmem.show.graph.converter import Format
 from fxmem.show.graph.labels import box_words, frame_words, peak_words, plan_words
 from fxmem.show.graph.ladder_layout import GraphLayout, ladder
 from fxmem.show.graph.picture import DrawingOptions, Picture
@@ -83,31 +81,22 @@ def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _
 def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOptions = _DEFAULTS) -> bytes:
     """The graph as a PNG, with two pixels to one of the SVG where it is not too long for that, or as a PDF of one page.
 
-    fxmem itself writes neither. The SVG is converted by rsvg-convert or CairoSVG; where neither is there, Graphviz
-    (`dot` on PATH, or pygraphviz) draws the DOT source, without the head and the legend. Other arguments and errors as
-    for `render`, and:
+    The SVG is converted by CairoSVG. Other arguments and errors as for `render`, and:
 
     Raises:
-        EnvironmentLacksError: nothing is there that could write it.
-        AnalysisError: what is there failed.
+        EnvironmentLacksError: CairoSVG is not installed.
+        AnalysisError: it failed.
     """
-    require_image(form, options.renderer)
-    svg = cache(lambda: render(profile, timeline, options).svg)
-    redrawn = cache(lambda: dot_source(profile, timeline, options)) if _may_redraw(options.renderer) else None
-    return converters.convert(form, svg, redrawn)
+    require_image(form)
+    return converter.convert(form, render(profile, timeline, options))
 
 
-def require_image(form: Format, renderer: Renderer = "auto") -> None:
-    """Raises EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format
+def require_image(form: Format) -> None:
+    """Raise EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format
     that is none."""
     if form not in get_args(Format):
         raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
-    converters.require(form, redrawn=_may_redraw(renderer))
-
-
-def _may_redraw(renderer: Renderer) -> bool:
-    """Graphviz's own drawing is no answer to a wish for another layout."""
-    return renderer in ("auto", "dot", "pygraphviz")
+    converter.require(form)
 
 
 def _attempts(drawing: Picture, options: DrawingOptions) -> Iterator[Picture]:

@@ -8,8 +8,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-__all__ = ["WorkerFailedError", "WorkerTooSlowError", "answer"]
-
 _LAST_WORDS = 1.0
 """Seconds to wait for a process that was killed."""
 

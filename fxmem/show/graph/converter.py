@@ -1,0 +1,57 @@
+"""A drawing as PNG or PDF, converted from its SVG by CairoSVG.
+
+It comes with pip into the environment that fxmem is in, with no rights on the machine; what it draws is the SVG itself,
+with its head and its legend. It runs in a process of its own under a time limit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Literal
+
+from fxmem.errors import AnalysisError, EnvironmentLacksError
+from fxmem.show.graph.subprocess_worker import WorkerFailedError, answer
+from fxmem.show.graph.svg_document import Drawing
+
+Format = Literal["png", "pdf"]
+
+TIME_LIMIT = 60.0
+"""Seconds that the conversion may take."""
+_ZOOM = 2.0
+"""Pixels of a PNG to one of the SVG, so that it can be printed."""
+_LONGEST = 32_000
+"""Pixels of a PNG's side at most; cairo refuses 32,768."""
+_WORKER = (
+    "import sys, cairosvg; "
+    "convert = {'png': cairosvg.svg2png, 'pdf': cairosvg.svg2pdf}[sys.argv[1]]; "
+    "convert(bytestring=sys.stdin.buffer.read(), write_to=sys.stdout.buffer, scale=float(sys.argv[2]))"
+)
+_MAGIC: dict[Format, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}
+
+
+def require(form: Format) -> None:
+    """Raise EnvironmentLacksError, with what to install, if the converter is not there."""
+    if importlib.util.find_spec("cairosvg") is None:
+        raise EnvironmentLacksError(
+            f"expected CairoSVG to write .{form}, which is not here: pip install cairosvg. A .svg needs nothing"
+        )
+
+
+def convert(form: Format, drawing: Drawing) -> bytes:
+    """The bytes of a PNG, as sharp as can be drawn, or of a PDF of one page.
+
+    Raises:
+        EnvironmentLacksError: the converter is not there.
+        AnalysisError: it failed.
+    """
+    require(form)
+    zoom = min(_ZOOM, _LONGEST / max(drawing.width, drawing.height)) if form == "png" else 1.0
+    command = [sys.executable, "-P", "-c", _WORKER, form, f"{zoom:.4f}"]
+    try:
+        data = answer("CairoSVG", command, drawing.svg.encode(), limit=TIME_LIMIT)
+    except WorkerFailedError as error:
+        raise AnalysisError(f"expected a .{form}, but {error}; write .svg instead") from error
+    if not data.startswith(_MAGIC[form]):
+        raise AnalysisError(f"expected a .{form}, but CairoSVG answered what is none; write .svg instead")
+    return data
