@@ -21,6 +21,7 @@ from tests import ROOT
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+PUBLIC = {"fxmem.planning", "fxmem.records.profile", "fxmem.show.export", "fxmem.testing"}
 Run = Callable[[str], str]
 
 
@@ -71,7 +72,7 @@ def test_each_uses_the_public_face_alone(name: str) -> None:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fxmem")
     ]
     assert "fxmem" in imported
-    assert from_fxmem in ([], ["fxmem.testing"])
+    assert set(from_fxmem) <= PUBLIC
     assert not [name for name in imported if name.startswith("fxmem.")]
 
 
@@ -233,6 +234,23 @@ def test_own_model(run: Run) -> None:
         assert int(params.replace(",", "")) == 4 * (101 * width + 4 * (width + 1) * width + width + 1)
         # Five hyperbolic tangents keep their results, and the loss keeps what it squares.
         assert int(saved.replace(",", "")) == 5 * 256 * width * 4 + 256 * 4
+
+
+def test_register_exporter_and_planner(run: Run) -> None:
+    text = run("register_exporter_and_planner.py")
+    # A block is Linear(64, 256), GELU, Linear(256, 64) over 128 rows of float32: it saves its input, 128 * 64 * 4 bytes
+    # (the step's own input is not counted), and what GELU and the second Linear read, 128 * 256 * 4 bytes each.
+    found = rows(text)
+    assert (found["_1_0"], found["_1_1"], found["_1_2"]) == ([128 * 64 * 4], [128 * 256 * 4], [128 * 256 * 4])
+    assert "_0_0" not in found
+    # Each second block gives back the two wide ones …
+    regions = re.findall(r"checkpoint (\d): frees ([\d,]+) bytes", text)
+    assert regions == [(number, f"{2 * 128 * 256 * 4:,}") for number in "135"]
+    # … all but the last one's, which are computed again where the peak is.
+    peak = re.search(r"peak ([\d,]+) -> ([\d,]+) bytes", text)
+    assert peak is not None
+    before, after = (int(number.replace(",", "")) for number in peak.groups())
+    assert before - after == 2 * 2 * 128 * 256 * 4
 
 
 COMMANDS = re.findall(r"^ +(fxmem .+)$", (EXAMPLES / "own_model.py").read_text(encoding="utf-8"), re.MULTILINE)
