@@ -33,8 +33,7 @@ def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
 
     Raises:
         UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On
-        the
-            first training step: a region does something that must not be done twice.
+            the first training step: a region does something that must not be done twice.
     """
     return apply(model, plan.regions, plan.application)
 

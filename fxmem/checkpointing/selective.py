@@ -34,7 +34,7 @@ def keep(
 
     Args:
         numbers: of the products (matrix products, convolutions, attention: `fxmem.hardware.op_classes`), counted from 0
-        in the order the region runs them.
+            in the order the region runs them.
     """
     return functools.partial(_contexts, numbers)
 

@@ -34,10 +34,10 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     """A step's memory by source line.
 
     Args:
-        step: an `Analysis`, a report, or a profile. files: show these alone; each is a path's end, as `model.py` or
-        `timm/layers`, without a leading slash. installed: show installed packages' files too, each node at its
-        innermost line. Without it they are shown only where no
-            node belongs to a file of the user's own.
+        step: an `Analysis`, a report, or a profile.
+        files: show these alone; each is a path's end, as `model.py` or `timm/layers`, without a leading slash.
+        installed: show installed packages' files too, each node at its innermost line. Without it they are shown only
+            where no node belongs to a file of the user's own.
 
     Raises:
         UsageError: no node belongs to a file that `files` names.

@@ -27,7 +27,7 @@ def load_report(path: Path) -> Report:
 
     Raises:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts
-        itself.
+            itself.
     """
     content = json_reader.parsed(json_reader.read(path, _EXPECTED), path, _EXPECTED)
     _check_version(content, path, "a report", "fxmem analyze --json")

@@ -53,7 +53,10 @@ def validate(
     Args:
         model: real, on meta, or a function without arguments that builds it.
         inputs: a tensor, a tuple (positional) or a dict (keyword); real, meta or fake.
-        mode, loss, optimizer, precision: as in `fxmem.analyze`.
+        mode: as in `fxmem.analyze`.
+        loss: as in `fxmem.analyze`.
+        optimizer: as in `fxmem.analyze`.
+        precision: as in `fxmem.analyze`.
         settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this
             process.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes

@@ -38,16 +38,18 @@ def cards(
     then held against the memory of each card of that capability: eight analyses for the whole catalogue.
 
     Args:
-        model: as for `fxmem.analyze`. inputs: as for `fxmem.analyze`. names: the cards of interest; None for every card
-        of the catalogue. plans: whether to look for the cheapest checkpoints with which it fits where it does not by
-        itself. Cards on which the step
-            is the same share one search.
+        model: as for `fxmem.analyze`.
+        inputs: as for `fxmem.analyze`.
+        names: the cards of interest; None for every card of the catalogue.
+        plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on
+            which the step is the same share one search.
         progress: told of each analysis in a few words.
         options: further ones of `fxmem.analyze`, but `target`.
 
     Raises:
         UsageError: an unknown card, or one without memory; an option that cannot be understood; plans for a step that
-        is not of training. AnalysisError: the model cannot be analysed.
+            is not of training.
+        AnalysisError: the model cannot be analysed.
     """
     chosen = _chosen(names)
     return cards_of(

@@ -56,21 +56,24 @@ def max_batch(
     leaves uncertain, three for the curve below.
 
     Args:
-        model: as for `fxmem.analyze`. inputs: as for `fxmem.analyze`; the search begins with the size they have.
-        Tensors that change size lose their values. target: as for `fxmem.analyze`; the step has to fit its memory.
-        budget: bytes or "16GiB" to fit into instead. dim: "batch" for dimension 0 of the first tensor, or the number of
-        another of its dimensions, and the same dimension of
-            all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors, and of other
-            2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward calls it.
+        model: as for `fxmem.analyze`.
+        inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their
+            values.
+        target: as for `fxmem.analyze`; the step has to fit its memory.
+        budget: bytes or "16GiB" to fit into instead.
+        dim: "batch" for dimension 0 of the first tensor, or the number of another of its dimensions, and the same
+            dimension of all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors,
+            and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
+            calls it.
         limit: no larger size is tried.
         progress: told of each size in a few words.
         options: further ones of `fxmem.analyze`.
 
     Raises:
         UsageError: a budget, dimension or option that cannot be understood; a target whose memory is not known, and no
-        budget. AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less).
-        Where it raises at another
-            size, that size does not fit.
+            budget.
+        AnalysisError: the model cannot be analysed at the size it was given (or at `limit`, if that is less). Where it
+            raises at another size, that size does not fit.
     """
     _check_limit(limit)
     _memory(

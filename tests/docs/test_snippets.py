@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fxmem.records.registry import EXPORTERS, STRATEGIES
 from tests.docs.pages import HOME, PAGES, ROOT, Reader, blocks, expand
 
 PINNED = next(
@@ -33,8 +34,11 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(path)
     monkeypatch.syspath_prepend(str(path))
     monkeypatch.setenv("COLUMNS", "88")
-    loaded = set(sys.modules)
+    loaded, plugins = set(sys.modules), {registry: set(registry) for registry in (EXPORTERS, STRATEGIES)}
     yield path
+    for registry, names in plugins.items():
+        for name in set(registry) - names:
+            del registry._registered[name]
     for name in set(sys.modules) - loaded:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(path)):
             del sys.modules[name]

@@ -40,8 +40,9 @@ def register(name: str, write: Write, *, binary: bool = False) -> None:
     format's name and whose loading registers it.
 
     Args:
-        name: of the format. write: the file's content from what was predicted, its timeline and the CUDA caching
-        allocator's settings. binary: it gives bytes, not text.
+        name: of the format.
+        write: the file's content from what was predicted, its timeline and the CUDA caching allocator's settings.
+        binary: it gives bytes, not text.
 
     Raises:
         UsageError: another format has this name.
@@ -53,9 +54,11 @@ def export(profile: Profile, timeline: Timeline, to: str, *, settings: Settings 
     """The report in another tool's format.
 
     Args:
-        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's
-        byte counts as well. to: a name of `EXPORTERS`. settings: the CUDA caching allocator's, for the addresses in
-        `memory-viz`; should be those that the peak's allocated bytes are of.
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well.
+        to: a name of `EXPORTERS`.
+        settings: the CUDA caching allocator's, for the addresses in `memory-viz`; should be those that the peak's
+            allocated bytes are of.
 
     Returns:
         Bytes for a binary format (of fxmem's own, `memory-viz` alone), text for all others.

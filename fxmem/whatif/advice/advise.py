@@ -37,9 +37,11 @@ def advise(
     """Every change that can be tried on this step, with what it is worth.
 
     Args:
-        analysis: of the step as it is, from `analyze`. budget: as in `fxmem.whatif.verified_plan.plan`; with it, the
-        cheapest set of changes that keeps it is looked for, too. plans: whether to try checkpoint plans, which take the
-        longest. progress: told in a few words what is being done.
+        analysis: of the step as it is, from `analyze`.
+        budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked
+            for, too.
+        plans: whether to try checkpoint plans, which take the longest.
+        progress: told in a few words what is being done.
 
     Raises:
         UsageError: a budget that cannot be understood.
