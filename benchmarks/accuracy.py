@@ -35,7 +35,7 @@ from workers import Lost, run_jobs
 from fxmem.hardware.catalogue import CONTEXT_SIZES, ContextSize
 from fxmem.records.profile import Phase, Profile, Target
 from fxmem.records.validation import Difference
-from fxmem.validation.verdict import describe_difference
+from fxmem.show.text.verdict import describe_difference
 
 __all__ = ["Measured", "Row", "compare", "read", "rows_of", "summary"]
 
@@ -480,9 +480,7 @@ def _source_lines(source: Source, rows: Sequence[Row]) -> Iterator[str]:
             f"{quantity} {error:+.2%}" for quantity in QUANTITIES if (error := row.error(quantity)) is not None
         )
         yield f"- `{row.name}`: {errors}{'; not counted: ' + ', '.join(row.unknown) if row.unknown else ''}"
-        yield from (
-            f"    - {describe_difference(difference).strip()}" for difference in row.differences[:DIFFERENCES_LISTED]
-        )
+        yield from (f"    - {describe_difference(difference)}" for difference in row.differences[:DIFFERENCES_LISTED])
     yield from _plan_lines(source)
     without = {**source.failed, **{row.name: row.failure for row in rows if row.failure}}
     if without:

@@ -19,6 +19,7 @@ from fxmem.memory.log_diff import predicted_events
 from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.units import format_bytes
 from fxmem.records.validation import Machine, Measurement, Quantity
+from fxmem.show.text.verdict import table
 from fxmem.simulation.analysis import analyze
 from fxmem.simulation.request import StepRequest
 from fxmem.validation import measure_cuda as measuring_cuda
@@ -33,7 +34,6 @@ from fxmem.validation.measure_cuda import (
     require_card,
 )
 from fxmem.validation.validate import validate
-from fxmem.validation.verdict import report
 
 H200 = target("h200")
 MACHINE = Machine(
@@ -363,13 +363,13 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
     # Measured were the same peaks for every phase; predicted is each phase's own, and the largest is the step's.
     assert max(phase.predicted.allocated_bytes for phase in found.phases) == peak.allocated_bytes
     assert len({phase.predicted.requested_bytes for phase in found.phases}) > 1
-    assert sum(line.startswith("  allocated in ") for line in report(found).splitlines()) == 3
+    assert sum(line.startswith("  allocated in ") for line in table(found).splitlines()) == 3
     (difference,) = found.differences
     assert (difference.nbytes, difference.side.value, difference.phase) == (4321, "measured", Phase.BACKWARD)
     assert (
-        f"{format_bytes(4321)} only measured, backward: after {difference.op.removesuffix('.default')} of "
+        f"{format_bytes(4321)}  only measured, backward: after {difference.op.removesuffix('.default')} of "
         f"{difference.node}"
-    ) in report(found)
+    ) in table(found)
 
 
 def test_nothing_is_negative_when_the_process_gave_something_back_meanwhile() -> None:

@@ -7,7 +7,8 @@ import pytest
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind, Peak, Phase, Profile, Step
 from fxmem.records.validation import Machine, MeasuredOp, Measurement, Quantity, Verdict
-from fxmem.validation.verdict import report, verdict
+from fxmem.show.text.verdict import table
+from fxmem.validation.verdict import verdict
 from tests.profiles import CPU, TINY_CARD, TRAINING, Log
 
 MIB = 1 << 20
@@ -166,44 +167,53 @@ def test_json_gives_the_same_verdict_back() -> None:
 
 
 REPORT = """\
-Toy, one training step with AdamW, predicted for cpu
-measured on x86_64 AVX512, torch 2.11.0, oneDNN, 2 threads
+Model       Toy, one training step with AdamW, predicted for cpu
+Measured    on x86_64 AVX512, torch 2.11.0, oneDNN, 2 threads
 
-                                   predicted    measured  difference      error
-  requested                        100.0 MiB   125.0 MiB   -25.0 MiB  -20.0000%
-* requested, workspaces aside      100.0 MiB   101.0 MiB   -1.00 MiB   -0.9901%
-  requested, all scratch aside     100.0 MiB   100.0 MiB         0 B   +0.0000%
+                                  Predicted    Measured   Difference       Error
+--------------------------------------------------------------------------------
+  requested                       100.0 MiB   125.0 MiB    -25.0 MiB   -20.0000%
+* requested, workspaces aside     100.0 MiB   101.0 MiB    -1.00 MiB    -0.9901%
+  requested, all scratch aside    100.0 MiB   100.0 MiB          0 B    +0.0000%
+--------------------------------------------------------------------------------
+  parameter                        30.0 MiB    30.0 MiB          0 B    +0.0000%
+  made during the step             70.0 MiB    71.0 MiB    -1.00 MiB    -1.4085%
 
-  parameter                         30.0 MiB    30.0 MiB         0 B   +0.0000%
-  made during the step              70.0 MiB    71.0 MiB   -1.00 MiB   -1.4085%
+Peak        in forward (aten.convolution.default), predicted in backward
 
-peak in forward (aten.convolution.default), predicted in backward
-kernels' own scratch at the peak: 24.0 MiB (25,165,824 bytes); the largest:
-   30.0 MiB workspace in aten.mkldnn_convolution, at the peak, 2 calls: 2x3x5x7, 11x3x1x1
-judged: requested, workspaces aside, because the prediction has no workspace of these kernels for this device
-within tolerance: 0.9901% <= 2.0000%"""
+Scratch     24.0 MiB  at the peak, of the kernels' own (25,165,824 bytes)
+            30.0 MiB  workspace in aten.mkldnn_convolution, at the peak, 2
+                      calls: 2x3x5x7, 11x3x1x1
+
+Judged      requested, workspaces aside (*), because the prediction has no
+            workspace of these kernels for this device
+Verdict     within tolerance: 0.9901% <= 2.0000%
+"""
 
 
 def test_the_report() -> None:
-    assert report(verdict(prediction(), predicted_peak(), measurement(), 0.02)) == REPORT
+    assert table(verdict(prediction(), predicted_peak(), measurement(), 0.02)) == REPORT
 
 
 def test_the_report_says_what_is_wrong() -> None:
     measured = measurement(retained_bytes=4096, peak_op="")
-    lines = report(verdict(prediction(), predicted_peak(), measured, 0.001)).splitlines()
-    assert "left alive when the step returned: 4.00 KiB (4,096 bytes)" in lines
-    assert "peak in forward (between two operators), predicted in backward" in lines
-    assert lines[-1] == "NOT within tolerance: 0.9901% > 0.1000%"
+    lines = table(verdict(prediction(), predicted_peak(), measured, 0.001)).splitlines()
+    assert "Left        4.00 KiB (4,096 bytes) alive when the step returned" in lines
+    assert "Peak        in forward (between two operators), predicted in backward" in lines
+    assert lines[-1] == "Verdict     NOT within tolerance: 0.9901% > 0.1000%"
 
 
 def test_the_report_of_a_card_names_its_versions() -> None:
     measured = measurement(machine=CARD, set_aside=(), scratch=(), allocated_bytes=104 * MIB)
-    text = report(verdict(prediction(target=TINY_CARD), predicted_peak(allocated_bytes=104 * MIB), measured, 0))
-    assert "measured on Tiny card, torch 2.11.0, CUDA 13.0, cuDNN 9.19.0\n" in text
-    assert "scratch" not in text
-    assert text.endswith("judged: allocated, because it is what the card reports\nwithin tolerance: 0.0000% <= 0.0000%")
+    text = table(verdict(prediction(target=TINY_CARD), predicted_peak(allocated_bytes=104 * MIB), measured, 0))
+    assert "Measured    on Tiny card, torch 2.11.0, CUDA 13.0, cuDNN 9.19.0\n" in text
+    assert "Scratch" not in text
+    assert text.endswith(
+        "Judged      allocated (*), because it is what the card reports\n"
+        "Verdict     within tolerance: 0.0000% <= 0.0000%\n"
+    )
 
 
 def test_names_from_a_model_cannot_drive_the_terminal() -> None:
-    text = report(verdict(prediction(model="\x1b[2JToy"), predicted_peak(), measurement(), 0.02))
+    text = table(verdict(prediction(model="\x1b[2JToy"), predicted_peak(), measurement(), 0.02))
     assert "\x1b" not in text

@@ -67,6 +67,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             tolerance=options.tolerance,
             progress=progress,
         )
-    from fxmem.validation.verdict import report
+    from fxmem.show.text.verdict import table
 
-    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: report(verdict))
+    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))

@@ -1,0 +1,137 @@
+"""A prediction beside a measurement, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
+from fxmem.records.validation import Difference, LogSide, MeasuredOp, Measurement, Quantity, Verdict
+from fxmem.show.text.tables import RULED, facts, listed, render
+
+_SCRATCH_SHOWN = 5
+_DIFFERENCES_SHOWN = 8
+_LABELS = {
+    Quantity.REQUESTED: "requested",
+    Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
+    Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
+    Quantity.ALLOCATED: "allocated",
+    Quantity.RESERVED: "reserved",
+    Quantity.PROCESS: "process",
+}
+
+
+def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
+    """The verdict as text whose lines are at most `width` columns wide, at least 80."""
+    return render(_parts(verdict), max(width, 80), color)
+
+
+def _parts(verdict: Verdict) -> Iterator[RenderableType]:
+    measured = verdict.measurement
+    model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
+    yield facts([("Model", model), ("Measured", f"on {_machine(measured)}")])
+    yield _totals(verdict)
+    running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
+    yield facts([("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
+    if measured.scratch:
+        at_peak = sum(op.at_peak_bytes for op in measured.scratch)
+        whole = f"at the peak, of the kernels' own ({at_peak:,} bytes)"
+        largest = [(op.scratch_bytes, _describe_scratch(op, measured)) for op in _largest_scratch(measured)]
+        yield listed("Scratch", [(format_bytes(nbytes), text) for nbytes, text in ((at_peak, whole), *largest)])
+    if verdict.differences:
+        shown = verdict.differences[:_DIFFERENCES_SHOWN]
+        more = len(verdict.differences) - len(shown)
+        yield listed(
+            "Logs",
+            [
+                ("", "blocks on which the two logs disagree, the first ones:"),
+                *((format_bytes(each.nbytes), _describe_side(each)) for each in shown),
+                *([("", f"and {more} more in the JSON")] if more else []),
+            ],
+        )
+    yield facts(_conclusion(verdict))
+
+
+def _totals(verdict: Verdict) -> Table:
+    totals = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    totals.add_column("", width=31, no_wrap=True)
+    for heading, size in (("Predicted", 10), ("Measured", 10), ("Difference", 11), ("Error", 10)):
+        totals.add_column(heading, width=size, justify="right", no_wrap=True)
+    for each in verdict.comparisons:
+        mark = "* " if each.quantity is verdict.judged else "  "
+        _add_row(totals, mark + _LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
+    totals.add_section()
+    for share in verdict.shares:
+        if share.predicted_bytes or share.measured_bytes:
+            label = to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
+            _add_row(totals, f"  {label}", share.predicted_bytes, share.measured_bytes)
+    if len(verdict.phases) > 1:
+        totals.add_section()
+        for phase in verdict.phases:
+            predicted, measured = phase.predicted.allocated_bytes, phase.measured.allocated_bytes
+            _add_row(totals, f"  allocated in {phase.measured.phase}", predicted, measured)
+    return totals
+
+
+def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
+    error = f"{predicted / measured - 1:+.4%}" if measured > 0 else ""
+    totals.add_row(label, format_bytes(predicted), format_bytes(measured), format_bytes(predicted - measured), error)
+
+
+def _conclusion(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    if verdict.measurement.retained_bytes:
+        yield "Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned"
+    yield "Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}"
+    error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
+    within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
+    yield "Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}"
+
+
+def _step(measurement: Measurement) -> str:
+    step = measurement.step
+    settings = [f"autocast {step.precision}"] if step.precision else []
+    if step.mode == "train":
+        settings.append(f"with {step.optimizer}" if step.optimizer else "without an optimizer")
+    return " ".join(["training step" if step.mode == "train" else "inference step", *settings])
+
+
+def _machine(measurement: Measurement) -> str:
+    machine = measurement.machine
+    versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
+    parts = [
+        printable(machine.name),
+        f"torch {machine.torch_version}",
+        *(f"{name} {version}" for name, version in versions.items() if version),
+    ]
+    if machine.onednn is not None:
+        parts.append("oneDNN" if machine.onednn else "no oneDNN")
+    if machine.threads is not None:
+        parts.append(f"{machine.threads} thread{'s' * (machine.threads != 1)}")
+    return ", ".join(parts)
+
+
+def _largest_scratch(measurement: Measurement) -> Sequence[MeasuredOp]:
+    by_size = sorted(measurement.scratch, key=lambda op: (-op.at_peak_bytes, -op.scratch_bytes))
+    return [op for op in by_size if op.scratch_bytes * 1000 >= measurement.peak_bytes][:_SCRATCH_SHOWN]
+
+
+def _describe_scratch(op: MeasuredOp, measurement: Measurement) -> str:
+    shapes = ", ".join(format_shape(shape) for shape in op.input_shapes if shape is not None)
+    where = "at the peak" if op.at_peak_bytes else op.phase
+    kind = "workspace" if op.name in measurement.set_aside else "scratch"
+    calls = f"{op.calls} call{'s' * (op.calls != 1)}"
+    return f"{kind} in {op.kernel.removesuffix('.default')}, {where}, {calls}: {shapes}"
+
+
+def describe_difference(difference: Difference) -> str:
+    """One line for a person: how large a block is, which log has it, and whose it is."""
+    return f"{format_bytes(difference.nbytes)} {_describe_side(difference)}"
+
+
+def _describe_side(difference: Difference) -> str:
+    where = f"{difference.op.removesuffix('.default')} of {difference.node}" if difference.op else "the step's begin"
+    after = "after " if difference.side is LogSide.MEASURED and not difference.lives_longer else ""
+    verb = "lives longer where" if difference.lives_longer else "only"
+    return f"{verb} {difference.side.value}, {difference.phase}: {after}{printable(where)}"
