@@ -159,6 +159,15 @@ def split(peak: Peak) -> list[PeakShare]:
     return [PeakShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
 
 
+def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
+    """Requested bytes alive at the peak, by the node that allocated them; those of no node are left out."""
+    nbytes: dict[int, int] = {}
+    for storage in (profile.storages[index] for index in timeline.alive):
+        if storage.node is not None:
+            nbytes[storage.node] = nbytes.get(storage.node, 0) + storage.nbytes
+    return nbytes
+
+
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
     """The largest storages alive at the peak, those alike counted together, so that one line of a loop fills one
     row."""
