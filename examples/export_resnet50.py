@@ -5,8 +5,8 @@ Writes five files into the current directory, or into the folder given as the fi
 `resnet50.PREDICTED.pickle` opens at pytorch.org/memory_viz, where a snapshot of a real run can be laid beside it. On
 the command line, one file at a time:
 
-    fxmem export torchvision:resnet50 --input 32x3x224x224 --optimizer sgd-momentum --target rtx4090 --to memory-viz -o
-    resnet50.PREDICTED.pickle
+    fxmem export torchvision:resnet50 --input 32x3x224x224 --optimizer sgd-momentum --target rtx4090 --to memory-viz \\
+        -o resnet50.PREDICTED.pickle
 """
 
 import sys

@@ -1,7 +1,8 @@
 """A model in a file of your own: a function that builds it, and one that makes a batch.
 
-    fxmem analyze examples/own_model.py:build --set width=64 --input examples/own_model.py:make_batch fxmem analyze
-    examples/own_model.py:build --input features:256x100 --input weights:256 --loss examples/own_model.py:loss
+    fxmem analyze examples/own_model.py:build --set width=64 --input examples/own_model.py:make_batch
+    fxmem analyze examples/own_model.py:build --input features:256x100 --input weights:256 \\
+        --loss examples/own_model.py:loss
 
 Both functions are called under `torch.device("meta")`, so neither allocates anything. `--set` gives `build` its keyword
 arguments; what `make_batch` returns is passed to `forward`: a dict by name, a tuple in order. Run as a script, this

@@ -253,7 +253,8 @@ def test_register_exporter_and_planner(run: Run) -> None:
     assert before - after == 2 * 2 * 128 * 256 * 4
 
 
-COMMANDS = re.findall(r"^ +(fxmem .+)$", (EXAMPLES / "own_model.py").read_text(encoding="utf-8"), re.MULTILINE)
+OWN_MODEL = ast.get_docstring(ast.parse((EXAMPLES / "own_model.py").read_text(encoding="utf-8"))) or ""
+COMMANDS = re.findall(r"^ +(fxmem .+)$", OWN_MODEL.replace("\\\n", " "), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("command", "width"), list(zip(COMMANDS, (64, 256), strict=True)))
