@@ -144,7 +144,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "SVG, unfolded (built-in layout)", lambda: graph.render(report, timeline, unfolded)
     yield "timeline's SVG", lambda: plots.timeline_svg(plots.PlottedStep(report, timeline))
     yield "icicle's SVG", lambda: plots.icicle_svg(report, timeline)
-    yield "page (built-in layout)", lambda: html.html(report, timeline, renderer="plain")
+    yield "page (built-in layout)", lambda: html.report_html(report, timeline, html.PageOptions(renderer="plain"))
     for to in export.EXPORTERS:
         yield f"export: {to}", lambda to=to: export.export(report, timeline, to)
     for application in (Application.MODULES, Application.GRAPH):

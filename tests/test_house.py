@@ -274,12 +274,9 @@ TO_BE_MENDED = {
     "freezing",
     "fxmem.planning.operators.choices",
     "fxmem.planning.regions.cost_tables",
-    "fxmem.show.html.notebook",
-    "fxmem.show.plots.size_curve",
     "fxmem.whatif.advice.advise",
     "fxmem/records",
     "matching",
-    "sampling",
 }
 """What does not keep the tests below yet: modules, classes, folders. It only shrinks, and goes when it is empty."""
 

@@ -106,13 +106,11 @@ class Analysis:
         write_text(Path(path), render(self.profile, self.timeline, DrawingOptions(**options)).svg)
 
     def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the report as one self-contained page (whole or not at all); options as for `fxmem.show.html.html`."""
-        from fxmem.show import html
+        """Write the report as one page (whole or not at all); options as in `fxmem.show.html.PageOptions`."""
+        from fxmem.show.html import PageOptions, report_html
 
-        write_text(
-            Path(path),
-            html.html(self.profile, self.timeline, **{"settings": allocator.settings_of(os.environ), **options}),
-        )
+        page = PageOptions(**{"settings": allocator.settings_of(os.environ), **options})
+        write_text(Path(path), report_html(self.profile, self.timeline, page))
 
     def export(self, path: str | os.PathLike[str], *, to: str) -> None:
         """Write the step for another tool (whole or not at all); `to` is a name of `fxmem.show.export.EXPORTERS`."""
@@ -143,9 +141,9 @@ class Analysis:
         )
 
     def _repr_html_(self) -> str:
-        from fxmem.show.html import notebook
+        from fxmem.show.html import notebook_html
 
-        return notebook.html(self.profile, self.timeline)
+        return notebook_html(self.profile, self.timeline)
 
 
 def analyze(

@@ -30,7 +30,7 @@ from fxmem.show.graph.labels import frame_words
 from fxmem.show.graph.ladder_layout import ladder
 from fxmem.show.graph.picture import Picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError
-from fxmem.show.html import html, notebook
+from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
 from fxmem.show.html.links import link_data, script_json
 from tests import ROOT
 from tests.profiles import CPU, deep_profile, make_profile, profiles, small_profile
@@ -69,8 +69,10 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        # Newlines between elements are the template's, not the reader's.
+        text = data if data.strip() else data.replace("\n", "")
         for tag in set(self._open):
-            self.said[tag][-1] += data
+            self.said[tag][-1] += text
 
     def of(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -81,7 +83,8 @@ class Page(HTMLParser):
 
 
 def page_of(profile: Profile, timeline: Timeline | None = None, **options: Any) -> str:
-    return html(profile, timeline or liveness.timeline(profile), **{"renderer": "plain", **options})
+    page = PageOptions(**{"renderer": "plain", **options})
+    return report_html(profile, timeline or liveness.timeline(profile), page)
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -400,7 +403,7 @@ def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
 
 def test_a_notebook_shows_the_drawing_beneath_the_table() -> None:
     profile = deep_profile(30)
-    fragment = notebook.html(profile, liveness.timeline(profile))
+    fragment = notebook_html(profile, liveness.timeline(profile))
     page = Page(fragment)
     assert page.said["summary"][-1] == "Graph"
     assert [each["class"] for each in page.of("svg") if "fxmem-graph" in each["class"]] == ["fxmem-graph"]
@@ -413,9 +416,9 @@ def test_a_notebook_shows_the_drawing_beneath_the_table() -> None:
 @pytest.mark.parametrize(("limit", "least"), [("_MOST_NODES", 5), ("_MOST_CHARACTERS", 1000)])
 def test_a_large_drawing_is_left_out_of_a_notebook(monkeypatch: pytest.MonkeyPatch, limit: str, least: int) -> None:
     profile = small_profile()
-    assert "fxmem-graph" in notebook.html(profile, liveness.timeline(profile))
+    assert "fxmem-graph" in notebook_html(profile, liveness.timeline(profile))
     monkeypatch.setattr(notebook, limit, least)
-    assert "fxmem-graph" not in notebook.html(profile, liveness.timeline(profile))
+    assert "fxmem-graph" not in notebook_html(profile, liveness.timeline(profile))
 
 
 def test_a_notebook_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +426,7 @@ def test_a_notebook_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a program was started")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert "layout: built-in ladder" in notebook.html(small_profile(), liveness.timeline(small_profile()))
+    assert "layout: built-in ladder" in notebook_html(small_profile(), liveness.timeline(small_profile()))
 
 
 # --- untrusted names --------------------------------------------------------------------------------------------------
@@ -574,6 +577,20 @@ def test_the_page_is_written_without_torch(tmp_path: Path) -> None:
     )
     assert (done.stderr, done.stdout) == ("", "(0, '')\n")
     assert Page((tmp_path / "r.html").read_text(encoding="utf-8")).of("main")
+
+
+def test_jinja_is_imported_only_when_a_page_is_written(tmp_path: Path) -> None:
+    report = saved(tmp_path / "r.json", small_profile())
+    code = (
+        "import sys; sys.modules['jinja2'] = None\n"
+        "from fxmem.__main__ import main\n"
+        f"assert main(['lines', {report!r}, '--width', '80']) == 0\n"
+        f"assert main(['graph', {report!r}, '-o', 'g.svg']) == 0"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_example(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, 
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import SIZE, STYLE, byte_steps, spread
-from fxmem.show.plots.sampling import Sample, samples
+from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES

@@ -25,7 +25,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory import allocator
 from fxmem.records.profile import Phase
 from fxmem.records.sizes import CardFits, SizeCurve, SizePoint
-from fxmem.show.plots.size_curve import sizes_svg
+from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.whatif import card_fit, max_batch, plan_search, verified_plan

@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem lines`; return the exit code and the text for stdout."""
     from fxmem.memory.by_line import by_line
     from fxmem.records.files import write_text
-    from fxmem.show.html import lines_html
     from fxmem.show.text import by_line as line_reporting
 
     check_output(options)
@@ -56,6 +55,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     report, _ = load_or_analyze(options)
     lines = by_line(report, files=options.file, installed=options.all)
     if options.html is not None:
+        from fxmem.show.html import lines_html
+
         write_text(Path(options.html), lines_html(lines))
     return 0, write_json(
         options, lines.to_json(), lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options))

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
     from fxmem.records.files import write_text
-    from fxmem.show.plots import size_curve
+    from fxmem.show.plots import sizes_svg
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             progress=None if options.quiet else say,
         )
     if options.svg is not None:
-        write_text(Path(options.svg), size_curve.sizes_svg(curve))
+        write_text(Path(options.svg), sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text

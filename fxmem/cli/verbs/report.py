@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.memory import report_reader
     from fxmem.memory.allocator import settings_of
     from fxmem.records.files import write_text
-    from fxmem.show import html
+    from fxmem.show.html import PageOptions, report_html
 
     check_file("--output", options.output, (".html", ".htm"))
     if options.max_boxes < 0:
@@ -56,9 +56,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     after_profile, after = load_after(options, report) or (None, None)
     if plan is not None:
         _check_same_step(options.plan, plan, report)
-    text = html.html(
-        report,
-        timeline,
+    page = PageOptions(
         budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
         plan=plan,
         after=after,
@@ -68,7 +66,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         max_boxes=max(options.max_boxes, 1),
         settings=settings_of(os.environ),
     )
-    write_text(Path(options.output), text)
+    write_text(Path(options.output), report_html(report, timeline, page))
     return 0, ""
 
 

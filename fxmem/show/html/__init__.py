@@ -1,8 +1,9 @@
-"""HTML pages, each one file that loads nothing from elsewhere."""
+"""HTML pages, each one file that loads nothing from elsewhere; and the fragment that a notebook shows."""
 
 from __future__ import annotations
 
-from fxmem.show.html.by_line import html as lines_html
-from fxmem.show.html.report import html
+from fxmem.show.html.by_line import lines_html
+from fxmem.show.html.notebook import notebook_html
+from fxmem.show.html.report import PageOptions, report_html
 
-__all__ = ["html", "lines_html"]
+__all__ = ["PageOptions", "lines_html", "notebook_html", "report_html"]

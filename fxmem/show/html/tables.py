@@ -1,177 +1,280 @@
-"""The tables of a page: every node, and every tensor that is alive at the peak."""
+"""The tables of pages as rows and cells: nodes, tensors, kinds of storage, and what a plan does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from fxmem.memory import facts as findings
+from fxmem.memory import facts
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_tree import call_name
-from fxmem.records.profile import Kind, Node, Profile, SourceLine, Timeline
-from fxmem.records.units import exact_bytes, format_flops, format_shape, percent, printable, short_bytes
-from fxmem.show.palette import KINDS
-
-__all__ = ["alive_table", "bytes_cell", "cell", "node_table", "place", "safe", "sortable", "swatch"]
+from fxmem.records.plan import Plan, Region
+from fxmem.records.profile import Kind, Node, Peak, Profile, Timeline
+from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, short_bytes, to_words
 
 _MOST_ALIVE = 200
 """Rows of tensors; each is one size, kind, shape and line of source."""
 
+
+class PageColumn(NamedTuple):
+    """A column of a table."""
+
+    heading: str = ""
+    meaning: str = ""
+    is_number: bool = False
+    is_head: bool = False
+    """Whether its cells head their rows."""
+    style: str = ""
+    """Class of cells of text: `o` for a shape, `s` for a source line."""
+
+    @property
+    def classes(self) -> str:
+        """The classes of its cells."""
+        return "r" if self.is_number else self.style
+
+
+class PageCell(NamedTuple):
+    """What stands in one cell."""
+
+    text: str
+    value: int | None = None
+    """What a number is sorted by; None comes last."""
+    notes: tuple[str, ...] = ()
+    """Smaller, below it."""
+    kind: Kind | None = None
+    """Its colour stands in front."""
+
+
+class PageRow(NamedTuple):
+    """A row, with the attributes of its element."""
+
+    cells: Sequence[PageCell]
+    attributes: Mapping[str, str | None] = {}
+
+
+class PageTable(NamedTuple):
+    """A table."""
+
+    label: str
+    columns: Sequence[PageColumn]
+    rows: Sequence[PageRow]
+    name: str = ""
+    """Id of its body, for the page's script, which sorts it; empty for a table that is not sorted."""
+    sorted_by: int = 0
+    order: str = "ascending"
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether any column has a heading."""
+        return any(column.heading for column in self.columns)
+
+
 _NODE_COLUMNS = (
-    ("#", "number", "place in the order of the run"),
-    ("Node", "text", "path of the module called, or the call's name in the graph"),
-    ("What", "text", "class of the module, or the function called"),
-    ("Output", "text", "shape and dtype of the first result"),
-    ("Params", "number", "parameters and buffers it is the first to read"),
-    ("Out bytes", "number", "new memory its results bring"),
-    ("Saved", "number", "new memory it keeps for backward"),
-    ("Scratch", "number", "peak of what lives only inside it, forward or backward"),
-    ("Live", "number", "most bytes alive while it runs"),
-    ("At peak", "number", "of what is alive at the step's peak, what it brought"),
-    ("FLOPs forward", "number", "1 multiply-add = 2"),
-    ("FLOPs backward", "number", "1 multiply-add = 2"),
-    ("Source", "text", "the line of Python that made the call"),
+    PageColumn("#", "place in the order of the run", is_number=True),
+    PageColumn("Node", "path of the module called, or the call's name in the graph", is_head=True),
+    PageColumn("What", "class of the module, or the function called"),
+    PageColumn("Output", "shape and dtype of the first result", style="o"),
+    PageColumn("Params", "parameters and buffers it is the first to read", is_number=True),
+    PageColumn("Out bytes", "new memory its results bring", is_number=True),
+    PageColumn("Saved", "new memory it keeps for backward", is_number=True),
+    PageColumn("Scratch", "peak of what lives only inside it, forward or backward", is_number=True),
+    PageColumn("Live", "most bytes alive while it runs", is_number=True),
+    PageColumn("At peak", "of what is alive at the step's peak, what it brought", is_number=True),
+    PageColumn("FLOPs forward", "1 multiply-add = 2", is_number=True),
+    PageColumn("FLOPs backward", "1 multiply-add = 2", is_number=True),
+    PageColumn("Source", "the line of Python that made the call", style="s"),
 )
-
-
-def safe(text: str) -> str:
-    """Untrusted text as HTML."""
-    return escape(printable(text), quote=True)
-
-
-def cell(text: str, classes: str = "", *, value: int | None = None, is_number: bool = False) -> str:
-    """A cell; of numbers, `value` is what it is sorted by, and None comes last."""
-    kind = f' class="{classes}"' if classes else ""
-    data = "" if not is_number else f' data-v="{"" if value is None else value}"'
-    return f"<td{kind}{data}>{safe(text)}</td>"
-
-
-def bytes_cell(nbytes: int) -> str:
-    """A cell of bytes."""
-    return cell(short_bytes(nbytes), "r", value=nbytes, is_number=True)
-
-
-def sortable(
-    label: str,
-    columns: Sequence[tuple[str, str, str]],
-    rows: Iterator[str],
-    *,
-    name: str,
-    sorted_by: int = 0,
-    order: str = "ascending",
-) -> str:
-    """A table whose columns (heading, `number` or `text`, meaning) a script can sort; `name` is the id of its body."""
-    heads = "".join(
-        f'<th scope="col" data-sort="{kind}" '
-        f'title="{safe(meaning)}"{f" aria-sort={chr(34)}{order}{chr(34)}" if index == sorted_by else ""}'
-        f"{' class=' + chr(34) + 'r' + chr(34) if kind == 'number' else ''}>{safe(heading)}</th>"
-        for index, (heading, kind, meaning) in enumerate(columns)
-    )
-    return (
-        f'<table class="data sortable" aria-label="{safe(label)}"><thead><tr>{heads}</tr></thead><tbody '
-        f'id="{name}">{"".join(rows)}</tbody></table>'
-    )
-
-
-def swatch(kind: Kind) -> str:
-    """A square in the kind's colour, beside which its name stands."""
-    return f'<span class="swatch" style="background:{KINDS[kind]}"></span>'
-
-
-def place(source: SourceLine | None) -> str:
-    """Where a line is; empty for none."""
-    return "" if source is None else source.place
+_ALIVE_COLUMNS = (
+    PageColumn("Together", "bytes of all that are alike", is_number=True),
+    PageColumn("Share", "of the peak", is_number=True),
+    PageColumn("Each", "bytes of one", is_number=True),
+    PageColumn("How many", "of the same size, kind, shape and source line", is_number=True),
+    PageColumn("Kind", "what they are for"),
+    PageColumn("Tensor", "shape and dtype", style="o"),
+    PageColumn("Owner", "what brought the first of them", is_head=True),
+    PageColumn("Source", "the line of Python it came from", style="s"),
+)
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def node_table(profile: Profile, timeline: Timeline) -> str:
-    """Every node of the graph in the order of the run, `n` and its index as id."""
+def node_table(profile: Profile, timeline: Timeline) -> PageTable:
+    """Every node of the graph in the order of the run; the id of its row is `n` and its index."""
     at_peak = bytes_at_peak(profile, timeline)
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
-    rows = (
-        _node(profile, index, node, at_peak[index], is_peak=index == peak) for index, node in enumerate(profile.nodes)
-    )
-    return sortable("Nodes of the graph", _NODE_COLUMNS, rows, name="rows")
+    rows = [_node_row(profile, index, at_peak[index], is_peak=index == peak) for index in range(len(profile.nodes))]
+    return PageTable("Nodes of the graph", _NODE_COLUMNS, rows, name="rows")
 
 
-def _node(profile: Profile, index: int, node: Node, at_peak: int, *, is_peak: bool) -> str:
-    title = node.module or node.name if node.op == "call_module" else node.name
-    inside = f"in {node.module}" if node.module and node.op != "call_module" else ""
-    mark = "runs at the peak" if is_peak else ""
-    notes = "".join(f"<small>{safe(note)}</small>" for note in (inside, mark) if note)
-    what = node.module_type if node.op == "call_module" else call_name(node)
-    first = node.outputs[0] if node.outputs else None
-    output = (
-        ""
-        if first is None
-        else f"{format_shape(first.shape)} {first.dtype}"
-        + (f" and {len(node.outputs) - 1} more" if len(node.outputs) > 1 else "")
-    )
-    owner = (
-        "" if node.view_of is None else f"<small>{safe(f'in the memory of {profile.nodes[node.view_of].name}')}</small>"
-    )
-    figures = (
-        node.params_bytes,
-        node.output_bytes,
-        node.saved_bytes,
-        node.scratch_bytes.max,
-        node.live_bytes.max,
-        at_peak,
-    )
-    code = "" if node.source is None or not node.source.code else f"<small>{safe(node.source.code)}</small>"
-    return (
-        f'<tr id="n{index}" data-name="{safe(findings.describe(node))}" '
-        f'data-module="{safe(node.module)}"{" class=peak" if is_peak else ""}>'
-        f"{cell(str(index), 'r', value=index, is_number=True)}"
-        f'<th scope="row">{safe(title)}{notes}</th>'
-        f'{cell(what or node.op)}<td class="o">{safe(output)}{owner}</td>'
-        f"{''.join(map(bytes_cell, figures))}"
-        f"{_flops(node.forward_flops, ran=node.op not in ('placeholder', 'get_attr', 'output'))}"
-        f"{_flops(node.backward_flops, ran=node.live_bytes.backward is not None)}"
-        f'<td class="s">{safe(place(node.source))}{code}</td></tr>'
-    )
+def _node_row(profile: Profile, index: int, at_peak: int, *, is_peak: bool) -> PageRow:
+    node = profile.nodes[index]
+    is_module = node.op == "call_module"
+    notes = (f"in {node.module}" if node.module and not is_module else "", "runs at the peak" if is_peak else "")
+    owner = () if node.view_of is None else (f"in the memory of {profile.nodes[node.view_of].name}",)
+    ran = node.op not in ("placeholder", "get_attr", "output")
+    source = ("", "") if node.source is None else (node.source.place, node.source.code)
+    cells = [
+        PageCell(str(index), index),
+        PageCell(node.module or node.name if is_module else node.name, notes=tuple(filter(None, notes))),
+        PageCell((node.module_type if is_module else call_name(node)) or node.op),
+        PageCell(_first_output(node), notes=owner),
+        *map(
+            _bytes_cell,
+            (
+                node.params_bytes,
+                node.output_bytes,
+                node.saved_bytes,
+                node.scratch_bytes.max,
+                node.live_bytes.max,
+                at_peak,
+            ),
+        ),
+        _flops_cell(node.forward_flops, ran=ran),
+        _flops_cell(node.backward_flops, ran=node.live_bytes.backward is not None),
+        PageCell(source[0], notes=tuple(filter(None, source[1:]))),
+    ]
+    attributes = {
+        "id": f"n{index}",
+        "data-name": printable(facts.describe(node)),
+        "data-module": printable(node.module),
+        "class": "peak" if is_peak else None,
+    }
+    return PageRow(cells, attributes)
 
 
-def _flops(count: int | None, *, ran: bool) -> str:
+def _first_output(node: Node) -> str:
+    if not node.outputs:
+        return ""
+    first, more = node.outputs[0], len(node.outputs) - 1
+    return f"{format_shape(first.shape)} {first.dtype}" + (f" and {more} more" if more else "")
+
+
+def _bytes_cell(nbytes: int) -> PageCell:
+    return PageCell(short_bytes(nbytes), nbytes)
+
+
+def _flops_cell(count: int | None, *, ran: bool) -> PageCell:
     """None is an unknown count only for what ran at all."""
-    return cell(format_flops(count) if ran or count is not None else "", "r", value=count, is_number=True)
+    return PageCell(format_flops(count) if ran or count is not None else "", count)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
+# --- what is alive at the peak ----------------------------------------------------------------------------------------
 
 
-def alive_table(profile: Profile, timeline: Timeline) -> str:
-    """What is alive at the peak, those alike in one row, what takes most first; and how much is not listed."""
-    groups = findings.largest_alive(profile, timeline, len(timeline.alive))
+def alive_table(profile: Profile, timeline: Timeline) -> tuple[PageTable, int]:
+    """What is alive at the peak, those alike in one row, most bytes first; and how many bytes are not listed."""
+    groups = facts.largest_alive(profile, timeline, len(timeline.alive))
     tensors = sorted(groups, key=lambda tensor: -tensor.nbytes * (tensor.others + 1))[:_MOST_ALIVE]
-    listed = sum(tensor.nbytes * (tensor.others + 1) for tensor in tensors)
     whole = timeline.peak.requested_bytes
-    columns = (
-        ("Together", "number", "bytes of all that are alike"),
-        ("Share", "number", "of the peak"),
-        ("Each", "number", "bytes of one"),
-        ("How many", "number", "of the same size, kind, shape and source line"),
-        ("Kind", "text", "what they are for"),
-        ("Tensor", "text", "shape and dtype"),
-        ("Owner", "text", "what brought the first of them"),
-        ("Source", "text", "the line of Python it came from"),
-    )
+    rows = []
+    for tensor in tensors:
+        count = tensor.others + 1
+        together = tensor.nbytes * count
+        cells = [
+            _bytes_cell(together),
+            PageCell(percent(together, whole), together),
+            _bytes_cell(tensor.nbytes),
+            PageCell(f"{count:,}", count),
+            PageCell(tensor.kind, kind=Kind(tensor.kind.replace(" ", "_"))),
+            PageCell(tensor.tensor),
+            PageCell(tensor.owner),
+            PageCell(tensor.source),
+        ]
+        rows.append(PageRow(cells))
+    table = PageTable("Tensors alive at the peak", _ALIVE_COLUMNS, rows, name="alive-rows", order="descending")
+    return table, whole - sum(tensor.nbytes * (tensor.others + 1) for tensor in tensors)
 
-    def rows() -> Iterator[str]:
-        for tensor in tensors:
-            count = tensor.others + 1
-            kind = Kind(tensor.kind.replace(" ", "_"))
-            yield (
-                f"<tr>{bytes_cell(tensor.nbytes * count)}"
-                f"{cell(percent(tensor.nbytes * count, whole), 'r', value=tensor.nbytes * count, is_number=True)}"
-                f"{bytes_cell(tensor.nbytes)}{cell(f'{count:,}', 'r', value=count, is_number=True)}"
-                f"<td>{swatch(kind)}{safe(tensor.kind)}</td>"
-                f'{cell(tensor.tensor, "o")}<th scope="row">{safe(tensor.owner)}</th>{cell(tensor.source, "s")}</tr>'
-            )
 
-    rest = whole - listed
-    more = f"<p>Not listed: {safe(exact_bytes(rest))} in smaller rows.</p>" if rest else ""
-    table = sortable("Tensors alive at the peak", columns, rows(), name="alive-rows", order="descending")
-    return f'<div class="scroll nodes" tabindex="0" role="region" aria-labelledby="alive">{table}</div>{more}'
+def share_table(peak: Peak, *, headings: Sequence[str] = ("", "", "")) -> PageTable:
+    """The kinds of storage alive at the peak, most bytes first."""
+    columns = [
+        PageColumn(headings[0], is_head=True),
+        *(PageColumn(heading, is_number=True) for heading in headings[1:]),
+    ]
+    rows = [
+        PageRow([PageCell(share.name, kind=share.kind), PageCell(format_bytes(share.nbytes)), PageCell(share.percent)])
+        for share in facts.split(peak)
+    ]
+    return PageTable("The peak by kind", columns, rows)
+
+
+def largest_table(profile: Profile, timeline: Timeline) -> PageTable:
+    """The largest tensors alive at the peak."""
+    columns = [PageColumn(is_number=True), *(PageColumn() for _ in range(4))]
+    rows = [
+        PageRow(
+            [
+                PageCell(text)
+                for text in (
+                    format_bytes(tensor.nbytes),
+                    tensor.kind,
+                    tensor.tensor,
+                    tensor.owner + tensor.more,
+                    tensor.source,
+                )
+            ]
+        )
+        for tensor in facts.largest_alive(profile, timeline)
+    ]
+    return PageTable("Largest alive at the peak", columns, rows)
+
+
+# --- a plan -----------------------------------------------------------------------------------------------------------
+
+
+def effect_table(before: Peak, after: Peak) -> PageTable:
+    """The peak before and after a plan, whole and by kind."""
+    lines = [
+        ("Requested", before.requested_bytes, after.requested_bytes),
+        ("Allocated", before.allocated_bytes, after.allocated_bytes),
+        ("Reserved", before.reserved_bytes, after.reserved_bytes),
+        *(
+            (to_words(kind), before.by_kind.get(kind, 0), after.by_kind.get(kind, 0))
+            for kind in Kind
+            if kind in {*before.by_kind, *after.by_kind}
+        ),
+    ]
+    columns = [
+        PageColumn("At the peak", is_head=True),
+        *(PageColumn(heading, is_number=True) for heading in ("Before", "After", "Change")),
+    ]
+    rows = [
+        PageRow([PageCell(text) for text in (name, format_bytes(old), format_bytes(new), _change(old, new))])
+        for name, old, new in lines
+    ]
+    return PageTable("The peak before and after the plan", columns, rows)
+
+
+def _change(old: int | None, new: int | None) -> str:
+    if old is None or new is None:
+        return ""
+    sign = "-" if new < old else "+" if new > old else ""
+    share = f" ({sign}{percent(abs(new - old), old)})" if old and new != old else ""
+    return f"{sign}{format_bytes(abs(new - old))}{share}"
+
+
+def region_table(plan: Plan) -> PageTable:
+    """The checkpointed regions of a plan."""
+    remakes = any(region.remakes for region in plan.regions)
+    is_selective = remakes or any(region.keeps for region in plan.regions)
+    columns = [
+        PageColumn("Region", is_head=True),
+        PageColumn("Nodes", is_number=True),
+        PageColumn("Frees", is_number=True),
+        PageColumn("FLOPs again", is_number=True),
+        *([PageColumn("Results recomputed" if remakes else "Keeps results", is_number=True)] if is_selective else []),
+        PageColumn("Source", style="s"),
+    ]
+    rows = [PageRow([PageCell(text) for text in _region_cells(region, is_selective)]) for region in plan.all_regions()]
+    return PageTable("Checkpointed regions", columns, rows)
+
+
+def _region_cells(region: Region, is_selective: bool) -> Iterator[str]:
+    yield region.title
+    yield f"{region.last_node - region.first_node:,}"
+    yield format_bytes(region.freed_bytes)
+    yield format_flops(region.extra_flops)
+    if is_selective:
+        yield str(len(region.remakes or region.keeps) or "")
+    yield "" if region.source is None else region.source.place

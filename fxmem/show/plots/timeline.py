@@ -31,7 +31,7 @@ from fxmem.show.plots.axes import (
     spread,
     step_title,
 )
-from fxmem.show.plots.sampling import Sample, samples
+from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import circle, document, fit, group, path, rect, text, text_width
 
 _RIGHT = 64.0

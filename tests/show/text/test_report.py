@@ -22,7 +22,7 @@ from fxmem.memory.liveness import timeline
 from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
-from fxmem.show.html.notebook import html
+from fxmem.show.html import notebook_html
 from fxmem.show.text import table
 from tests import ROOT
 from tests.profiles import CPU, TINY_CARD, deep_profile, make_profile, small_profile
@@ -335,7 +335,7 @@ def test_empty_profile() -> None:
     empty = make_profile(ticks=0)
     assert "0 B (0 bytes) requested at once" in report(empty)
     assert "nothing is alive" in report(empty)
-    assert Balanced.check(html(empty, timeline(empty)))
+    assert Balanced.check(notebook_html(empty, timeline(empty)))
 
 
 def test_colour_adds_nothing_but_colour() -> None:
@@ -411,7 +411,7 @@ class Balanced(HTMLParser):
 )
 def test_html_escapes_every_name(text: str) -> None:
     profile = hostile(text)
-    parsed = Balanced.check(html(profile, timeline(profile)))
+    parsed = Balanced.check(notebook_html(profile, timeline(profile)))
     assert not parsed.tags & {"script", "img"}
     assert not {name for name in parsed.attributes if name.startswith("on") or name == "src"}
     assert parsed.text.count(text) >= 10
@@ -419,7 +419,7 @@ def test_html_escapes_every_name(text: str) -> None:
 
 def test_html_loads_nothing_and_carries_the_figures() -> None:
     profile = small_profile()
-    fragment = html(profile, timeline(profile))
+    fragment = notebook_html(profile, timeline(profile))
     assert not re.search(r"https?:|url\(|@import|<script", fragment)
     parsed = Balanced.check(fragment)
     for text in (
@@ -439,7 +439,7 @@ def test_html_loads_nothing_and_carries_the_figures() -> None:
 def test_html_of_a_large_model_leaves_out_its_deepest_levels() -> None:
     blocks = [call(f"m{i}{j}", f"m{i}.{j}.x", params_bytes=i * 100 + j) for i in range(30) for j in range(60)]
     profile = make_profile(ticks=0, nodes=blocks)
-    fragment = html(profile, timeline(profile))
+    fragment = notebook_html(profile, timeline(profile))
     assert fragment.count('class="row') < 1000
     assert Balanced.check(fragment)
 

@@ -1,0 +1,72 @@
+"""Templates of pages, filled in: what is not markup of ours is escaped, and shows what a terminal would obey."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fxmem import __version__
+from fxmem.records.profile import Headed
+from fxmem.records.units import exact_bytes, format_bytes, printable
+from fxmem.show.palette import KINDS, css_variables
+
+
+def fill_template(name: str, **values: Any) -> str:
+    """Fill in a template of `fxmem/show/html/templates`."""
+    return _environment().get_template(f"{name}.html.jinja").render(**values)
+
+
+def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> str:
+    """Fill in a template of a whole page, which loads nothing and runs no script but the one given.
+
+    Args:
+        name: of the template, which extends `page`.
+        about: what the page is of.
+        script: the page's own, as JavaScript.
+        values: what the template needs, among them `title`, `heading` and `sections`: their ids and titles.
+    """
+    return fill_template(
+        name,
+        style=Markup(css_variables() + read_asset("page.css")),
+        script=Markup(script),
+        policy=Markup(_content_policy(script)),
+        version=__version__,
+        made=(
+            f"Predicted by fxmem {about.fxmem_version} for torch {about.torch_version}, without running on a card; "
+            f"page written by fxmem {__version__}."
+        ),
+        **values,
+    )
+
+
+def read_asset(name: str) -> str:
+    """The text of a file that pages include."""
+    return files("fxmem.show.html").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fxmem.show.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    environment.globals.update(zip=zip, kinds=KINDS)
+    environment.filters.update(exact_bytes=exact_bytes, format_bytes=format_bytes)
+    return environment
+
+
+def _content_policy(script: str) -> str:
+    """No request to anywhere, and no script but this one."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = f"script-src 'sha256-{digest}'; " if script else ""
+    return f"default-src 'none'; {own}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
