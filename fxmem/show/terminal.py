@@ -6,8 +6,6 @@ import os
 import shutil
 import sys
 
-__all__ = ["columns", "why_plain"]
-
 
 def columns() -> int:
     """Columns to lay text out for: `$COLUMNS`, else the terminal's, else 100."""

@@ -12,8 +12,6 @@ from fxmem.records.plan import Plan, Region
 from fxmem.records.profile import Profile
 from fxmem.records.units import format_bytes, format_flops
 
-__all__ = ["Checkpoint", "checkpoints", "effect"]
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -36,19 +34,19 @@ class Checkpoint:
         return None if self.region is None else self.region.freed_bytes
 
     @property
-    def keeps(self) -> int:
+    def kept_results(self) -> int:
         """How many of its products keep their results."""
         return 0 if self.region is None else len(self.region.keeps)
 
     @property
-    def remakes(self) -> int:
-        """How many results that are saved for backward are made again, one by one."""
+    def recomputed_results(self) -> int:
+        """How many results that are saved for backward are recomputed, one by one."""
         return 0 if self.region is None else len(self.region.remakes)
 
     @property
     def likeness(self) -> Hashable:
         """Equal for those that free and cost the same."""
-        return (self.region is None, self.freed_bytes, self.extra_flops, self.keeps, self.remakes)
+        return (self.region is None, self.freed_bytes, self.extra_flops, self.kept_results, self.recomputed_results)
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
@@ -58,21 +56,23 @@ def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint,
     Raises:
         UsageError: the plan is not for this profile, or its regions overlap.
     """
-    planned = [] if plan is None else _planned(profile, plan)
+    planned = [] if plan is None else _find_planned(profile, plan)
     own = [
-        _own(profile, region.first_node, region.last_node)
+        _make_own(profile, region.first_node, region.last_node)
         for region in profile.recomputed
         if region.first_node < region.last_node
     ]
-    return tuple(_nested([*planned, *(each for each in own if not any(_cross(each, other) for other in planned))]))
+    return tuple(
+        _nest([*planned, *(each for each in own if not any(_overlaps_partly(each, other) for other in planned))])
+    )
 
 
-def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
+def describe_effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
     """What checkpoints free and cost, in words.
 
     Args:
         found: checkpoints, and how often each is there.
-        each: how many equal groups of these there are; what they free is then said of one and of all.
+        each: how many equal groups of these there are; what they free is then given for one and for all.
     """
     planned = [(checkpoint, times) for checkpoint, times in found if checkpoint.region is not None]
     own = [(checkpoint, times) for checkpoint, times in found if checkpoint.region is None]
@@ -86,12 +86,12 @@ def effect(found: Sequence[tuple[Checkpoint, int]], *, each: int = 1) -> str:
         )
         together = f", {format_bytes(freed * each)} together" if each > 1 else ""
         parts.append(f"frees {format_bytes(freed)}{of_each}{together}; runs {_flops(planned)} again{of_each}")
-        results = sum(checkpoint.keeps * times for checkpoint, times in planned)
+        results = sum(checkpoint.kept_results * times for checkpoint, times in planned)
         if results:
             parts.append(f"keeps {results} result{'s' if results > 1 else ''} of products{of_each}")
-        remade = sum(checkpoint.remakes * times for checkpoint, times in planned)
-        if remade:
-            parts.append(f"makes {remade} saved result{'s' if remade > 1 else ''} again{of_each}")
+        recomputed = sum(checkpoint.recomputed_results * times for checkpoint, times in planned)
+        if recomputed:
+            parts.append(f"recomputes {recomputed} saved result{'s' if recomputed > 1 else ''}{of_each}")
     if own:
         parts.append(f"in the program itself; runs at most {_flops(own)} again{of_each}")
     return "; ".join(parts)
@@ -106,7 +106,7 @@ def _flops(found: Iterable[tuple[Checkpoint, int]]) -> str:
     return f"{format_flops(total)} FLOPs"
 
 
-def _planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
+def _find_planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
     theirs, ours = (plan.inputs, plan.step, plan.target.name), (profile.inputs, profile.step, profile.target.name)
     found = [
         Checkpoint(region.first_node, region.last_node, region, region.extra_flops) for region in plan.all_regions()
@@ -117,7 +117,7 @@ def _planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
             "target: "
             "plan it anew"
         )
-    if any(each.first_node >= each.last_node for each in found) or len(list(_nested(found))) < len(found):
+    if any(each.first_node >= each.last_node for each in found) or len(list(_nest(found))) < len(found):
         raise UsageError(
             "expected a plan whose regions hold nodes and lie apart or within each other; this one contradicts "
             "itself: plan it anew"
@@ -125,17 +125,17 @@ def _planned(profile: Profile, plan: Plan) -> list[Checkpoint]:
     return found
 
 
-def _own(profile: Profile, first: int, last: int) -> Checkpoint:
+def _make_own(profile: Profile, first: int, last: int) -> Checkpoint:
     forward = sum_figures(profile.nodes[first:last]).forward
     return Checkpoint(first, last, None, None if forward.unknown_calls else forward.known)
 
 
-def _cross(one: Checkpoint, other: Checkpoint) -> bool:
+def _overlaps_partly(one: Checkpoint, other: Checkpoint) -> bool:
     first, second = sorted(((one.first_node, one.last_node), (other.first_node, other.last_node)))
     return first[0] < second[0] < first[1] < second[1]
 
 
-def _nested(found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+def _nest(found: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
     """In order, with their levels; of two that cross, the one that begins first. Of equal ones the planned is the
     outer."""
     around: list[Checkpoint] = []

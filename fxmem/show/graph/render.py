@@ -14,8 +14,9 @@ from fxmem.records.units import printable
 from fxmem.show.graph import converter, dot, graphviz_layout, svg_document
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.converter import Format
-from fxmem.show.graph.labels import box_words, frame_words, peak_words, plan_words
+from fxmem.show.graph.labels import box_words, frame_words
 from fxmem.show.graph.ladder_layout import GraphLayout, ladder
+from fxmem.show.graph.phrases import peak_words, plan_words
 from fxmem.show.graph.picture import DrawingOptions, Picture
 from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
 from fxmem.show.graph.svg_document import Drawing

@@ -19,10 +19,9 @@ from fxmem.show.graph.labels import (
     FrameWords,
     Words,
     heat_scale,
-    peak_words,
-    plan_words,
 )
 from fxmem.show.graph.ladder_layout import HEADING, EdgeLine, GraphLayout, Rectangle
+from fxmem.show.graph.phrases import peak_words, plan_words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import Palette
 from fxmem.show.svg import element, fit, group, rect, text, text_width, wrap

@@ -23,7 +23,7 @@ from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Node, Profile, RecomputedRegion, SourceLine
 from fxmem.records.units import format_bytes
 from fxmem.show.graph import DrawingOptions, dot_source
-from fxmem.show.graph.checkpoints import checkpoints, effect
+from fxmem.show.graph.checkpoints import checkpoints, describe_effect
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.graphviz_layout import available
 from fxmem.show.graph.labels import box_words, frame_words
@@ -266,7 +266,7 @@ def test_a_frame_tells_what_is_made_again_and_what_is_kept() -> None:
         each for each in root.iter(f"{SVG}g") if each.get("class") == "frame checkpoint" and each.get("id")
     )
     assert (
-        "makes 2 saved results of its operators again, one by one; nothing of the program runs twice"
+        "recomputes 2 saved results of its operators, one by one; nothing of the program runs twice"
         in tooltip_of(first).splitlines()
     )
     assert "random number" not in tooltip_of(first)
@@ -275,7 +275,7 @@ def test_a_frame_tells_what_is_made_again_and_what_is_kept() -> None:
         in tooltip_of(second).splitlines()
     )
     says = [text_of(each) for each in root.iter(f"{SVG}g") if each.get("class") == "heading checkpoint"]
-    assert any(text.endswith("; makes 2 saved results again") for text in says)
+    assert any(text.endswith("; recomputes 2 saved results") for text in says)
     assert any(text.endswith("; keeps 2 results of products") for text in says)
 
 
@@ -322,7 +322,7 @@ def test_an_operator_without_a_formula_leaves_the_cost_unknown() -> None:
         [call("f", forward_flops=None), call("g", 0)], recomputed=(RecomputedRegion(first_node=0, last_node=2),)
     )
     assert (
-        effect([(each, 1) for each in checkpoints(profile)])
+        describe_effect([(each, 1) for each in checkpoints(profile)])
         == "in the program itself; runs at most an unknown number of FLOPs again"
     )
 

@@ -1,0 +1,196 @@
+"""What is said of the parts of a drawn graph, in words: names, the peak, a plan, and tooltips."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from fxmem.memory.facts import flops_sum
+from fxmem.memory.figures import Figures
+from fxmem.records.plan import Plan
+from fxmem.records.profile import Node, SourceLine
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
+from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
+from fxmem.show.graph.picture import Box, Frame, Picture, known_as
+
+_MOST_NAMED = 3
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def relative(module: str, outside: str) -> str:
+    """The path as seen from inside another module."""
+    return module.removeprefix(f"{outside}.") if outside else module
+
+
+def class_name(drawing: Picture, module: str) -> str:
+    """The class of a module; empty where it is not known."""
+    return drawing.profile.modules.get(module, "")
+
+
+def join_names(names: Sequence[str], most: int = _MOST_NAMED) -> str:
+    """At most so many names, with a comma between them, and how many more there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+
+
+def span_names(first: str, last: str) -> str:
+    """`layers.1-31` for `layers.1` to `layers.31`; both names where they differ in more than their last number."""
+    if first == last:
+        return first
+    start, end = re.fullmatch(r"(.*?)(\d+)", first), re.fullmatch(r"(.*?)(\d+)", last)
+    return f"{first}-{end[2]}" if start and end and start[1] == end[1] else f"{first} to {last}"
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def peak_words(drawing: Picture) -> str:
+    """How high the peak is and when it falls."""
+    peak = drawing.timeline.peak
+    return f"{format_bytes(peak.requested_bytes)} alive, in {peak.phase}"
+
+
+def plan_words(plan: Plan) -> str:
+    """What a plan does to the peak, and what it costs."""
+    number = sum(1 for _ in plan.all_regions())
+    if not number:
+        return "no checkpoints"
+    allocated = plan.before.allocated_bytes is not None and plan.after.allocated_bytes is not None
+    before, after = (peak.counted_bytes if allocated else peak.requested_bytes for peak in (plan.before, plan.after))
+    change = f" ({100 * (after - before) / before:+.1f} %)" if before else ""
+    share = "" if plan.extra_fraction is None else f", {100 * plan.extra_fraction:.1f} % of the forward's"
+    flops = "an unknown number of FLOPs" if plan.extra_flops is None else f"{format_flops(plan.extra_flops)} FLOPs"
+    parts = [
+        f"{number} checkpoint{'s' if number > 1 else ''} ({plan.chosen})",
+        f"peak {format_bytes(before)} -> {format_bytes(after)}{change}{' allocated' if allocated else ' requested'}"
+        + ("" if plan.analysed else ", an estimate"),
+        f"{flops} run again{share}",
+    ]
+    return "; ".join(parts)
+
+
+def describe_checkpoints(box: Box) -> str:
+    """How many checkpoints are within a box, and what they free and cost."""
+    number = sum(times for _, times in box.checkpoints)
+    return f"{number} checkpoint{'s' if number > 1 else ''} inside: {describe_effect(box.checkpoints)}"
+
+
+def describe_alias(drawing: Picture, index: int) -> str:
+    """Whose memory the node's result lies in, if not in its own."""
+    nodes = drawing.profile.nodes
+    owner = nodes[index].view_of
+    if owner is None:
+        return ""
+    return f"{'in place on' if index in drawing.in_place else 'view of'} {known_as(nodes[owner])}"
+
+
+def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
+    """What to say of the peak; names are as seen from `outside`."""
+    if not box.peak or drawing.peak_node is None:
+        return ""
+    where = (
+        "" if len(box.shown) == 1 else f" in {relative(known_as(drawing.profile.nodes[drawing.peak_node]), outside)}"
+    )
+    return printable(f"PEAK{where}: {peak_words(drawing)}")
+
+
+# --- tooltips ---------------------------------------------------------------------------------------------------------
+
+
+def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[str]:
+    """The lines of the tooltip of a box, given its calls."""
+    node = nodes[-1]
+    if box.kind in ("module", "group"):
+        yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
+        yield f"{len(nodes)} calls: {join_names([known_as(each) for each in nodes], 8)}"
+    else:
+        yield f"{join_names([each.name for each in nodes], 8)}: {node.op} {node.target}"
+        yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
+        for tensor in node.outputs:
+            yield f"output {format_shape(tensor.shape)} {tensor.dtype}"
+        alias = describe_alias(drawing, box.shown[-1])
+        if alias:
+            yield alias
+    shown = set(box.shown)
+    parameters = [known_as(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]
+    if parameters:
+        yield f"first to read {join_names(parameters, 8)}"
+    yield from _sum_lines(box.figures)
+    if box.times > 1:
+        yield f"drawn once for {box.times} equal ones; the figures are those of each, live the largest of all"
+    if box.checkpoints:
+        yield describe_checkpoints(box)
+    if box.references:
+        yield f"also reads {join_names([known_as(drawing.profile.nodes[index]) for index in box.references], 8)}"
+    if len(nodes) == 1 and node.source is not None:
+        yield _source_text(node.source)
+    if box.peak:
+        yield describe_peak(drawing, box)
+
+
+def frame_tooltip(drawing: Picture, frame: Frame) -> Iterator[str]:
+    """The lines of a module's tooltip."""
+    yield from _place_lines(drawing, frame.module, frame.first, frame.last, frame.alike)
+    yield from _sum_lines(frame.figures)
+
+
+def checkpoint_tooltip(drawing: Picture, frame: Frame, checkpoint: Checkpoint) -> Iterator[str]:
+    """The lines of the tooltip of a checkpointed region."""
+    first, last = (drawing.profile.nodes[node].name for node in (checkpoint.first_node, checkpoint.last_node - 1))
+    size = checkpoint.last_node - checkpoint.first_node
+    modules = "" if checkpoint.region is None or not checkpoint.region.modules else f"{checkpoint.region.title}: "
+    yield f"checkpoint: {modules}{first}{f' to {last}' if last != first else ''}, {size} node{'s' if size > 1 else ''}"
+    if frame.alike > 1:
+        yield f"the first of {frame.alike} equal ones, drawn once; the figures are those of each"
+    if checkpoint.region is None:
+        yield "the program itself checkpoints it; the figures inside are as it runs"
+        yield (
+            f"FLOPs run again: at most {format_flops(checkpoint.extra_flops)}, less where what comes last keeps nothing"
+        )
+    else:
+        yield f"frees {exact_bytes(checkpoint.region.freed_bytes)} of what is saved for backward"
+        yield f"FLOPs run again: {format_flops(checkpoint.extra_flops)}"
+        if checkpoint.kept_results:
+            yield (
+                f"keeps the results of its products {', '.join(map(str, checkpoint.region.keeps))} (counted from "
+                f"0), which do not run again"
+            )
+        if checkpoint.recomputed_results:
+            yield (
+                f"recomputes {checkpoint.recomputed_results} saved results of its operators, one by one; nothing of "
+                f"the program runs twice"
+            )
+        else:
+            yield (
+                "keeps the state of the random number generator"
+                if checkpoint.region.random
+                else "draws no random numbers"
+            )
+        if checkpoint.region.source is not None:
+            yield _source_text(checkpoint.region.source)
+        yield "the figures inside are those of the step without the plan"
+    if not frame.whole:
+        yield f"only what is in {drawing.focus} is drawn"
+
+
+def _source_text(source: SourceLine) -> str:
+    return source.place + (f": {source.code}" if source.code else "")
+
+
+def _place_lines(drawing: Picture, module: str, first: str, last: str, alike: int) -> Iterator[str]:
+    kind = class_name(drawing, module)
+    yield (f"module {module}" if module else "the model itself") + (f" ({kind})" if kind else "")
+    if last:
+        yield f"{first} to {last}" + (f", {alike} equal ones" if alike > 1 else "")
+
+
+def _sum_lines(figures: Figures) -> Iterator[str]:
+    yield f"saved for backward {exact_bytes(figures.saved)}"
+    yield f"output {exact_bytes(figures.output)}"
+    yield f"parameters and buffers {exact_bytes(figures.params)}"
+    yield f"scratch {exact_bytes(figures.scratch)}"
+    yield f"live {exact_bytes(figures.live)}" if figures.live else "runs no operator"
+    yield f"FLOPs {flops_sum(figures.forward)} forward, {flops_sum(figures.backward)} backward"
