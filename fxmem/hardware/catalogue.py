@@ -154,8 +154,8 @@ def load_target(path: str | Path) -> Target:
     """
     expected = f"expected a target file with the fields {', '.join(Target.model_fields)}"
     path = Path(path)
-    read = json_reader.record(
-        Target, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected
+    read = json_reader.validate(
+        Target, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
     )
     if read.device == "cuda" and read.capability is None:
         raise UsageError(

@@ -11,7 +11,7 @@ it, its own parameters included. Rows sum to the model's, the first row.
   a normalisation has none. Biases are additions and not counted. Recurrent layers are counted in FLOPs only: their MACs
   are unknown.
 - *Output* is new memory that results bring; a view or an in-place result brings none. It is what activations take
-  without backward, each until Python lets go of it. *Saved* is what is kept for backward, each storage for the first
+  without backward, each until Python frees it. *Saved* is what is kept for backward, each storage for the first
   node that keeps it.
 """
 

@@ -7,7 +7,7 @@ called it. Where no line is the user's (a model that lives wholly in a package),
 innermost line.
 
 A *run* of a line is a stretch of consecutive operators that belong to it. It lasts until the next run begins: what
-Python lets go of after a line's last operator goes with that line. What is alive after each run, less what was alive
+Python frees after a line's last operator goes with that line. What is alive after each run, less what was alive
 before it, is what the run kept less what it freed, so these too sum to what the forward leaves. A line that runs many
 times has the sums over its runs.
 """
@@ -44,7 +44,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     """
     profile = read_profile(step)
     chains = _chains(profile)
-    places = [_innermost(chain, files, installed) for chain in chains]
+    places = [_find_innermost(chain, files, installed) for chain in chains]
     if not any(places):
         if files:
             known = sorted({source.file for chain in chains for source in chain})
@@ -52,7 +52,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
                 f"expected files of the program, got {', '.join(files)}; its lines are in "
                 f"{', '.join(known) or 'no file that is known'}"
             )
-        places = [_innermost(chain, (), True) for chain in chains]
+        places = [_find_innermost(chain, (), True) for chain in chains]
     sums: dict[tuple[str, int] | str, _Sum] = {}
     owners = [
         sums.setdefault(_key(node, place), _Sum(place)) for node, place in zip(profile.nodes, places, strict=True)
@@ -66,7 +66,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
     lines = [_line(key, each) for key, each in sums.items() if isinstance(key, tuple)]
     shown = tuple(dict.fromkeys(line.file for line in lines))
     lines.sort(key=lambda line: (shown.index(line.file), line.line))
-    # Nothing but empty rows: a placeholder whose line nobody knows, an optimizer that a step at inference does not
+    # Nothing but empty rows: a placeholder whose line is unknown, an optimizer that a step at inference does not
     # have.
     rest = [OtherRow(what=key, **each.figures()) for key, each in sums.items() if isinstance(key, str) and each.counts]
     return LineReport(
@@ -79,7 +79,7 @@ def by_line(step: Profile | HasProfile, *, files: Sequence[str] = (), installed:
         forward_allocated_bytes=sum(
             s.nbytes for s in profile.storages if s.op is not None and profile.ops[s.op].phase is Phase.FORWARD
         ),
-        forward_left_bytes=_live_before(profile, live, forward[-1].end)
+        forward_left_bytes=_count_live(profile, live, forward[-1].end)
         if forward
         else sum(storage.nbytes for storage in resident),
         saved_bytes=profile.saved_bytes,
@@ -107,13 +107,13 @@ def _chains(profile: Profile) -> list[tuple[SourceLine, ...]]:
     ]
 
 
-def _innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
+def _find_innermost(chain: tuple[SourceLine, ...], files: Sequence[str], installed: bool) -> SourceLine | None:
     if files:
-        return next((source for source in chain if any(_ends_with(source.file, name) for name in files)), None)
+        return next((source for source in chain if any(_is_named(source.file, name) for name in files)), None)
     return next((source for source in chain if installed or not is_installed(source.file)), None)
 
 
-def _ends_with(file: str, name: str) -> bool:
+def _is_named(file: str, name: str) -> bool:
     """Whether a path is named: its last parts, or with a folder's name, parts within it."""
     parts, wanted = re.split(r"[/\\]", file), [part for part in re.split(r"[/\\]", name) if part not in ("", ".")]
     starts = range(len(parts) - len(wanted) + 1)
@@ -222,9 +222,9 @@ def _add_forward(profile: Profile, owners: Sequence[_Sum], live: Sequence[int]) 
     run_at: list[_Run | None] = [None] * (profile.ticks + 1)
     for run in _runs(profile, owners, (Phase.FORWARD, Phase.OPTIMIZER)):
         run_at[run.begin : run.end] = [run] * (run.end - run.begin)
-        owner, before = run.owner, _live_before(profile, live, run.begin)
+        owner, before = run.owner, _count_live(profile, live, run.begin)
         owner.before = before if owner.before is None else owner.before
-        owner.after = _live_before(profile, live, run.end)
+        owner.after = _count_live(profile, live, run.end)
         owner.peak = max(owner.peak or 0, before, max(live[run.begin : run.end], default=0))
     for storage in profile.storages:
         born = run_at[storage.birth] if storage.op is not None else None
@@ -241,7 +241,7 @@ def _resident(profile: Profile) -> list[Storage]:
     return [storage for storage in profile.storages if storage.birth == 0 and storage.op is None]
 
 
-def _live_before(profile: Profile, live: Sequence[int], tick: int) -> int:
+def _count_live(profile: Profile, live: Sequence[int], tick: int) -> int:
     """What is alive when a tick comes."""
     return live[tick - 1] if tick else sum(storage.nbytes for storage in _resident(profile))
 

@@ -21,8 +21,9 @@ from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline
 
 
 def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
-    """What grew from `a` to `b`; each an `Analysis`, a report, or a profile (of which the requested bytes alone are
-    known)."""
+    """Compare two steps: what grew from `a` to `b`.
+
+    Each is an `Analysis`, a report, or a profile (of which the requested bytes alone are known)."""
     before, after = _Step(a), _Step(b)
     merged = match_modules(before.root, after.root)
     kinds = {*before.timeline.peak.by_kind, *after.timeline.peak.by_kind}
@@ -30,25 +31,25 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
     return StepComparison(
         before=before.side(),
         after=after.side(),
-        requested_bytes=_of(before.peak.requested_bytes, after.peak.requested_bytes),
-        allocated_bytes=_of(before.peak.allocated_bytes, after.peak.allocated_bytes),
-        reserved_bytes=_of(before.peak.reserved_bytes, after.peak.reserved_bytes),
-        process_bytes=_of(before.peak.process_bytes, after.peak.process_bytes),
+        requested_bytes=_change(before.peak.requested_bytes, after.peak.requested_bytes),
+        allocated_bytes=_change(before.peak.allocated_bytes, after.peak.allocated_bytes),
+        reserved_bytes=_change(before.peak.reserved_bytes, after.peak.reserved_bytes),
+        process_bytes=_change(before.peak.process_bytes, after.peak.process_bytes),
         by_kind={
-            kind: _of(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0))
+            kind: _change(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0))
             for kind in Kind
             if kind in kinds
         },
         phases={
-            phase: _of(before.phases.get(phase), after.phases.get(phase))
+            phase: _change(before.phases.get(phase), after.phases.get(phase))
             for phase in Phase
             if phase in {*before.phases, *after.phases}
         },
-        saved_bytes=_of(before.profile.saved_bytes, after.profile.saved_bytes),
-        params_bytes=_of(before.params, after.params),
-        forward_flops=_of(*(figures.forward.known for figures in flops)),
-        backward_flops=_of(*(figures.backward.known for figures in flops)),
-        flops_unknown=_of(*(figures.forward.unknown_calls + figures.backward.unknown_calls for figures in flops)),
+        saved_bytes=_change(before.profile.saved_bytes, after.profile.saved_bytes),
+        params_bytes=_change(before.params, after.params),
+        forward_flops=_change(*(figures.forward.known for figures in flops)),
+        backward_flops=_change(*(figures.backward.known for figures in flops)),
+        flops_unknown=_change(*(figures.forward.unknown_calls + figures.backward.unknown_calls for figures in flops)),
         modules=tuple(_module_changes(merged, before, after)),
         nodes=tuple(_node_changes(merged, before, after)),
     )
@@ -87,7 +88,7 @@ class _Step:
         return sum_figures((self.profile.nodes[i] for i in indices), (self.at_peak[i] for i in indices))
 
 
-def _of(before: int | None, after: int | None) -> QuantityChange:
+def _change(before: int | None, after: int | None) -> QuantityChange:
     return QuantityChange(before=before, after=after)
 
 
@@ -108,7 +109,7 @@ def _module_changes(pair: Pair, before: _Step, after: _Step) -> Iterator[ModuleC
             before_type="" if ours is None else ours.type,
             after_type="" if theirs is None else theirs.type,
             depth=each.pair.depth,
-            **_grown(each.before, each.after),
+            **_changes(each.before, each.after),
         )
 
 
@@ -138,17 +139,17 @@ def _node_change(one: int | None, other: int | None, before: _Step, after: _Step
         source=shown.source,
         before_shape=first_shape(ours),
         after_shape=first_shape(theirs),
-        **_grown(before.figures(() if one is None else [one]), after.figures(() if other is None else [other])),
+        **_changes(before.figures(() if one is None else [one]), after.figures(() if other is None else [other])),
     )
 
 
-def _grown(ours: Figures, theirs: Figures) -> dict[str, QuantityChange]:
+def _changes(ours: Figures, theirs: Figures) -> dict[str, QuantityChange]:
     found = {
-        name: _of(getattr(ours, name), getattr(theirs, name))
+        name: _change(getattr(ours, name), getattr(theirs, name))
         for name in ("at_peak", "saved", "params", "output", "scratch")
     }
     return {
         **found,
-        "forward_flops": _of(ours.forward.known, theirs.forward.known),
-        "backward_flops": _of(ours.backward.known, theirs.backward.known),
+        "forward_flops": _change(ours.forward.known, theirs.forward.known),
+        "backward_flops": _change(ours.backward.known, theirs.backward.known),
     }

@@ -13,12 +13,6 @@ from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, Storage, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
-__all__ = [
-    "LargeTensor", "PeakShare", "assumptions", "describe", "fits", "flops_sum", "header_facts", "largest_alive",
-    "peak_facts", "split", "total_facts",
-    "unknowns",
-]  # fmt: skip
-
 Facts = list[tuple[str, str]]
 """Labels and what they label; an empty label continues the one before."""
 
@@ -39,7 +33,7 @@ class PeakShare:
 
 @dataclass(frozen=True)
 class LargeTensor:
-    """A storage alive at the peak, with how many more there are of its size, kind, shape and source line."""
+    """A storage alive at the peak, and how many more are like it (size, kind, shape, source line)."""
 
     nbytes: int
     kind: str
@@ -68,7 +62,7 @@ def header_facts(about: Headed) -> Facts:
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
     inputs = "; ".join(f"{tensor.name} {format_shape(tensor.shape)} {tensor.dtype}" for tensor in about.inputs)
-    return _printable(
+    return _make_printable(
         [
             ("Model", about.model),
             ("Inputs", inputs or "none"),
@@ -96,7 +90,7 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     facts.append(("Where", f"{describe(node)}, {'during' if op.begin <= peak.tick < op.end else 'after'} {op.name}"))
     if node.source is not None:
         facts.append(("", node.source.place + (f": {node.source.code}" if node.source.code else "")))
-    return _printable(facts)
+    return _make_printable(facts)
 
 
 def total_facts(profile: Profile) -> Facts:
@@ -117,7 +111,7 @@ def total_facts(profile: Profile) -> Facts:
 
 
 def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
-    """Whether the step fits the target's memory, and a sentence that says so and what was left out of the comparison.
+    """Whether the step fits the target's memory, and a sentence about it.
 
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
     certain, fitting is not. None where the target's memory is not known.
@@ -169,8 +163,7 @@ def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
 
 
 def largest_alive(profile: Profile, timeline: Timeline, count: int = 8) -> list[LargeTensor]:
-    """The largest storages alive at the peak, those alike counted together, so that one line of a loop fills one
-    row."""
+    """The largest storages alive at the peak; those alike are one row."""
     groups: dict[tuple[object, ...], list[Storage]] = {}
     for index in timeline.alive:
         storage = profile.storages[index]
@@ -194,7 +187,7 @@ def unknowns(profile: Profile) -> list[str]:
 
 
 def describe(node: Node) -> str:
-    """Where a node stands, in one phrase: the path of a module, or the function and the module that called it."""
+    """Describe a node: the path of a module, or the function and the module that called it."""
     if node.op == "call_module":
         return node.module or node.name
     if node.op in ("loss", "optimizer"):
@@ -222,5 +215,5 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
     )
 
 
-def _printable(facts: Facts) -> Facts:
+def _make_printable(facts: Facts) -> Facts:
     return [(label, printable(text)) for label, text in facts]

@@ -1,4 +1,4 @@
-"""Sums over nodes, as every table and picture counts them, and the node that each byte of the peak belongs to."""
+"""Sums over nodes, and the node that each byte of the peak belongs to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Figures:
 
     @property
     def largest(self) -> int:
-        """The largest byte count that makes a row worth a line; `live` is none: it counts other nodes' bytes, too."""
+        """The largest byte count of the nodes' own; `live` counts other nodes' bytes, too."""
         return max(self.params, self.output, self.saved, self.at_peak, self.scratch)
 
 

@@ -18,16 +18,6 @@ from itertools import accumulate, pairwise
 from fxmem.errors import UsageError
 from fxmem.records.profile import Kind, Op, Peak, Phase, PhaseBytes, PhaseSpan, Profile, Storage, Timeline
 
-__all__ = [
-    "alive_at",
-    "check",
-    "live_bytes",
-    "node_live_bytes",
-    "node_scratch_bytes",
-    "peak_without_scratch_bytes",
-    "timeline",
-]
-
 _DEEPEST = 500
 """Levels of modules: a call of `nn.Module` takes two Python frames, of which there may be 1000 by default
 (`sys.getrecursionlimit`)."""
@@ -47,10 +37,10 @@ def timeline(profile: Profile) -> Timeline:
     total = live_bytes(profile)
     most = max(total, default=0)
     tick = total.index(most) if total else 0
-    op = _op_at(profile.ops, tick)
+    op = _find_op(profile.ops, tick)
     peak = Peak(
         requested_bytes=most,
-        phase=_phase_at(profile.phases, tick),
+        phase=_find_phase(profile.phases, tick),
         tick=tick,
         op=op,
         node=None if op is None else profile.nodes[profile.ops[op].node].name,
@@ -131,7 +121,7 @@ def _live(ticks: int, storages: Iterable[Storage]) -> tuple[int, ...]:
     return tuple(accumulate(change[:ticks]))
 
 
-def _op_at(ops: Sequence[Op], tick: int) -> int | None:
+def _find_op(ops: Sequence[Op], tick: int) -> int | None:
     latest = bisect_right(ops, tick, key=lambda op: op.begin) - 1
     holder = latest
     # Ops that allocate nothing may begin at the same tick as, or inside the wake of, the one that holds it.
@@ -142,7 +132,7 @@ def _op_at(ops: Sequence[Op], tick: int) -> int | None:
     return latest if latest >= 0 else None
 
 
-def _phase_at(phases: Sequence[PhaseSpan], tick: int) -> Phase:
+def _find_phase(phases: Sequence[PhaseSpan], tick: int) -> Phase:
     return next((span.phase for span in phases if span.begin <= tick < span.end), Phase.FORWARD)
 
 
@@ -159,7 +149,7 @@ def _largest_by_phase(count: int, runs: Iterable[tuple[int, Phase, int]]) -> tup
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive ops of one node in one phase, and the ticks until the next op that is not one of them."""
+    """Consecutive ops of one node in one phase, and their ticks until the next op."""
 
     node: int
     phase: Phase

@@ -1,5 +1,4 @@
-"""Where a predicted and a measured log of the allocator part ways: whose blocks only one of the two has, and which live
-longer.
+"""The difference between a predicted and a measured log of the allocator, block by block.
 
 Both logs are signed sizes in order: a block comes (+) or goes (-). Sizes are requested bytes on both sides.
 
@@ -25,8 +24,6 @@ from dataclasses import dataclass
 
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.validation import Difference, LogSide
-
-__all__ = ["LogEvent", "first_differences", "predicted_events"]
 
 _MAX_EDITS = 1500
 """Edits after which a phase is given up: the search takes time and memory in their square."""
@@ -59,10 +56,10 @@ def predicted_events(profile: Profile) -> tuple[LogEvent, ...]:
             found.append((storage.birth, False, index, storage.nbytes, names))
         if storage.death < profile.ticks:
             found.append((storage.death, True, index, -storage.nbytes, names))
-    return tuple(LogEvent(nbytes, _phase_at(profile, tick), *names) for tick, _, _, nbytes, names in sorted(found))
+    return tuple(LogEvent(nbytes, _find_phase(profile, tick), *names) for tick, _, _, nbytes, names in sorted(found))
 
 
-def _phase_at(profile: Profile, tick: int) -> Phase:
+def _find_phase(profile: Profile, tick: int) -> Phase:
     return next((span.phase for span in reversed(profile.phases) if tick >= span.begin), Phase.FORWARD)
 
 
@@ -95,15 +92,14 @@ def first_differences(
     mine = _Log([event.nbytes for event in predicted])
     theirs = _Log(measured)
     found: list[tuple[int, Difference]] = []
-    for phase, (ours, others) in _pieces(predicted, len(measured), measured_by_phase):
+    for phase, (ours, others) in _split_logs(predicted, len(measured), measured_by_phase):
         found += _blocks(predicted, mine, ours, theirs, others, phase)
     found += _frees(predicted, mine, theirs, found)
-    return tuple(difference for _, _, difference in sorted(_ranked(found), key=lambda ranked: ranked[:2])[:limit])
+    return tuple(difference for _, _, difference in sorted(_rank(found), key=lambda ranked: ranked[:2])[:limit])
 
 
-def _ranked(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
-    """With each place how many of its side's stand there before it, so that of many at one place neither side hides the
-    other."""
+def _rank(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
+    """Rank the differences at one place side by side, so that neither side hides the other."""
     ranks: Counter[tuple[int, LogSide]] = Counter()
     for place, difference in found:
         yield place, ranks[place, difference.side], difference
@@ -135,7 +131,7 @@ class _Log:
         return found
 
 
-def _pieces(
+def _split_logs(
     predicted: Sequence[LogEvent], measured: int, by_phase: Mapping[Phase, int] | None
 ) -> list[tuple[Phase | None, tuple[range, range]]]:
     """What to align with what: the two logs' events of each phase, or all of both."""
@@ -154,7 +150,7 @@ def _pieces(
 def _blocks(
     predicted: Sequence[LogEvent], mine: _Log, ours: range, theirs: _Log, others: range, phase: Phase | None
 ) -> list[tuple[int, Difference]]:
-    """The blocks of one piece that one side does not have, each with its place; what both have is noted in the logs."""
+    """The blocks of one piece that one side lacks, each with its place."""
     a, b = ([at for at in piece if log.sizes[at] > 0] for log, piece in ((mine, ours), (theirs, others)))
     only_a, only_b, (end_a, end_b) = _edit_script([mine.sizes[at] for at in a], [theirs.sizes[at] for at in b])
     mine.common += [at for i, at in enumerate(a[:end_a]) if i not in only_a]
@@ -199,11 +195,11 @@ def _blocks(
 def _frees(
     predicted: Sequence[LogEvent], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]
 ) -> list[tuple[int, Difference]]:
-    """The blocks both sides have that live longer on one, each with the place where it is gone at last."""
+    """The blocks that live longer on one side, each with the place of its later free."""
     found = []
     frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
     for size in sorted(frees_of_mine.keys() & frees_of_theirs.keys()):
-        early, late = _unmatched(mine, frees_of_mine[size], theirs, frees_of_theirs[size])
+        early, late = _find_unmatched(mine, frees_of_mine[size], theirs, frees_of_theirs[size])
         for side, left, log in ((LogSide.PREDICTED, early, mine), (LogSide.MEASURED, late, theirs)):
             for place, block in blocks:
                 if block.side is side and block.nbytes == size:
@@ -228,7 +224,7 @@ def _frees(
     return found
 
 
-def _unmatched(mine: _Log, frees: list[int], theirs: _Log, other_frees: list[int]) -> tuple[list[int], list[int]]:
+def _find_unmatched(mine: _Log, frees: list[int], theirs: _Log, other_frees: list[int]) -> tuple[list[int], list[int]]:
     """Frees of one size that the other side does not have at the same place."""
     waiting: dict[int, list[int]] = defaultdict(list)
     for at in reversed(other_frees):

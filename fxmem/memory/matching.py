@@ -35,7 +35,7 @@ class Pair:
 
 
 def find_modules(profile: Profile) -> Branch:
-    """The tree of a profile's modules, each with its nodes: the calls of its own code, and those of itself."""
+    """The tree of a profile's modules, each with the calls of it and of its own code."""
     tree = ModuleTree(profile)
     for path in profile.modules:
         tree.find(path)

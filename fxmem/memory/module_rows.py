@@ -82,8 +82,7 @@ def _likeness(row: Row) -> Hashable:
 
 
 def step_rows(profile: Profile, timeline: Timeline) -> list[Row]:
-    """Rows of what the step does outside the model (loss, optimizer), and of what no node brought but is alive at the
-    peak."""
+    """Rows of the loss, of the optimizer, and of what is alive at the peak but belongs to no node."""
     at_peak = bytes_at_peak(profile, timeline)
     by_kind: Counter[Kind] = Counter()
     for storage, owner in owners_at_peak(profile, timeline):
@@ -103,8 +102,8 @@ def total_row(rows: Iterable[Row]) -> Row:
     return Row("step", "total", figures=sum((row.figures for row in rows), NO_FIGURES))
 
 
-def visible(rows: Sequence[Row], *, depth: int | None, worth: int) -> list[Row]:
-    """Of a model's rows, the model itself, modules down to `depth` (None: all), and calls of at least `worth` bytes."""
+def select_rows(rows: Sequence[Row], *, depth: int | None, worth: int) -> list[Row]:
+    """Select modules down to `depth` (None: all), and calls there of at least `worth` bytes."""
     return [
         row
         for row in rows
@@ -117,7 +116,7 @@ def visible(rows: Sequence[Row], *, depth: int | None, worth: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Part:
-    """What a module, or the calls of one name in it, keeps alive at the peak, with all that is below it."""
+    """The bytes at the peak of a module, or of its calls of one name."""
 
     label: str
     """Last segment of the path, or the function's name. Untrusted text."""
@@ -133,7 +132,7 @@ class Part:
 
 
 def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
-    """The tree of parts that are alive at the peak, in the order of their first node; the root is all of it."""
+    """The peak as a tree of parts, in the order of their first node."""
     by_node: dict[int, Counter[Kind]] = {}
     of_none: Counter[Kind] = Counter()
     for storage, owner in owners_at_peak(profile, timeline):

@@ -183,16 +183,16 @@ def fold(
         inside = tuple((keys[id(row)], label(row)) for row in below)
         return (index,) if number is None else (number, keys[id(head)], inside)
 
-    def folded(places: Sequence[Sequence[_Deep]]) -> Iterator[FoldedRow[_Deep]]:
+    def fold_places(places: Sequence[Sequence[_Deep]]) -> Iterator[FoldedRow[_Deep]]:
         """Fold the siblings of several places that are equal throughout, as one."""
         siblings = list(zip(*map(_subtrees, places), strict=True))
         for start, _, count in find_runs([key(index, same[0]) for index, same in enumerate(siblings)]):
             alike = [subtree for same in siblings[start : start + count] for subtree in same]
             first, last = label(alike[0][0]), label(alike[-1][0])
             yield FoldedRow(tuple(each[0] for each in alike), f"{first}-{last}" if count > 1 else first, count)
-            yield from folded([subtree[1:] for subtree in alike])
+            yield from fold_places([subtree[1:] for subtree in alike])
 
-    yield from folded([rows])
+    yield from fold_places([rows])
 
 
 def _subtrees(rows: Sequence[_Deep]) -> Iterator[Sequence[_Deep]]:

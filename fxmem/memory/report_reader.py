@@ -12,8 +12,6 @@ from fxmem.records.pause_gc import uncollected
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Report, Timeline
 
-__all__ = ["load_plan", "load_report", "timeline"]
-
 _EXPECTED = "expected a report written by `fxmem analyze --json`"
 _EXPECTED_PLAN = "expected --plan to name a plan written by `fxmem plan --json`"
 _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
@@ -29,9 +27,9 @@ def load_report(path: Path) -> Report:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or a report that contradicts
             itself.
     """
-    content = json_reader.parsed(json_reader.read(path, _EXPECTED), path, _EXPECTED)
+    content = json_reader.parse(json_reader.read(path, _EXPECTED), path, _EXPECTED)
     _check_version(content, path, "a report", "fxmem analyze --json")
-    report = json_reader.record(Report, content, path, _EXPECTED)
+    report = json_reader.validate(Report, content, path, _EXPECTED)
     # Every tick is a storage that comes or goes, but for tick 0. Checked first: what follows takes memory by the tick.
     if report.ticks > 2 * len(report.storages) + 1:
         raise UsageError(
@@ -48,9 +46,9 @@ def load_plan(path: str | Path) -> Plan:
         UsageError: no such file, not JSON, another version, fields missing or wrong, or regions that are none.
     """
     path = Path(path)
-    content = json_reader.parsed(json_reader.read(path, _EXPECTED_PLAN), path, _EXPECTED_PLAN)
+    content = json_reader.parse(json_reader.read(path, _EXPECTED_PLAN), path, _EXPECTED_PLAN)
     _check_version(content, path, "a plan", "fxmem plan --json")
-    plan = json_reader.record(Plan, content, path, _EXPECTED_PLAN)
+    plan = json_reader.validate(Plan, content, path, _EXPECTED_PLAN)
     for region in plan.all_regions():
         if not 0 <= region.first_node < region.last_node:
             raise UsageError(

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from fxmem.errors import UsageError
 
-__all__ = ["write_bytes", "write_text"]
-
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text beside `path` and move it into place; an interrupt leaves the old file. UsageError if it cannot
@@ -26,7 +24,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     beside = None
     try:
         whole = Path(os.path.realpath(path))
-        # Named before it is made, so that no interrupt can leave a file that nobody knows of.
+        # Named before it is made, so that no interrupt can leave a file of unknown name.
         beside = whole.with_name(f".fxmem-{secrets.token_hex(8)}.tmp")
         with open(beside, "xb") as file:
             file.write(data)

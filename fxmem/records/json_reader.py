@@ -25,8 +25,6 @@ from fxmem.errors import UsageError
 from fxmem.records.pause_gc import uncollected
 from fxmem.records.profile import Record
 
-__all__ = ["max_bytes", "parsed", "read", "record"]
-
 _Record = TypeVar("_Record", bound=BaseModel)
 
 _LIMIT = "FXMEM_MAX_FILE_BYTES"
@@ -62,21 +60,21 @@ def read(path: Path, expected: str) -> bytes:
     """
     try:
         if str(path) == "-":
-            return _bounded(_stdin(expected), path, expected)
+            return _read_bounded(_stdin(expected), path, expected)
         # A device may never end, and opening one may do something: looked at first.
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
-            raise UsageError(f"{expected}, got {_named(path)}, which is a device or a socket")
+            raise UsageError(f"{expected}, got {_quote(path)}, which is a device or a socket")
         with path.open("rb") as file:
-            return _bounded(file, path, expected)
+            return _read_bounded(file, path, expected)
     except OSError as error:
-        raise UsageError(f"{expected}, got {_named(path)}: {error.strerror or error}") from error
+        raise UsageError(f"{expected}, got {_quote(path)}: {error.strerror or error}") from error
     except ValueError as error:  # a null character in the name
-        raise UsageError(f"{expected}, got {_named(path)}: {error}") from error
+        raise UsageError(f"{expected}, got {_quote(path)}: {error}") from error
 
 
 @uncollected()
-def parsed(text: bytes, path: Path, expected: str) -> Any:
+def parse(text: bytes, path: Path, expected: str) -> Any:
     """What the JSON in a file says; `path` and `expected` as for `read`.
 
     UTF-8, with or without a byte-order mark, or UTF-16 or UTF-32, which some shells write when they redirect.
@@ -85,35 +83,35 @@ def parsed(text: bytes, path: Path, expected: str) -> Any:
         UsageError: it is empty or no JSON, or JSON with a key given twice, `NaN` or a number of thousands of digits.
     """
     if not text.strip():
-        raise UsageError(f"{expected}, got {_named(path)}, which is empty")
+        raise UsageError(f"{expected}, got {_quote(path)}, which is empty")
     try:
         written = text.decode(json.detect_encoding(text))
-        content = json.loads(written, object_pairs_hook=_unique, parse_constant=_no_number)
+        content = json.loads(written, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
         if _HALF.search(written):
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except RecursionError as error:
         raise UsageError(
-            f"{expected}, got {_named(path)}, which is no JSON of ours: it is nested too deeply"
+            f"{expected}, got {_quote(path)}, which is no JSON of ours: it is nested too deeply"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{expected}, got {_named(path)}, which is no JSON: no {error.encoding} at byte {error.start}"
+            f"{expected}, got {_quote(path)}, which is no JSON: no {error.encoding} at byte {error.start}"
         ) from error
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{expected}, got {_named(path)}, which is no JSON of ours: half of a surrogate pair stands alone in it"
+            f"{expected}, got {_quote(path)}, which is no JSON of ours: half of a surrogate pair stands alone in it"
         ) from error
     except json.JSONDecodeError as error:
-        raise UsageError(f"{expected}, got {_named(path)}, which is no JSON, or only a part of one: {error}") from error
+        raise UsageError(f"{expected}, got {_quote(path)}, which is no JSON, or only a part of one: {error}") from error
     except ValueError as error:
         raise UsageError(
-            f"{expected}, got {_named(path)}, which is no JSON of ours: {str(error).partition(';')[0]}"
+            f"{expected}, got {_quote(path)}, which is no JSON of ours: {str(error).partition(';')[0]}"
         ) from error
 
 
 @uncollected()
-def record(kind: type[_Record], content: Any, path: Path, expected: str) -> _Record:
+def validate(kind: type[_Record], content: Any, path: Path, expected: str) -> _Record:
     """The record that JSON already parsed describes; `path` and `expected` as for `read`.
 
     Raises:
@@ -122,22 +120,22 @@ def record(kind: type[_Record], content: Any, path: Path, expected: str) -> _Rec
     wide = _find_wide_object(content)
     if wide is not None:
         raise UsageError(
-            f"{expected}, got {_named(path)}, in which {wide} is wrong: more than {_MOST_FIELDS} keys, and no mapping"
+            f"{expected}, got {_quote(path)}, in which {wide} is wrong: more than {_MOST_FIELDS} keys, and no mapping"
         )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part)[:40] for part in first["loc"] if part != "[key]") or "the whole"
-        raise UsageError(f"{expected}, got {_named(path)}, in which {where} is wrong: {first['msg']}") from error
+        raise UsageError(f"{expected}, got {_quote(path)}, in which {where} is wrong: {first['msg']}") from error
 
 
-def _bounded(file: BinaryIO, path: Path, expected: str) -> bytes:
+def _read_bounded(file: BinaryIO, path: Path, expected: str) -> bytes:
     limit = max_bytes()
     text = file.read(limit + 1)
     if len(text) > limit:
         raise UsageError(
-            f"{expected}, of at most {limit} bytes, got {_named(path)}, which is longer; {_LIMIT} sets another limit"
+            f"{expected}, of at most {limit} bytes, got {_quote(path)}, which is longer; {_LIMIT} sets another limit"
         )
     return text
 
@@ -148,11 +146,11 @@ def _stdin(expected: str) -> BinaryIO:
     return sys.stdin.buffer
 
 
-def _named(path: Path) -> str:
+def _quote(path: Path) -> str:
     return repr(str(path))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
@@ -164,7 +162,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     raise AssertionError("unreachable: fewer keys than pairs")
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
@@ -175,7 +173,7 @@ def _find_wide_object(content: Any) -> str | None:
     """Name of a field whose object has more keys than any record; None if there is none.
 
     pydantic lists every unknown field, at more than a kilobyte each. Sequences and mappings stop at the first mistake
-    (`Many`, `Mapped`); a record cannot be told to.
+    (`Many`, `Mapped`); a record has no such setting.
     """
     mappings = _mapping_fields()
     pending: list[tuple[str, Any]] = [("the whole", content)]

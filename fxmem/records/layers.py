@@ -6,6 +6,8 @@ from typing import Literal
 
 from fxmem.records.profile import Bytes, Headed, Record, Versioned
 
+__all__ = ["Layer", "LayerReport"]
+
 
 class Layer(Record):
     """A module, or the calls of one function in its own code; of a module, everything below it included."""
@@ -20,7 +22,7 @@ class Layer(Record):
     depth: int
     """Modules above it."""
     calls: int
-    """How often the layer was called; 0 for a module that only holds others, or that nobody calls."""
+    """How often the layer was called; 0 for a module that only holds others, or that is never called."""
     output_shape: tuple[int, ...] | None
     """Of the first tensor of the first call; None for a module that is no node of the graph."""
     output_dtype: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fxmem.records.profile import Bytes, Headed, Kind, Record, Versioned
 
+__all__ = ["LineFigures", "LineReport", "LineRow", "OtherRow", "TensorGroup"]
+
 
 class TensorGroup(Record):
     """Storages of one shape, dtype and kind."""

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["uncollected"]
-
 
 class _Rest:
     """Who is within `uncollected`, on any thread."""
@@ -25,7 +23,7 @@ _rest = _Rest()
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection by itself in here, on any thread; as before once nobody is in here. Also a decorator.
+    """Pause the garbage collector, on all threads, until the last one leaves. Also a decorator.
 
     For work that makes records by the ten thousand and no reference cycles. The collector starts by what has been made
     since it last ran, and then looks at all there is, a loaded torch included: half the time of accounting for an

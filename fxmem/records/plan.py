@@ -1,4 +1,4 @@
-"""What a checkpoint plan is: which parts of a step are run twice, what that frees, and what it costs.
+"""A checkpoint plan: which parts of a step run twice, what that frees, what it costs.
 
 A *region* is a run of consecutive nodes of the unplanned profile that is checkpointed: of what its nodes save for
 backward only the region's inputs stay, and the region is run again when backward reaches it
@@ -7,8 +7,8 @@ products, which then do not run again. Regions of a plan do not overlap; a regio
 checkpointed again while the outer one is being recomputed.
 
 A plan for single results of operators (`Application.OPERATORS`) has a region for each part of the model in which
-anything is made again. Its nodes are not run a second time as a whole: each result that backward asks for is made again
-from what is held, by the operators that lead to it.
+anything is recomputed. Its nodes are not run a second time as a whole: each result that backward needs is recomputed
+from what is kept, by the operators that lead to it.
 
 *Extra* FLOPs are those of recomputation: what the planned step runs beyond the unplanned one.
 """
@@ -75,7 +75,7 @@ class Region(Record):
     within: str = ""
     """In an OPERATORS plan, the path of the module all this is in; empty for the model itself."""
     remakes: Many[Result] = ()
-    """In an OPERATORS plan, what is saved for backward and made again instead of held."""
+    """In an OPERATORS plan, what is saved for backward and recomputed instead of kept."""
     holds: Many[Result] = ()
     """In an OPERATORS plan, what that is made from and is therefore held, beside parameters and inputs."""
     random: bool = True
@@ -190,7 +190,7 @@ class Plan(Headed, Versioned):
 
     @property
     def extent(self) -> str:
-        """How much is made again, in words: `6 regions of whole modules`."""
+        """How much is recomputed, in words: `6 regions of whole modules`."""
         count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)
         if self.application is Application.OPERATORS:
             return (

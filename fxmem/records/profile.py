@@ -278,8 +278,9 @@ class RecomputedRegion(Record):
 
 
 class RecomputedOp(Record):
-    """An op that ran in backward to make again what had been let go of: in a checkpointed region that ran again, or in
-    an unpack hook."""
+    """An op that ran in backward to recompute what had been freed.
+
+    It ran in a checkpointed region that ran again, or in an unpack hook."""
 
     op: int
     """Its index."""
@@ -288,8 +289,9 @@ class RecomputedOp(Record):
 
 
 class RestoredTensor(Record):
-    """What the backward of a node read besides what is saved for it: a checkpointed region made it again, or an unpack
-    hook gave it."""
+    """A tensor that the backward of a node read, and that was not saved for it.
+
+    A checkpointed region recomputed it, or an unpack hook returned it."""
 
     node: int
     storage: int

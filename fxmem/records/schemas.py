@@ -1,6 +1,6 @@
 """The JSON Schemas of what fxmem writes and reads, generated from the records (JSON Schema 2020-12).
 
-A schema describes what is *accepted*: a field that has a default may be absent, a field nobody knows is refused. `$id`
+A schema describes what is *accepted*: a field that has a default may be absent, an unknown field is refused. `$id`
 is a name and no address: `urn:fxmem:schema:NAME:VERSION`. `schema_version` is the version of the format, the same as in
 the documents.
 """
@@ -50,8 +50,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator with each field's docstring as its description, and without a title on every field: it only
-    repeats the field's name.
+    """pydantic's generator, with each field's docstring as its description and without titles of fields.
 
     pydantic's own `use_attribute_docstrings` reads and parses the source of each record when it is imported, which took
     a quarter of the time that importing the analysis takes beyond torch's own, and only a schema shows them.

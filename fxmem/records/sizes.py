@@ -1,5 +1,4 @@
-"""How the peak grows with an input's size, what that fits into, and the peaks that tests hold a model to: frozen
-records, as in `records`.
+"""How the peak grows with an input's size, the cards it fits, and baselines of tests.
 
 *Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
 program asked for. Unknown is None.
@@ -125,7 +124,7 @@ class CardFit(Record):
     """Why it does not fit, in words; empty when it fits."""
     plan: Plan | None = None
     """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there
-    are none, or nobody asked."""
+    are none, or none were asked for."""
 
 
 class CardFits(Versioned):
@@ -152,7 +151,7 @@ class CardFits(Versioned):
 
 
 class PeakBaseline(Record):
-    """The peak a test was written down with, and enough of what it is made of to say later what grew."""
+    """The peak that a test recorded, and what it is made of, to report later what grew."""
 
     fxmem_version: str
     torch_version: str

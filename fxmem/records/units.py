@@ -21,7 +21,7 @@ def format_bytes(n: int | None) -> str:
         return "unknown"
     if abs(n) < 1024:
         return f"{n} B"
-    value, unit = _scaled(n, 1024, ("KiB", "MiB", "GiB", "TiB"))
+    value, unit = _scale(n, 1024, ("KiB", "MiB", "GiB", "TiB"))
     return f"{value:.{2 if abs(value) < 9.995 else 1}f} {unit}"
 
 
@@ -37,7 +37,7 @@ def format_flops(n: int | None) -> str:
         return "unknown"
     if abs(n) < 1000:
         return str(n)
-    value, unit = _scaled(n, 1000, ("K", "M", "G", "T", "P", "E"))
+    value, unit = _scale(n, 1000, ("K", "M", "G", "T", "P", "E"))
     return f"{value:.1f} {unit}"
 
 
@@ -76,8 +76,7 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def spreadsheet_text(text: str) -> str:
-    """The text as `printable` writes it; with an apostrophe in front where a spreadsheet would take it for a formula,
-    and run it.
+    """Printable text that no spreadsheet runs as a formula: an apostrophe stands in front of one.
 
     As OWASP advises (https://owasp.org/www-community/attacks/CSV_Injection); some spreadsheets also read the full-width
     signs.
@@ -86,7 +85,7 @@ def spreadsheet_text(text: str) -> str:
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-def _scaled(n: int, base: int, units: Sequence[str]) -> tuple[float, str]:
+def _scale(n: int, base: int, units: Sequence[str]) -> tuple[float, str]:
     value = float(n)
     for unit in units:
         value /= base

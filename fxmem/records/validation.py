@@ -82,8 +82,7 @@ class MeasuredOp(Record):
 
 
 class MeasuredPhase(Record):
-    """What a card's caching allocator reports of one phase, or is predicted to: its largest values, each at its own
-    moment."""
+    """The largest values that a card's caching allocator reports of one phase, each at its own moment."""
 
     phase: Phase
     requested_bytes: Bytes
@@ -172,7 +171,7 @@ class ComparedShare(Record):
     """Some of the kinds, predicted and measured, that make up the peak.
 
     A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the
-    rest only together. That rest is negative where the step lets go of more of what was there than it makes.
+    rest only together. That rest is negative where the step frees more of what was there than it allocates.
     """
 
     kinds: tuple[Kind, ...]

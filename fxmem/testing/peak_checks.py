@@ -111,8 +111,8 @@ def load_baseline(path: Path) -> Baseline:
     if not path.exists():
         return Baseline(peaks={})
     try:
-        baseline = json_reader.record(
-            Baseline, json_reader.parsed(json_reader.read(path, expected), path, expected), path, expected
+        baseline = json_reader.validate(
+            Baseline, json_reader.parse(json_reader.read(path, expected), path, expected), path, expected
         )
     except UsageError as error:
         raise UsageError(f"{error}; {advice}") from error

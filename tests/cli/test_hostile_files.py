@@ -271,7 +271,7 @@ def test_no_more_than_a_few_mistakes_are_ever_listed(what: str) -> None:
     """pydantic takes more than a kilobyte for each, many times what it takes to write one."""
     path, text = Path("bad.json"), LONG[what]()
     with pytest.raises(UsageError, match="is wrong") as refusal:
-        json_reader.record(Report, json_reader.parsed(text, path, "expected"), path, "expected")
+        json_reader.validate(Report, json_reader.parse(text, path, "expected"), path, "expected")
     cause = refusal.value.__cause__
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 50)
 

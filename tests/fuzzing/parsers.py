@@ -94,8 +94,8 @@ def _command(text: str) -> None:
 
 
 def _report(text: str) -> None:
-    content = json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED)
-    report = json_reader.record(Report, content, _HERE, _EXPECTED)
+    content = json_reader.parse(text.encode(errors="surrogatepass"), _HERE, _EXPECTED)
+    report = json_reader.validate(Report, content, _HERE, _EXPECTED)
     if report.ticks <= 2 * len(report.storages) + 1:
         liveness.check(report)
         report_reader.timeline(report)
@@ -103,8 +103,8 @@ def _report(text: str) -> None:
 
 def _record(kind: type[Any]) -> Callable[[str], None]:
     def read(text: str) -> None:
-        json_reader.record(
-            kind, json_reader.parsed(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED
+        json_reader.validate(
+            kind, json_reader.parse(text.encode(errors="surrogatepass"), _HERE, _EXPECTED), _HERE, _EXPECTED
         )
 
     return read
@@ -202,12 +202,11 @@ _WATCHED = (
         settings_of,
         Settings.from_string,
         _parse,
-        json_reader.parsed,
-        json_reader.record,
-        json_reader._unbounded,
+        json_reader.parse,
+        json_reader.validate,
+        json_reader._find_wide_object,
     ),
     *(
-        json_reader._bad_mapping,
         liveness._contradictions,
         liveness._bad_indices,
         liveness._bad_ops,

@@ -57,7 +57,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The class a `config.json` names and its fields."""
     path = path / "config.json" if os.path.isdir(path) else path
     expected = "expected a local config.json (fxmem downloads none)"
-    values = json_reader.parsed(json_reader.read(path, expected), path, expected)
+    values = json_reader.parse(json_reader.read(path, expected), path, expected)
     architectures = values.get("architectures") if isinstance(values, dict) else None
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise UsageError(f'{path} names no model class; add one, e.g. "architectures": ["LlamaForCausalLM"]')

@@ -26,13 +26,12 @@ _WORTH_FOLDING = 4
 _LONGEST_REPEAT = 64
 """Items in one repeat of a run at most."""
 _DEEPEST = 64
-"""Levels of modules told apart."""
+"""Levels of modules that are drawn apart."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Nodes that are never told apart: one call, together with the parameters that it is the first to read, or a row of
-    views."""
+    """One call with the parameters that it reads first, or a row of views."""
 
     nodes: tuple[int, ...]
     """In the order they ran."""
@@ -145,7 +144,9 @@ def places(root: Visit, nodes: Sequence[int]) -> dict[int, Place]:
 
 
 def _place(node: int, stands_for: dict[int, int], turns: dict[int, dict[int, int]]) -> Place:
-    """Follows a node from the outermost run inwards: only the first repeat of a run knows of the runs inside it."""
+    """Follow a node from the outermost run inwards.
+
+    Only the first repeat of a run has the runs inside it."""
     at, found = node, dict(turns[node])
     while stands_for[at] != at:
         at = stands_for[at]
@@ -182,7 +183,7 @@ def _leaves(
             module=node.module,
             alias=index != peak and _is_alias(node, parameters=len(own) > 1),
         )
-        if merge_views and leaves and _continues(profile, leaves[-1], leaf, readers, borders):
+        if merge_views and leaves and _extends_views(profile, leaves[-1], leaf, readers, borders):
             before = leaves.pop()
             leaf = Leaf(nodes=(*before.nodes, index), calls=(*before.calls, index), module=node.module, alias=True)
         leaves.append(leaf)
@@ -205,7 +206,7 @@ def _is_alias(node: Node, *, parameters: bool) -> bool:
     return node.view_of is not None and node.op in ("call_method", "call_function") and not brings and not parameters
 
 
-def _continues(
+def _extends_views(
     profile: Profile, before: Leaf, leaf: Leaf, readers: dict[int, list[int]], borders: Sequence[int]
 ) -> bool:
     last, first = before.calls[-1], leaf.calls[0]
@@ -228,7 +229,7 @@ _Segment = str | int
 
 def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoint]) -> list[list[_Segment]]:
     """The way from the root to each leaf."""
-    modules = [_enclosing(profile.nodes[leaf.calls[0]]) for leaf in leaves]
+    modules = [_enclosing_modules(profile.nodes[leaf.calls[0]]) for leaf in leaves]
     begins = [leaf.calls[0] for leaf in leaves]
     # What each leaf's path has in common with that of the one before; with nothing, before the first and after the
     # last.
@@ -244,10 +245,10 @@ def _paths(profile: Profile, leaves: Sequence[Leaf], regions: Sequence[Checkpoin
         depth = max(min(throughout, max(common[first], common[last])), everywhere)
         for leaf in range(first, last):
             around[leaf].append((depth, index))
-    return [_with_regions(segments, inner) for segments, inner in zip(modules, around, strict=True)]
+    return [_insert_regions(segments, inner) for segments, inner in zip(modules, around, strict=True)]
 
 
-def _with_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list[_Segment]:
+def _insert_regions(modules: list[str], around: Sequence[tuple[int, int]]) -> list[_Segment]:
     path: list[_Segment] = []
     at = 0
     for depth, region in around:
@@ -292,8 +293,8 @@ def _segments(module: str) -> list[str]:
     return module.split(".", _DEEPEST - 1) if module else []
 
 
-def _enclosing(node: Node) -> list[str]:
-    """Path of the module that a call is drawn in: a module that is itself the call stands in the one around it."""
+def _enclosing_modules(node: Node) -> list[str]:
+    """Path of the module that a call is drawn in; the call of a module is drawn in its parent."""
     segments = _segments(node.module)
     return segments[:-1] if node.op == "call_module" else segments
 
@@ -352,12 +353,12 @@ class _Repeats:
         if isinstance(item, FoldedRun):
             own: Hashable = len(item.repeats)
         else:
-            own = (_numberless(item.module), item.checkpoint and item.checkpoint.likeness)
+            own = (_drop_numbers(item.module), item.checkpoint and item.checkpoint.likeness)
         return (own, *(self._fingerprint(inner) for inner in item.items))
 
     def _node_likeness(self, index: int) -> Hashable:
         node = self._profile.nodes[index]
-        name = _numberless(node.module if node.op == "call_module" else call_name(node))
+        name = _drop_numbers(node.module if node.op == "call_module" else call_name(node))
         tensors = tuple((output.shape, output.dtype) for output in node.outputs)
         scratch = (node.scratch_bytes.forward, node.scratch_bytes.backward)
         counts = (
@@ -371,5 +372,5 @@ class _Repeats:
         return (node.op, name, node.module_type, tensors, node.view_of is None, counts, index == self._peak)
 
 
-def _numberless(name: str) -> str:
+def _drop_numbers(name: str) -> str:
     return re.sub(r"\d+", "#", name)

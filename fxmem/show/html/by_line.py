@@ -9,7 +9,7 @@ from fxmem.memory import facts
 from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, short_bytes
 from fxmem.show.html.page import fill_page
-from fxmem.show.text.by_line import MEANINGS, format_group, near, short_file, source_text
+from fxmem.show.text.by_line import MEANINGS, format_group, pick_shown, short_file, source_text
 
 _HEADS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
@@ -89,7 +89,7 @@ def _file_lines(report: LineReport, file: str) -> Iterator[PageLine]:
     source = source_text(report, file)
     most = max((line.kept_bytes for line in lines.values()), default=0)
     last = 0
-    for number in near(lines, source, _AROUND):
+    for number in pick_shown(lines, source, _AROUND):
         if number > last + 1:
             yield PageLine("")
         last, line, code = number, lines.get(number), source[number].expandtabs()

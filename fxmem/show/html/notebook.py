@@ -13,7 +13,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from fxmem.memory import facts
-from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import format_bytes, percent, short_bytes
 from fxmem.show.graph import DrawingOptions, render
@@ -92,11 +92,11 @@ def _bar(timeline: Timeline) -> Iterator[BarPart]:
 
 
 def _affordable_rows(model: Sequence[Row], worth: int) -> list[Row]:
-    rows = visible(model, depth=None, worth=worth)
+    rows = select_rows(model, depth=None, worth=worth)
     depth = max(row.depth for row in rows)
     while len(rows) > _MOST_ROWS and depth > 1:
         depth -= 1
-        rows = visible(model, depth=depth, worth=worth)
+        rows = select_rows(model, depth=depth, worth=worth)
     return rows
 
 

@@ -12,9 +12,7 @@ from rich.text import Text
 from fxmem.memory.facts import header_facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, grid, render, under
-
-__all__ = ["table"]
+from fxmem.show.text.tables import RULED, facts, fit, grid, render, with_label
 
 _EFFECTS = {"none": "none", "rounding": "rounding", "training": "training"}
 
@@ -40,12 +38,12 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
             )
         )
     yield facts([*header_facts(advice), *rows])
-    yield _ranked(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
+    yield _ranking(advice, width) if advice.suggestions else facts([("", "Nothing that was tried frees memory.")])
     yield facts(
         [("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")]
     )
     if advice.together is not None:
-        yield under("Together", _together(advice, advice.together))
+        yield with_label("Together", _combination(advice, advice.together))
     elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:
         yield facts(
             [
@@ -59,15 +57,15 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
             ]
         )
     if advice.suggestions:
-        yield under("Code", _code(advice))
+        yield with_label("Code", _code(advice))
     if advice.refused:
         refused = grid(24, None)
         for each in advice.refused:
             refused.add_row(Text(fit(each.key, 24)), Text(printable(each.reason)))
-        yield under("Not here", refused)
+        yield with_label("Not here", refused)
 
 
-def _ranked(advice: Advice, width: int) -> Table:
+def _ranking(advice: Advice, width: int) -> Table:
     before, reserved = advice.before.counted_bytes, advice.before.reserved_bytes
     ranked = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     wide, wider = width >= 72, reserved is not None and width >= 90
@@ -80,7 +78,7 @@ def _ranked(advice: Advice, width: int) -> Table:
     for number, each in enumerate(advice.suggestions, 1):
         cells = [format_bytes(each.peak.counted_bytes), format_bytes(each.saved_bytes)]
         cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
-        cells += [_extra(advice, each), _EFFECTS[each.effect]]
+        cells += [_format_extra(advice, each), _EFFECTS[each.effect]]
         name = textwrap.fill(
             f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False
         )
@@ -88,20 +86,20 @@ def _ranked(advice: Advice, width: int) -> Table:
     return ranked
 
 
-def _extra(advice: Advice, each: Suggestion) -> str:
+def _format_extra(advice: Advice, each: Suggestion) -> str:
     if each.extra_flops is None or not advice.before_flops:
         return "unknown"
     share = 100 * each.extra_flops / advice.before_flops
     return "same" if abs(share) < 0.05 else f"{share:+.1f} %"
 
 
-def _together(advice: Advice, each: Suggestion) -> RenderableType:
+def _combination(advice: Advice, each: Suggestion) -> RenderableType:
     used = each.peak.counted_bytes
     spare = format_bytes((advice.budget_bytes or 0) - used)
     return Text(
         (
-            f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; FLOPs {_extra(advice, each)}; numbers: "
-            f"{each.effect}"
+            f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; "
+            f"FLOPs {_format_extra(advice, each)}; numbers: {each.effect}"
         ),
         style="green",
     )

@@ -22,11 +22,8 @@ from fxmem.records.units import (
     short_bytes,
     spreadsheet_text,
 )
-from fxmem.show.text.columns import Column, choose, named, ruled
+from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import facts, fit, render
-
-__all__ = ["csv_text", "markdown", "table"]
-
 
 _COLUMNS: tuple[Column[Layer], ...] = (
     Column("Output shape", 15, lambda row: "" if row.output_shape is None else format_shape(row.output_shape), "left"),
@@ -55,10 +52,10 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
         anything. color: whether to write ANSI colours.
     """
     width = max(width, 60)
-    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)
-    tree = ruled("Layer", names, columns, padding=0)
-    for layer, title in _shown(report, depth):
-        name = named(title, layer.type if layer.type != layer.name else "", layer.depth, names)
+    columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)
+    tree = ruled_table("Layer", names, columns, padding=0)
+    for layer, title in _select_rows(report, depth):
+        name = name_cell(title, layer.type if layer.type != layer.name else "", layer.depth, names)
         tree.add_row(name, *(Text(fit(printable(column.cell(layer)), column.width)) for column in columns))
     return render(
         [facts(header_facts(report)), tree, facts(_sums(report)), facts([("", _legend(columns))])], width, color
@@ -70,7 +67,7 @@ def markdown(report: LayerReport, *, depth: int | None = None) -> str:
     columns = (*_COLUMNS, *_MORE_COLUMNS)
     lines = ["| Layer | " + " | ".join(column.heading for column in columns) + " |"]
     lines.append("|---|" + "|".join("---:" if column.justify == "right" else "---" for column in columns) + "|")
-    for layer, title in _shown(report, depth):
+    for layer, title in _select_rows(report, depth):
         kind = f" ({layer.type})" if layer.type and layer.type != layer.name else ""
         name = "&nbsp;&nbsp;" * layer.depth + _markdown(title + kind)
         lines.append(f"| {name} | " + " | ".join(_markdown(column.cell(layer)) for column in columns) + " |")
@@ -78,8 +75,9 @@ def markdown(report: LayerReport, *, depth: int | None = None) -> str:
 
 
 def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
-    """One row for each layer with every field as it stands in the record, equal siblings one by one; shapes as
-    `32x3x224x224`."""
+    """One CSV row for each layer, with every field of its record.
+
+    Equal siblings stand one by one; shapes are written as `32x3x224x224`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(Layer.model_fields)
@@ -91,12 +89,12 @@ def csv_text(report: LayerReport, *, depth: int | None = None) -> str:
     return out.getvalue()
 
 
-def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
+def _select_rows(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]]:
     """Layers to show, and their titles."""
     rows = [
         layer
         for layer in report.layers
-        if (layer.kind == "module" or _matters(layer))
+        if (layer.kind == "module" or _is_shown(layer))
         if depth is None or layer.depth <= depth
     ]
     for folded in fold(rows, label=lambda row: row.name, likeness=layer_likeness):
@@ -105,7 +103,7 @@ def _shown(report: LayerReport, depth: int | None) -> Iterator[tuple[Layer, str]
         yield layer, folded.label + (f" x{folded.count}" if folded.count > 1 else calls)
 
 
-def _matters(layer: Layer) -> bool:
+def _is_shown(layer: Layer) -> bool:
     return bool(layer.forward_flops or layer.forward_flops_unknown or layer.output_bytes or layer.saved_bytes)
 
 

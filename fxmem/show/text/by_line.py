@@ -13,15 +13,13 @@ from rich.text import Text
 from fxmem.memory.facts import header_facts
 from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
-from fxmem.show.text.columns import Column, choose
+from fxmem.show.text.columns import Column, choose_columns
 from fxmem.show.text.tables import facts, fit, render
-
-__all__ = ["MEANINGS", "format_group", "near", "short_file", "source_text", "table"]
 
 MEANINGS = (
     ("Calls", "nodes of the graph: a line in a loop has one for each call and turn"),
     ("Allocated", "all that the line allocates in forward, its runs added up"),
-    ("Kept", "of that, what is alive when the run is over; Freed: what a run lets go of beside it"),
+    ("Kept", "of that, what is alive when the run is over; Freed: what else a run frees"),
     ("Saved", "what it keeps for backward"),
     ("Alive", "everything alive when its last run is over"),
     ("Backward", "what is allocated while its gradients are computed"),
@@ -64,7 +62,7 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     those lines alone.
     """
     width = max(width, 60)
-    columns, _ = choose(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
+    columns, _ = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width - _NUMBER - 2, narrowest=_NARROWEST_CODE, gap=1)
     parts: list[RenderableType] = [
         facts([*header_facts(report), ("Before", f"{exact_bytes(report.resident_bytes)} alive before the step")])
     ]
@@ -101,26 +99,26 @@ def short_file(file: str) -> str:
 
 
 def source_text(report: LineReport, file: str) -> Mapping[int, str]:
-    """The file's lines by number, if it can be read and each line with figures stands in it as it did; else only those.
+    """The lines of a file by number; only those with figures where the file has changed.
 
     A report may come from elsewhere: what is named in it is read only where its own lines show that it is Python code
     already known.
     """
     known = {line.line: line.code for line in report.lines if line.file == file}
-    text = _read(file)
+    text = _read_lines(file)
     matches = any(known.values()) and all(
         0 < number <= len(text) and text[number - 1].strip() == code for number, code in known.items()
     )
     return {number: line.rstrip() for number, line in enumerate(text, 1)} if matches else known
 
 
-def near(lines: Mapping[int, LineRow], source: Mapping[int, str], around: int) -> list[int]:
+def pick_shown(lines: Mapping[int, LineRow], source: Mapping[int, str], around: int) -> list[int]:
     """Numbers of the lines with figures and of as many around them, empty ones at the edges left out."""
     shown = {number + by for number in lines for by in range(-around, around + 1) if number + by in source}
     return sorted(number for number in shown if source[number].strip() or {number - 1, number + 1} <= shown)
 
 
-def _read(file: str) -> list[str]:
+def _read_lines(file: str) -> list[str]:
     if file.startswith("<"):
         return linecache.getlines(file)  # code that was generated in this process
     if file.startswith(("//", "\\\\")):
@@ -155,7 +153,7 @@ def _head(columns: Sequence[Column[LineFigures]], code: str, width: int) -> Text
 def _file(report: LineReport, file: str, columns: Sequence[Column[LineFigures]], tensors: int, width: int) -> Text:
     lines = {line.line: line for line in report.lines if line.file == file}
     source = source_text(report, file)
-    shown = near(lines, source, _AROUND)
+    shown = pick_shown(lines, source, _AROUND)
     text = (
         Text(no_wrap=True)
         .append(fit(printable(short_file(file)), width) + "\n", style="bold")

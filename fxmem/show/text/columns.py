@@ -12,8 +12,6 @@ from rich.text import Text
 from fxmem.records.units import printable
 from fxmem.show.text.tables import RULED, fit
 
-__all__ = ["Column", "choose", "named", "ruled"]
-
 Row = TypeVar("Row")
 
 
@@ -27,11 +25,12 @@ class Column(Generic[Row]):
     justify: Literal["left", "right"] = "right"
 
 
-def choose(
+def choose_columns(
     always: Sequence[Column[Row]], more: Sequence[Column[Row]], *, width: int, narrowest: int, gap: int
 ) -> tuple[list[Column[Row]], int]:
-    """The columns to show, and the width left for the first: all of `always`, and of `more` the first few that leave it
-    `narrowest`."""
+    """Choose the columns that fit, and the width left for the first.
+
+    These are all of `always`, and of `more` the first few that leave the first column `narrowest`."""
     columns, names = list(always), width - sum(gap + column.width for column in always)
     for column in more:
         if names - gap - column.width < narrowest:
@@ -41,7 +40,7 @@ def choose(
     return columns, names
 
 
-def ruled(heading: str, names: int, columns: Sequence[Column[Row]], *, padding: int = 1) -> Table:
+def ruled_table(heading: str, names: int, columns: Sequence[Column[Row]], *, padding: int = 1) -> Table:
     """The empty table; its first column is `names` wide."""
     table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
     table.add_column(heading, width=names, no_wrap=True)
@@ -50,7 +49,7 @@ def ruled(heading: str, names: int, columns: Sequence[Column[Row]], *, padding: 
     return table
 
 
-def named(title: str, kind: str, level: int, width: int) -> Text:
+def name_cell(title: str, kind: str, level: int, width: int) -> Text:
     """A row's first cell: its title as deep as it stands, and its class where there is room."""
     name = Text(fit("  " * level + printable(title), width))
     room = width - name.cell_len - len(" ()")

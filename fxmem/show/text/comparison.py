@@ -14,10 +14,8 @@ from fxmem.memory.module_tree import fold
 from fxmem.records.comparison import ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Phase
 from fxmem.records.units import format_bytes, format_flops, format_shape, percent, printable, to_words
-from fxmem.show.text.columns import Column, choose, named, ruled
+from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import GAP, RULED, facts, fit_left, render
-
-__all__ = ["table"]
 
 _SHARE = 100
 """A module is shown if it changed by this part of the larger peak."""
@@ -38,10 +36,10 @@ def table(
     """
     width = max(width, 60)
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
-    modules = list(_shown(comparison, depth))
+    modules = list(_select_rows(comparison, depth))
     if modules:
         parts += [_modules(modules, width), facts([("", _legend(comparison, depth, modules))])]
-    nodes = _alike(comparison.nodes)
+    nodes = _group_alike(comparison.nodes)
     if nodes[:top]:
         parts.append(_nodes(nodes[:top], width))
         rest = sum(len(each) for each in nodes[top:])
@@ -57,25 +55,25 @@ def _heads(comparison: StepComparison) -> Iterator[tuple[str, str]]:
     """What was compared; where the two differ, both."""
     one, other = comparison.before, comparison.after
     for (label, ours), (_, theirs) in zip(header_facts(one), header_facts(other), strict=True):
-        yield label, _both(ours, theirs)
+        yield label, _join_sides(ours, theirs)
     ours, theirs = (
         printable(f"in {side.peak_phase.value}" + (f", {side.peak_node}" if side.peak_node else ""))
         for side in (one, other)
     )
-    yield "Peak", _both(ours, theirs)
+    yield "Peak", _join_sides(ours, theirs)
 
 
-def _both(ours: str, theirs: str) -> str:
+def _join_sides(ours: str, theirs: str) -> str:
     """One text where they agree; where they have as many parts, the parts that differ beside one another."""
     one, other = ours.split("; "), theirs.split("; ")
     if len(one) != len(other):
         return f"{ours}\n-> {theirs}"
     return "; ".join(
-        a if a == b else f"{a} -> {b.removeprefix(_common(a, b))}" for a, b in zip(one, other, strict=True)
+        a if a == b else f"{a} -> {b.removeprefix(_common_label(a, b))}" for a, b in zip(one, other, strict=True)
     )
 
 
-def _common(a: str, b: str) -> str:
+def _common_label(a: str, b: str) -> str:
     """The label that two parts share, as in `autocast: off` and `autocast: bf16`."""
     label, colon, _ = a.partition(": ")
     return label + colon if colon and b.startswith(label + colon) else ""
@@ -124,7 +122,7 @@ def _total(
     cells: list[RenderableType] = [
         before,
         after,
-        Text("" if delta is None else _signed(delta, written), style=style),
+        Text("" if delta is None else _format_delta(delta, written), style=style),
         Text(share, style=style),
     ]
     totals.add_row(name, *cells[: len(totals.columns) - 1])
@@ -138,7 +136,7 @@ def _share(delta: int, before: int) -> str:
     return share if share.startswith("<") else f"{'+' if delta > 0 else '-'}{share}"
 
 
-def _signed(delta: int, written: Callable[[int], str]) -> str:
+def _format_delta(delta: int, written: Callable[[int], str]) -> str:
     return f"+{written(delta)}" if delta > 0 else f"-{written(-delta)}" if delta else "same"
 
 
@@ -157,7 +155,7 @@ _MORE_COLUMNS: tuple[Column[ModuleChange], ...] = (
 )
 
 
-def _shown(comparison: StepComparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
+def _select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
     """Modules to show, parents before children, and their titles; a run of equal siblings is weighed as a whole."""
     peaks = (comparison.requested_bytes.before or 0, comparison.requested_bytes.after or 0)
     worth = max(max(peaks) // _SHARE, 1) if depth is None else 1
@@ -194,21 +192,23 @@ _FIGURES = ("at_peak", "saved", "params", "output", "scratch", "forward_flops", 
 
 
 def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
-    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
-    changed = ruled("Module", names, columns)
+    columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
+    changed = ruled_table("Module", names, columns)
     for row, title in rows:
         types = row.after_type or row.before_type
         if row.before_type and row.after_type and row.before_type != row.after_type:
             types = f"{row.before_type} -> {row.after_type}"
         style = "bold" if row.depth == 0 else "dim" if row.after_path is None else ""
         changed.add_row(
-            named(title, types or "", row.depth, names), *(Text(column.cell(row)) for column in columns), style=style
+            name_cell(title, types or "", row.depth, names),
+            *(Text(column.cell(row)) for column in columns),
+            style=style,
         )
     return changed
 
 
 def _cell(change: QuantityChange, written: Callable[[int], str] = format_bytes) -> str:
-    return _signed(change.delta, written) if change.delta else ""
+    return _format_delta(change.delta, written) if change.delta else ""
 
 
 def _legend(comparison: StepComparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
@@ -229,18 +229,21 @@ def _legend(comparison: StepComparison, depth: int | None, rows: Sequence[tuple[
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
-    """Nodes that changed, the largest change first; those at the same place of numbered siblings, with the same
-    figures, together."""
+def _group_alike(nodes: Sequence[NodeChange]) -> list[list[NodeChange]]:
+    """Group the nodes that changed, the largest change first.
+
+    Those at the same place of numbered siblings, with the same figures, are one group."""
     groups: dict[Hashable, list[NodeChange]] = {}
     for node in nodes:
         if node.largest:
             place = re.sub(r"(?<![^. ])\d+(?![^.])", "#", node.where)
-            groups.setdefault((place, node.before_node is None, node.after_node is None, _most(node)), []).append(node)
+            groups.setdefault(
+                (place, node.before_node is None, node.after_node is None, _largest_change(node)), []
+            ).append(node)
     return sorted(groups.values(), key=lambda alike: -alike[0].largest)
 
 
-def _most(node: NodeChange) -> tuple[str, QuantityChange]:
+def _largest_change(node: NodeChange) -> tuple[str, QuantityChange]:
     """The figure that changed most."""
     return max(
         ((name, getattr(node, name)) for name in ("at_peak", "saved", "params", "output")),
@@ -256,7 +259,7 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
         changed.add_column(heading, width=10, justify="left" if heading == "Figure" else "right", no_wrap=True)
     for alike in groups:
         row = alike[0]
-        name, change = _most(row)
+        name, change = _largest_change(row)
         before = "" if row.before_node is None else format_bytes(change.before)
         after = "" if row.after_node is None else format_bytes(change.after)
         changed.add_row(
@@ -264,7 +267,7 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
             to_words(name),
             before,
             after,
-            _signed(change.delta or 0, format_bytes),
+            _format_delta(change.delta or 0, format_bytes),
         )
     return changed
 

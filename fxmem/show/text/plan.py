@@ -1,4 +1,4 @@
-"""A checkpoint plan as text: what it frees and costs, where its regions are, the curve it was chosen from."""
+"""A checkpoint plan as text: its effect, its regions, and the curve it was chosen from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fxmem.memory.module_tree import find_runs
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, fit_left, listed, render, under
-
-__all__ = ["table"]
+from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, render, with_label
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -28,7 +26,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     width = max(width, 60)
     parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
     if plan.curve:
-        parts.append(under("Curve", _curve(plan, width)))
+        parts.append(with_label("Curve", _curve(plan, width)))
         parts.append(
             facts(
                 [
@@ -43,7 +41,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
             )
         )
     if plan.regions:
-        parts.append(under("Regions", _regions(plan.regions, width)))
+        parts.append(with_label("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
             parts.append(
                 facts(
@@ -51,7 +49,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
                         (
                             "",
                             (
-                                "Made: so many results, saved for backward, are made again when it asks for them. "
+                                "Made: so many results, saved for backward, are recomputed when it asks for them. "
                                 "Nothing of the program runs twice."
                             ),
                         )
@@ -74,7 +72,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
             )
     own = [assumption.text for assumption in plan.assumptions if assumption.topic == "plan"]
     if own:
-        parts.append(listed("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
+        parts.append(item_list("Assumed", [(f"{number}.", printable(text)) for number, text in enumerate(own, 1)]))
     return render(parts, width, color)
 
 
@@ -123,7 +121,7 @@ def _effect(plan: Plan) -> Table:
         rows.append(("Proof", _proof(plan, plan.certificate)))
     if not plan.analysed:
         rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
-    whole_table = under("Effect", grown)
+    whole_table = with_label("Effect", grown)
     for label, text in rows:
         whole_table.add_row(Text(label, style="bold"), text)
     return whole_table
@@ -179,22 +177,22 @@ def _curve(plan: Plan, width: int) -> Table:
         used, reserved = point.peak.counted_bytes, point.peak.reserved_bytes
         time = _change(plan.before_seconds, point.step_seconds) if plan.before_seconds and point.step_seconds else "-"
         points.add_row(
-            "->" if _same(point.peak, plan.after) and point.regions == plan.regions else "",
+            "->" if _is_same_peak(point.peak, plan.after) and point.regions == plan.regions else "",
             format_bytes(used),
             percent(used, whole),
             *(["-" if reserved is None else format_bytes(reserved), time] if wide else []),
-            _extra(point, plan.forward_flops),
+            _format_extra(point, plan.forward_flops),
             str(len(point.regions)),
             f"{point.strategy}, {point.application.value}" if point.regions else "no checkpoints",
         )
     return points
 
 
-def _same(one: Peak, other: Peak) -> bool:
+def _is_same_peak(one: Peak, other: Peak) -> bool:
     return one.counted_bytes == other.counted_bytes
 
 
-def _extra(point: CurvePoint, forward: int | None) -> str:
+def _format_extra(point: CurvePoint, forward: int | None) -> str:
     if point.extra_flops is None:
         return "unknown"
     return f"+{100 * point.extra_flops / forward:.1f} %" if forward else format_flops(point.extra_flops)
@@ -258,7 +256,7 @@ def _lines(regions: Iterable[Region], level: int = 0) -> Iterator[_Line]:
 
 
 def _fold_lines(lines: Sequence[_Line]) -> Iterator[_Line]:
-    """Make one line of lines that differ only in the numbers of their names: its numbers are the first and the last."""
+    """Make one line of lines that differ only in the numbers of their names."""
     keys = [(re.sub(r"\d+", "#", line.name), replace(line, name="")) for line in lines]
     for start, _, count in find_runs(keys):
         first, last = lines[start], lines[start + count - 1]

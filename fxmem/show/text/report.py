@@ -1,5 +1,4 @@
-"""A profile as a table: the model's tree of modules; below it the peak, what it is made of, what was assumed and what
-is not known."""
+"""A profile as a table: the tree of modules, then the peak, assumptions and unknowns."""
 
 from __future__ import annotations
 
@@ -11,13 +10,11 @@ from rich.text import Text
 
 from fxmem.memory import facts as findings
 from fxmem.memory.facts import fits, flops_sum
-from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
-from fxmem.show.text.columns import Column, choose, named, ruled
-from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, listed, render, under
-
-__all__ = ["table"]
+from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
+from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, render, with_label
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
@@ -67,18 +64,18 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
-    columns, names = choose(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
+    columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
     worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
-    rows = [*visible(model, depth=depth, worth=worth), *rest]
+    rows = [*select_rows(model, depth=depth, worth=worth), *rest]
 
-    tree = ruled("Module", names, columns)
+    tree = ruled_table("Module", names, columns)
     for row in rows:
-        tree.add_row(named(row.title, row.type_name, row.depth, names), *_cells(row, columns))
+        tree.add_row(name_cell(row.title, row.type_name, row.depth, names), *_cells(row, columns))
     tree.add_section()
     total = total_row([model[0], *rest])
-    tree.add_row(named(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
+    tree.add_row(name_cell(total.title, total.type_name, 0, names), *_cells(total, columns), style="bold")
     yield tree
     yield facts([("", _legend(rows, columns))])
 
@@ -114,9 +111,11 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
         ]
     )
     if profile.assumptions:
-        yield listed("Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)])
+        yield item_list(
+            "Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)]
+        )
     if profile.unknowns:
-        yield listed("Unknown", [("-", text) for text in findings.unknowns(profile)])
+        yield item_list("Unknown", [("-", text) for text in findings.unknowns(profile)])
 
 
 def _split(timeline: Timeline, width: int) -> RenderableType:
@@ -126,7 +125,7 @@ def _split(timeline: Timeline, width: int) -> RenderableType:
     for share in shares:
         bar = "#" * round(longest * share.nbytes / shares[0].nbytes)
         split.add_row(Text(share.name), Text(format_bytes(share.nbytes)), Text(share.percent), Text(bar, style="cyan"))
-    return under("Split", split if shares else Text("nothing is alive"))
+    return with_label("Split", split if shares else Text("nothing is alive"))
 
 
 def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType:
@@ -143,7 +142,7 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
                 lines = [" ".join(lines)]
             place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
             stacked.add_row(Text(format_bytes(tensor.nbytes)), Text("\n".join(lines)).append(place, style="dim"))
-        return under("Largest", stacked if tensors else Text("nothing is alive"))
+        return with_label("Largest", stacked if tensors else Text("nothing is alive"))
     owners = min(46, room // 3)
     sources = room - 15 - 24 - owners - 3 * GAP
     aligned = grid(-9, 15, 24, owners, sources)
@@ -161,7 +160,7 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
                 ),
             )
         )
-    return under("Largest", aligned if tensors else Text("nothing is alive"))
+    return with_label("Largest", aligned if tensors else Text("nothing is alive"))
 
 
 def _one_of(values: Sequence[str]) -> str:

@@ -9,9 +9,7 @@ from rich.text import Text
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
-from fxmem.show.text.tables import RULED, facts, render, under
-
-__all__ = ["cards_table", "curve_table"]
+from fxmem.show.text.tables import RULED, facts, render, with_label
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -31,7 +29,11 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
         ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}")),
         ("Memory", _memory(curve)),
     ]
-    parts: list[RenderableType] = [facts(head), facts([*_findings(curve)]), under("Curve", _points(curve, width - 12))]
+    parts: list[RenderableType] = [
+        facts(head),
+        facts([*_findings(curve)]),
+        with_label("Curve", _points(curve, width - 12)),
+    ]
     if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
         parts.append(facts([("tight", _TIGHT)]))
     return render(parts, width, color)
@@ -59,7 +61,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
         ),
         ("Headroom", "memory less reserved; not counted: the CUDA context, other processes"),
     ]
-    table = _ruled("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
+    table = _ruled_table("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
     for card in fits.cards:
         verdict = (
             "plan"
@@ -83,7 +85,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     if any(_is_tight_card(card) for card in fits.cards):
         parts.append(facts([("tight", _TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
-        parts.append(under("Plans", _plans(fits)))
+        parts.append(with_label("Plans", _plans(fits)))
         parts.append(
             facts(
                 [
@@ -101,7 +103,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
 
 
 def _plans(fits: CardFits) -> Table:
-    table = _ruled("Card", "Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time")
+    table = _ruled_table("Card", "Regions", "Applied by", "Allocated", "Headroom", "FLOPs", "Time")
     for card, plan in ((card, card.plan) for card in fits.cards if card.plan is not None):
         table.add_row(
             printable(card.target.name),
@@ -162,7 +164,10 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
             f"{format_bytes(abs(curve.constant_bytes))} constant"
         )
         found.append(
-            ("Line", f"{line}, of {_counted(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}")
+            (
+                "Line",
+                f"{line}, of {_counted_name(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}",
+            )
         )
     found.append(("Analysed", _proof(curve)))
     found += [("Note", printable(assumption.text)) for assumption in curve.assumptions]
@@ -185,7 +190,7 @@ def _proof(curve: SizeCurve) -> str:
 
 def _points(curve: SizeCurve, width: int) -> Table:
     on_card = any(point.allocated_bytes is not None for point in curve.points)
-    table = _ruled("Size", *(["Allocated", "Reserved"] if on_card else ["Requested"]), "Share", "Fits", "")
+    table = _ruled_table("Size", *(["Allocated", "Reserved"] if on_card else ["Requested"]), "Share", "Fits", "")
     top = max([curve.memory_bytes, *(point.counted_bytes or 0 for point in curve.points)])
     bar = max(min(_BAR, width - (54 if on_card else 42)), 8)
     for point in curve.points:
@@ -228,11 +233,11 @@ def _plan_headroom(card: CardFit) -> int:
     )
 
 
-def _counted(curve: SizeCurve) -> str:
+def _counted_name(curve: SizeCurve) -> str:
     return "allocated" if any(point.allocated_bytes is not None for point in curve.points) else "requested"
 
 
-def _ruled(*headings: str) -> Table:
+def _ruled_table(*headings: str) -> Table:
     table = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("Card", "Fits", "") else "right", no_wrap=True)

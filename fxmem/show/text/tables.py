@@ -11,8 +11,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["GAP", "LABEL", "RULED", "facts", "fit", "fit_left", "grid", "listed", "render", "under"]
-
 LABEL = 10
 """Columns of the labels on the left."""
 GAP = 2
@@ -21,12 +19,12 @@ RULED = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 """A line below the head and above the sums, in ASCII."""
 
 
-def listed(label: str, items: Sequence[tuple[str, str]]) -> Table:
+def item_list(label: str, items: Sequence[tuple[str, str]]) -> Table:
     """Marked items beside a label."""
     table = grid(-max(len(mark) for mark, _ in items), None)
     for mark, text in items:
         table.add_row(Text(mark), Text(text))
-    return under(label, table)
+    return with_label(label, table)
 
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
@@ -37,7 +35,7 @@ def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def under(label: str, content: RenderableType) -> Table:
+def with_label(label: str, content: RenderableType) -> Table:
     """Anything beside a label."""
     table = grid(LABEL, None)
     table.add_row(Text(label, style="bold"), content)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
 from fxmem.records.validation import Difference, LogSide, MeasuredOp, Measurement, Quantity, Verdict
-from fxmem.show.text.tables import RULED, facts, listed, render
+from fxmem.show.text.tables import RULED, facts, item_list, render
 
 _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
@@ -39,11 +39,11 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
         at_peak = sum(op.at_peak_bytes for op in measured.scratch)
         whole = f"at the peak, of the kernels' own ({at_peak:,} bytes)"
         largest = [(op.scratch_bytes, _describe_scratch(op, measured)) for op in _largest_scratch(measured)]
-        yield listed("Scratch", [(format_bytes(nbytes), text) for nbytes, text in ((at_peak, whole), *largest)])
+        yield item_list("Scratch", [(format_bytes(nbytes), text) for nbytes, text in ((at_peak, whole), *largest)])
     if verdict.differences:
         shown = verdict.differences[:_DIFFERENCES_SHOWN]
         more = len(verdict.differences) - len(shown)
-        yield listed(
+        yield item_list(
             "Logs",
             [
                 ("", "blocks on which the two logs disagree, the first ones:"),

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from fxmem.memory.facts import fits
 from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.liveness import timeline
-from fxmem.memory.module_rows import Row, module_rows, step_rows, total_row, visible
+from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Node, Op, Phase, PhaseBytes, Profile, Step, Storage, TensorInfo
 from fxmem.records.units import format_bytes, format_flops, percent, printable
 from fxmem.show.html import notebook_html
@@ -214,9 +214,9 @@ def test_calls_of_one_name_share_a_row_beside_a_module_of_that_name() -> None:
 
 def test_depth_limits_modules_and_shows_every_call() -> None:
     model = rows(call("c", "a.b.c", saved_bytes=100), call("f", saved_bytes=1))
-    assert [row.label for row in visible(model, depth=None, worth=2)] == ["Toy", "a", "b", "c"]
-    assert [row.label for row in visible(model, depth=1, worth=0)] == ["Toy", "a", "f"]
-    assert [row.label for row in visible(model, depth=0, worth=0)] == ["Toy"]
+    assert [row.label for row in select_rows(model, depth=None, worth=2)] == ["Toy", "a", "b", "c"]
+    assert [row.label for row in select_rows(model, depth=1, worth=0)] == ["Toy", "a", "f"]
+    assert [row.label for row in select_rows(model, depth=0, worth=0)] == ["Toy"]
     profile = small_profile()
     assert "conv (Conv2d)" in report(profile, width=80)
     assert "conv (Conv2d)" not in report(profile, width=80, depth=1)
