@@ -18,7 +18,7 @@ Facts = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class PeakShare:
+class KindShare:
     """What one kind of storage contributes to the peak."""
 
     kind: Kind
@@ -147,10 +147,10 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
     )
 
 
-def split(peak: Peak) -> list[PeakShare]:
+def split(peak: Peak) -> list[KindShare]:
     """The kinds alive at the peak, largest first."""
     kinds = sorted(peak.by_kind, key=lambda kind: (-peak.by_kind[kind], list(Kind).index(kind)))
-    return [PeakShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
+    return [KindShare(kind, peak.by_kind[kind], percent(peak.by_kind[kind], peak.requested_bytes)) for kind in kinds]
 
 
 def alive_by_node(profile: Profile, timeline: Timeline) -> dict[int, int]:
