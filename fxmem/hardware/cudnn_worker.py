@@ -31,8 +31,6 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["Cudnn", "CudnnError", "main"]
-
 
 class _Type(IntEnum):
     """`cudnnBackendAttributeType_t`."""

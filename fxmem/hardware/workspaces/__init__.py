@@ -37,7 +37,7 @@ from fxmem.hardware.workspaces.cublas import (
 )
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory
 from fxmem.hardware.workspaces.insertion import with_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, layout_of
@@ -53,7 +53,7 @@ __all__ = [
     "CpuCollector",
     "CublasWorkspaces",
     "CudnnLibrary",
-    "Event",
+    "HiddenEvent",
     "HiddenMemory",
     "MemoryFormat",
     "TensorLayout",

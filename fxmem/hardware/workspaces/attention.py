@@ -29,19 +29,9 @@ from typing import Literal, NamedTuple
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.hidden_memory import Event, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES
 from fxmem.records.profile import Target
-
-__all__ = [
-    "CUDNN_ATTENTION_VERSION",
-    "cudnn_attention_backward",
-    "cudnn_attention_forward",
-    "efficient_backward",
-    "efficient_forward",
-    "flash_backward",
-    "flash_forward",
-]
 
 Shape = tuple[int, ...]
 _FLOAT = ITEM_BYTES["float32"]
@@ -234,7 +224,7 @@ def _dropout_mask(query: Shape, key: Shape) -> int:
     return query[0] * query[1] * _ceil(query[2], 128) * _ceil(key[2], 128) // 8
 
 
-def _cudnn_workspace(nbytes: int | None) -> tuple[Event, ...]:
+def _cudnn_workspace(nbytes: int | None) -> tuple[HiddenEvent, ...]:
     return () if nbytes == 0 else (alloc("cuDNN attention workspace", nbytes),)
 
 
@@ -348,11 +338,11 @@ def _multiprocessors(target: Target) -> int:
     return device_properties(target).multi_processor_count
 
 
-def _grads() -> tuple[Event, ...]:
+def _grads() -> tuple[HiddenEvent, ...]:
     return (output("grad_query"), output("grad_key"), output("grad_value"))
 
 
-def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[Event, ...]:
+def _floats(buffers: Iterable[tuple[str, Shape]]) -> tuple[HiddenEvent, ...]:
     return tuple(alloc(name, prod(shape) * _FLOAT) for name, shape in buffers)
 
 

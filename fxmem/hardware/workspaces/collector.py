@@ -19,11 +19,9 @@ from fxmem.hardware.workspaces.copies import COPYING, with_copies
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.other_kernels import kernel_memory
+from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor
 from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, layout_of
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
-
-__all__ = ["Collector", "Seen"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,12 +81,12 @@ class Collector:
         """What a call hides, which its op, layouts and numbers tell; None for nothing."""
         short = name.removeprefix("aten.").partition(".")[0]
         multiplies = uses_cublas(name)
-        if not multiplies and short not in _INTERESTING:
+        if not (multiplies or short in KERNELS or short in _OF_OTHER_MODULES):
             return None
         key = (
             name,
             *(_frozen(value) for value in args),
-            _frozen(result) if short == "embedding_dense_backward" else None,
+            _frozen(result) if short in KERNELS and KERNELS[short].reads_result else None,
         )
         if key not in self._known:
             self._known[key] = self._hidden(short, name, args, result)
@@ -116,25 +114,7 @@ class Collector:
             )
         if short in _ATTENTION:
             return self._attention(short, args)
-        tensors = [layout_of(a) for a in args if _is_tensor(a)]
-        if short in _RECURRENT:
-            return HiddenMemory(
-                events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp"
-            )
-        if short in _INDEX_PUT:
-            if not (self._deterministic or (len(args) > 3 and args[3])):
-                return None
-            tensors = [layout_of(index) for index in args[1] if index is not None]
-        if short == "sort":
-            # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts
-            # along the last.
-            row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
-            return kernel_memory(name, [tensors[0].shape[row:][:1]], [tensors[0].dtype], self._target)
-        if short == "_foreach_norm":
-            tensors = [layout_of(t) for t in args[0]]
-        if short == "embedding_dense_backward":
-            tensors.append(layout_of(result))
-        memory = kernel_memory(name, [t.shape for t in tensors], [t.dtype for t in tensors], self._target)
+        memory = call_memory(short, args, result, self._target, self._deterministic)
         return with_copies(short, args, result, memory) if short in COPYING else memory
 
     def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
@@ -267,33 +247,12 @@ _ATTENTION = frozenset(
     for kernel in ("flash", "efficient", "cudnn")
     for end in ("", "_backward")
 )
-_RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
-_INDEX_PUT = frozenset({"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
-_INTERESTING = (
-    CONVOLUTIONS
-    | _ATTENTION
-    | _RECURRENT
-    | _INDEX_PUT
-    | COPYING.keys()
-    | {
-        "_ctc_loss_backward",
-        "_safe_softmax",
-        "sort",
-        "topk",
-        "embedding_dense_backward",
-        "_softmax_backward_data",
-        "_foreach_norm",
-    }
-)
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "stride") and hasattr(value, "dtype")
+_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys()
 
 
 def _frozen(value: Any) -> Any:
     """A hashable stand-in for an argument: a tensor's layout, a list as a tuple."""
-    if _is_tensor(value):
+    if is_tensor(value):
         layout = layout_of(value)
         return layout.shape, layout.stride, layout.dtype
     return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value

@@ -23,7 +23,7 @@ from math import prod
 from typing import Literal, cast
 
 from fxmem.errors import UsageError
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, Event, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.tensor_layouts import (
     MemoryFormat,
     TensorLayout,
@@ -32,8 +32,6 @@ from fxmem.hardware.workspaces.tensor_layouts import (
     layout_of,
 )
 from fxmem.records.profile import Record, Target
-
-__all__ = ["CONVOLUTIONS", "ConvBackend", "ConvSettings", "ConvolutionMemory", "convolution_memory", "select_backend"]
 
 CONVOLUTIONS = frozenset(
     {"convolution", "_convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"}
@@ -271,7 +269,7 @@ def _depthwise_workload_suits_cudnn(source: tuple[int, ...], weight: tuple[int, 
 def _forward(
     source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
 ) -> ConvolutionMemory:
-    events: tuple[Event, ...] = ()
+    events: tuple[HiddenEvent, ...] = ()
     if weight.rank == 3:
         events += _copy_events(_CONTIGUOUS_1D, source, _CONTIGUOUS)
         source, weight, window = source.contiguous().unsqueeze(2), weight.unsqueeze(2), window.as_2d()
@@ -301,7 +299,7 @@ def _backward(
     settings: ConvSettings,
 ) -> ConvolutionMemory:
     """`convolution_backward`. The bias gradient is a sum over `grad_output` and comes last."""
-    events: tuple[Event, ...] = ()
+    events: tuple[HiddenEvent, ...] = ()
     if weight.rank == 3:
         events += _copy_events(_CONTIGUOUS_1D, source, _CONTIGUOUS)
         grad, source, weight, window = (
@@ -339,7 +337,7 @@ def _backward(
 
 def _cudnn_forward(
     source: TensorLayout, weight: TensorLayout, window: _Window, settings: ConvSettings
-) -> tuple[Event, ...]:
+) -> tuple[HiddenEvent, ...]:
     """`cudnn_convolution` and `cudnn_convolution_transpose`."""
     result = source.model_copy(update={"shape": window.result_shape(source.shape, weight.shape)}).dense(
         _format(source, weight)
@@ -362,9 +360,9 @@ def _cudnn_backward(
     window: _Window,
     mask: tuple[bool, bool, bool],
     settings: ConvSettings,
-) -> tuple[Event, ...]:
+) -> tuple[HiddenEvent, ...]:
     """`cudnn_convolution_backward` and `cudnn_convolution_transpose_backward`."""
-    events: tuple[Event, ...] = ()
+    events: tuple[HiddenEvent, ...] = ()
     wanted = source.memory_format()
     if window.transposed:
         events += _copy_events("grad_output in the input's memory format", grad, wanted)
@@ -410,12 +408,12 @@ def _call(
     *,
     fixed: TensorLayout,
     wanted: MemoryFormat,
-) -> tuple[Event, ...]:
+) -> tuple[HiddenEvent, ...]:
     """One cuDNN call: dense copies of what is not the result, then the workspace; all of it goes when the call is
     queued."""
     if 0 in fixed.shape:
         return ()
-    copies: tuple[Event, ...] = ()
+    copies: tuple[HiddenEvent, ...] = ()
     if op != "wgrad":
         operand = wide if fixed is narrow else narrow
         copies = (*_copy_events("dense weight", weight, wanted), *_copy_events("dense operand", operand, wanted))
@@ -444,11 +442,11 @@ def _format(first: TensorLayout, second: TensorLayout) -> MemoryFormat:
     return _CHANNELS_LAST if _CHANNELS_LAST in (first.memory_format(), second.memory_format()) else _CONTIGUOUS
 
 
-def _copy_events(name: str, tensor: TensorLayout, wanted: MemoryFormat) -> tuple[Event, ...]:
+def _copy_events(name: str, tensor: TensorLayout, wanted: MemoryFormat) -> tuple[HiddenEvent, ...]:
     return () if tensor.is_contiguous(wanted) else (alloc(name, tensor.nbytes),)
 
 
-def _native_scratch(backend: ConvBackend) -> tuple[Event, ...]:
+def _native_scratch(backend: ConvBackend) -> tuple[HiddenEvent, ...]:
     return () if backend is ConvBackend.EMPTY else (alloc(f"{backend.value} kernel's buffers", None),)
 
 

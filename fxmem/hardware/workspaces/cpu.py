@@ -15,8 +15,6 @@ from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, layout_of
 from fxmem.records.profile import Assumption, Phase, Unknown
 
-__all__ = ["CpuCollector"]
-
 _BATCH_NORM = "aten.native_batch_norm_backward.default"
 
 

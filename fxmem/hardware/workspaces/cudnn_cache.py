@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["cache_directory", "load", "store"]
-
 _FORMAT = 1
 _MAX_ENTRIES = 10_000
 """Per file, the newest kept: about 2 MB."""

@@ -25,8 +25,6 @@ from fxmem.hardware.workspaces.hidden_memory import ConvSignature
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
 from fxmem.records.profile import Bytes, Record, Target
 
-__all__ = ["CudnnLibrary", "Workspace", "conv_workspaces", "find_cudnn"]
-
 _OLDEST = (9, 8)
 """First cuDNN that accepts the properties of an absent device."""
 _CUDA_MAJORS = (13, 12)

@@ -13,8 +13,6 @@ from typing import Literal
 
 from fxmem.records.profile import Bytes, Record
 
-__all__ = ["ConvSignature", "Event", "HiddenMemory"]
-
 
 class ConvSignature(Record):
     """One convolution as cuDNN is asked about it: `x` the wide side, `y` the narrow one, whatever is being computed.
@@ -51,7 +49,7 @@ class ConvSignature(Record):
         return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
 
 
-class Event(Record):
+class HiddenEvent(Record):
     """One step inside an op."""
 
     action: Literal["alloc", "free", "output"]
@@ -67,7 +65,7 @@ class Event(Record):
 class HiddenMemory(Record):
     """The events of one op, in order. Whatever is not freed explicitly is freed when the op returns."""
 
-    events: tuple[Event, ...] = ()
+    events: tuple[HiddenEvent, ...] = ()
     source: str = ""
     """Where it was read."""
 
@@ -106,19 +104,19 @@ class HiddenMemory(Record):
         return peak
 
 
-def alloc(name: str, nbytes: int | None, signature: ConvSignature | None = None) -> Event:
+def alloc(name: str, nbytes: int | None, signature: ConvSignature | None = None) -> HiddenEvent:
     """A buffer comes."""
-    return Event(action="alloc", name=name, nbytes=nbytes, signature=signature)
+    return HiddenEvent(action="alloc", name=name, nbytes=nbytes, signature=signature)
 
 
-def free(*names: str) -> tuple[Event, ...]:
+def free(*names: str) -> tuple[HiddenEvent, ...]:
     """Buffers go."""
-    return tuple(Event(action="free", name=name) for name in names)
+    return tuple(HiddenEvent(action="free", name=name) for name in names)
 
 
-def output(name: str) -> Event:
+def output(name: str) -> HiddenEvent:
     """The op's next output comes."""
-    return Event(action="output", name=name)
+    return HiddenEvent(action="output", name=name)
 
 
 def _dots(numbers: Iterable[int]) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fxmem.hardware.workspaces.hidden_memory import Event, HiddenMemory
+from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory
 from fxmem.records.profile import Kind, Op, Profile, Storage
-
-__all__ = ["with_workspaces"]
 
 
 def with_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: Mapping[str, int]) -> Profile:
@@ -66,7 +64,7 @@ class _Log:
             self.moved[tick] = tick + self.shift
         self._tick = max(self._tick, until)
 
-    def run(self, index: int, op: Op, events: Sequence[Event]) -> Op:
+    def run(self, index: int, op: Op, events: Sequence[HiddenEvent]) -> Op:
         """One op with its hidden events; its range ends before the buffers it leaves to go at its return."""
         self.keep(op.begin)
         begin = op.begin + self.shift

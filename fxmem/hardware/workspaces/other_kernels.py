@@ -9,17 +9,32 @@ torch makes them; `copies.py` has what is copied where they are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, layout_of
 from fxmem.records.profile import Target
-
-__all__ = ["NO_SCRATCH", "kernel_memory", "kernel_scratch"]
 
 Shape = tuple[int, ...]
 _Rule = Callable[[Sequence[Shape], Sequence[str], Target], HiddenMemory]
+Described = tuple[list[Shape], list[str]]
+"""Shapes and dtypes of the tensors that a rule looks at."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operator whose kernel allocates something unseen."""
+
+    rule: _Rule
+    describe: Callable[[Sequence[Any], Any, bool], Described | None] | None = None
+    """From arguments, result, and whether only deterministic kernels may run; None: the kernel that allocates does not
+    run. Without this function: every argument that is a tensor."""
+    reads_result: bool = False
+    """Whether `describe` looks at the result."""
+
 
 NO_SCRATCH = frozenset({
     "_softmax", "_log_softmax", "_log_softmax_backward_data",  # SoftMax.cu
@@ -51,8 +66,23 @@ def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targe
     name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
     if name in NO_SCRATCH:
         return HiddenMemory(events=(output("result"),), source="aten/src/ATen/native/cuda")
-    rule = _RULES.get(name)
-    return None if rule is None else rule(shapes, dtypes, target)
+    kernel = KERNELS.get(name)
+    return None if kernel is None else kernel.rule(shapes, dtypes, target)
+
+
+def call_memory(
+    name: str, args: Sequence[Any], result: Any, target: Target, deterministic: bool
+) -> HiddenMemory | None:
+    """The hidden buffers of one call, in order; None where nothing is known or nothing is allocated.
+
+    Args:
+        name: of the operator, without `aten.` and overload. args: its positional arguments. result: what it returned.
+        target: a CUDA target. deterministic: only deterministic kernels may run.
+    """
+    kernel = KERNELS.get(name)
+    describe = _describe_tensors if kernel is None or kernel.describe is None else kernel.describe
+    described = describe(args, result, deterministic)
+    return None if described is None else kernel_memory(name, *described, target)
 
 
 def kernel_scratch(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> int | None:
@@ -199,14 +229,57 @@ def _ctc_loss_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: T
     )
 
 
-_RULES: dict[str, _Rule] = {
-    "_ctc_loss_backward": _ctc_loss_backward,
-    "_safe_softmax": _safe_softmax,
-    "embedding_dense_backward": _embedding_dense_backward,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_softmax_backward_data": _softmax_backward,
-    "sort": _sort,
-    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
-    "topk": _topk,
-    "_foreach_norm": _foreach_norm,
+def _rnn(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
+
+
+def _describe(tensors: Sequence[Any]) -> Described:
+    layouts = [layout_of(tensor) for tensor in tensors]
+    return [layout.shape for layout in layouts], [layout.dtype for layout in layouts]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value has what a tensor's layout is read from."""
+    return hasattr(value, "stride") and hasattr(value, "dtype")
+
+
+def _describe_tensors(args: Sequence[Any], result: Any, deterministic: bool) -> Described:
+    return _describe([value for value in args if is_tensor(value)])
+
+
+def _describe_row(args: Sequence[Any], result: Any, deterministic: bool) -> Described:
+    # The overload with `stable` has its dimension by keyword, which is not seen here; nearly everybody sorts along the
+    # last.
+    row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
+    (shape,), dtypes = _describe(args[:1])
+    return [shape[row:][:1]], dtypes
+
+
+def _describe_indices(args: Sequence[Any], result: Any, deterministic: bool) -> Described | None:
+    if not (deterministic or (len(args) > 3 and args[3])):
+        return None  # the one that does not accumulate sorts nothing
+    return _describe([index for index in args[1] if index is not None])
+
+
+_PUT = Kernel(_index_put, _describe_indices)
+KERNELS: dict[str, Kernel] = {
+    "_ctc_loss_backward": Kernel(_ctc_loss_backward),
+    "_safe_softmax": Kernel(_safe_softmax),
+    "embedding_dense_backward": Kernel(
+        _embedding_dense_backward,
+        lambda args, result, _: _describe([*filter(is_tensor, args), result]),
+        reads_result=True,
+    ),
+    "native_layer_norm_backward": Kernel(_layer_norm_backward),
+    "_softmax_backward_data": Kernel(_softmax_backward),
+    "sort": Kernel(_sort, _describe_row),
+    "index_put": _PUT,
+    "index_put_": _PUT,
+    "_index_put_impl_": _PUT,
+    "_unsafe_index_put": _PUT,
+    "topk": Kernel(_topk),
+    "_foreach_norm": Kernel(_foreach_norm, lambda args, result, _: _describe(args[0])),
+    "_cudnn_rnn": Kernel(_rnn),
+    "_cudnn_rnn_backward": Kernel(_rnn),
 }
+"""By operator, without `aten.` and overload. One row is all that a further kernel needs."""

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from fxmem.records.profile import Record
 
-__all__ = ["ITEM_BYTES", "MemoryFormat", "TensorLayout", "TensorLike", "layout_of"]
-
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,

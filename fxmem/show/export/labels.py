@@ -7,8 +7,6 @@ from itertools import accumulate
 from fxmem.records.profile import Node, Profile, SourceLine, Storage
 from fxmem.records.units import format_shape, to_words
 
-__all__ = ["enclosing_modules", "module_label", "site", "storage_label", "title"]
-
 
 def enclosing_modules(node: Node) -> tuple[str, ...]:
     """Paths of the modules around a node, outermost first, the model itself left out; a called module is not around its

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from fxmem._torch.common import OpOverload, OpOverloadPacket, op_arguments
-from fxmem.simulation.flops.formulas import Call, numel_of, tensors_among
+from fxmem.simulation.flops.formulas import numel_of, tensors_among
 from fxmem.simulation.flops.tables import COMPLEX, FORMULAS, NO_ARITHMETIC
-
-__all__ = ["Formula", "is_counted_by_torch", "op_flops", "torch_formulas"]
 
 Formula: TypeAlias = Callable[..., int | None]
 """Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for
@@ -80,10 +79,12 @@ def _base_name(func: Any) -> str:
     )
 
 
-def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
+def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> SimpleNamespace:
     """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`),
     and the result."""
     schema = op_arguments(func)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
-    return Call(**(named | {"read": numel_of(named[schema[0].name]), "made": numel_of(result), "result": result}))
+    return SimpleNamespace(
+        **(named | {"read": numel_of(named[schema[0].name]), "made": numel_of(result), "result": result})
+    )

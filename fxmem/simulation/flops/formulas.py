@@ -6,49 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from math import inf, prod
-from types import SimpleNamespace as Call
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Call",
-    "Rule",
-    "attention",
-    "attention_backward",
-    "bag",
-    "batch_norm",
-    "batch_norm_backward",
-    "cell",
-    "dist",
-    "each",
-    "factors",
-    "fused",
-    "fused_adam",
-    "fused_sgd",
-    "gelu_backward",
-    "grouped_mm",
-    "index_put",
-    "loss",
-    "mkldnn_weights",
-    "nll",
-    "norm",
-    "normalize",
-    "normalize_backward",
-    "numel_of",
-    "product",
-    "read_and_made",
-    "rms_norm",
-    "rms_norm_backward",
-    "rnn",
-    "rnn_backward",
-    "tensors_among",
-    "window",
-    "window_elements",
-]
-
-Rule: TypeAlias = Callable[[Call], int]
+Rule: TypeAlias = Callable[[SimpleNamespace], int]
 """A formula: reads a call's arguments by name."""
 
 
@@ -108,21 +72,21 @@ dh (1), tanh' (3), dr, d(U h) (1 each), two sigmoids' (3 each).
 """
 
 
-def rnn(c: Call, weights: Sequence[Tensor]) -> int:
+def rnn(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
     """Per step: the products, the biases, the sum of a gate's two products, and the cell."""
     gates, pointwise, _ = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
     return _steps(c) * (products + biases + _hidden(c, weights) * (gates + pointwise))
 
 
-def rnn_backward(c: Call, weights: Sequence[Tensor], weights_too: bool = True) -> int:
+def rnn_backward(c: SimpleNamespace, weights: Sequence[Tensor], weights_too: bool = True) -> int:
     """Every product once for its input and once for its weight, every bias summed."""
     _, _, pointwise = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
     return _steps(c) * (products + (products + biases) * weights_too + _hidden(c, weights) * pointwise)
 
 
-def cell(c: Call, mode: int) -> int:
+def cell(c: SimpleNamespace, mode: int) -> int:
     """A cell by itself takes the gates' two products and sums them with the biases."""
     gates, pointwise, _ = _CELLS[mode]
     n: int = c.input_gates.numel()
@@ -133,19 +97,19 @@ def _products_and_biases(weights: Sequence[Tensor]) -> tuple[int, int]:
     return 2 * sum(w.numel() for w in weights if w.dim() == 2), sum(w.numel() for w in weights if w.dim() == 1)
 
 
-def _steps(c: Call) -> int:
+def _steps(c: SimpleNamespace) -> int:
     """Time steps times batch, packed sequences included."""
     return prod(c.input.shape[:-1])
 
 
-def _hidden(c: Call, weights: Sequence[Tensor]) -> int:
+def _hidden(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
     """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection
     has fewer)."""
     rows: int = _CELLS[c.mode][0] * c.hidden_size
     return sum(w.dim() == 2 and w.shape[0] == rows for w in weights) // 2 * (rows // _CELLS[c.mode][0])
 
 
-def mkldnn_weights(c: Call) -> list[Tensor]:
+def mkldnn_weights(c: SimpleNamespace) -> list[Tensor]:
     """Two matrices and two biases, numbered from 0 in the forward op and from 1 in the backward one."""
     weights = tensors_among([getattr(c, f"weight{i}", None) for i in range(5)])
     return weights if c.has_biases else weights[:2]
@@ -181,7 +145,7 @@ def rms_norm_backward(n: int, g: int, weight: Tensor | None, mask: Sequence[bool
     return n * (mask[0] or mask[1]) + (5 * n + g + n * (weight is not None)) * mask[0] + 2 * n * mask[1]
 
 
-def batch_norm(c: Call) -> int:
+def batch_norm(c: SimpleNamespace) -> int:
     """Training: a group per channel, and a moving average (3) for each running statistic. Else 1 / sqrt(running_var +
     eps) is all of the statistics."""
     x: Tensor = c.input
@@ -193,7 +157,7 @@ def batch_norm(c: Call) -> int:
     return (2 + affine) * n + 2 * channels
 
 
-def batch_norm_backward(c: Call) -> int:
+def batch_norm_backward(c: SimpleNamespace) -> int:
     """Not training, the statistics are constants: rstd (2 per channel), dx = dy (w rstd) (n, and 1 per channel), x^
     (2n), dw (2n), db (n)."""
     x: Tensor = c.input
@@ -217,13 +181,13 @@ def window_elements(whole: Sequence[int], windows: Sequence[int]) -> int:
     return prod(sum(-(-(i + 1) * s // o) - i * s // o for i in range(o)) for s, o in zip(whole, windows, strict=True))
 
 
-def loss(c: Call, per_element: int) -> int:
+def loss(c: SimpleNamespace, per_element: int) -> int:
     """`reduction` is 0 for none, 1 for the mean, 2 for the sum."""
     n: int = c.self.numel()
     return per_element * n + (0, n + 1, n)[c.reduction]
 
 
-def nll(c: Call) -> int:
+def nll(c: SimpleNamespace) -> int:
     """-x[t], times weight; a weighted mean also sums the weights. Targets to be ignored cannot be told from shapes, and
     count."""
     n: int = c.target.numel()
@@ -239,7 +203,7 @@ def norm(read: int, made: int, order: float | None) -> int:
     return per_element * read + per_result * made
 
 
-def dist(c: Call) -> int:
+def dist(c: SimpleNamespace) -> int:
     """The norm of the difference."""
     n = _broadcast_numel(c.self.shape, c.other.shape)
     return n + norm(n, 1, c.p)
@@ -261,7 +225,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     return _broadcast_numel(*(i.shape for i in given)) * prod(kept)
 
 
-def bag(c: Call, width: int) -> int:
+def bag(c: SimpleNamespace, width: int) -> int:
     """Rows looked up times their width; weighted rows are multiplied too."""
     rows: int = c.indices.numel()
     return rows * width * (1 + (c.per_sample_weights is not None))
@@ -280,14 +244,14 @@ def read_and_made(read: int, made: int) -> Rule:
     return lambda c: read * c.read + made * c.made
 
 
-def factors(c: Call) -> int:
+def factors(c: SimpleNamespace) -> int:
     """How many scalar factors are there and not 1: foreach ops call `value` also `scalars`, and either may be a list or
     tensor."""
     given = [getattr(c, name) for name in ("alpha", "beta", "value", "scalars") if hasattr(c, name)]
     return sum(not (isinstance(factor, int | float) and factor == 1) for factor in given)
 
 
-def gelu_backward(c: Call) -> int:
+def gelu_backward(c: SimpleNamespace) -> int:
     """dy (cdf + x pdf), cdf = (1 + erf(x / sqrt(2))) / 2 (4), pdf = c exp(-x x / 2) (4).
 
     With tanh: t = tanh(b (x + k x x x)) (6), i = b (1 + 3 k x x) (3: x x is there), dy ((1 + t) / 2 + x / 2 (1 - t t)
@@ -296,20 +260,20 @@ def gelu_backward(c: Call) -> int:
     return each(18 if c.approximate == "tanh" else 11)(c)
 
 
-def fused_adam(c: Call, decay: int) -> int:
+def fused_adam(c: SimpleNamespace, decay: int) -> int:
     """m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for
     AMSGrad max(v, v^) (1)."""
     return fused(c, 13 + c.amsgrad, decay)
 
 
-def fused_sgd(c: Call) -> int:
+def fused_sgd(c: SimpleNamespace) -> int:
     """p - lr g (2); with momentum b = mu b + (1 - damping) g (2, damped 3; the first step copies g), for Nesterov g +
     mu b (2)."""
     buffer = (0 if c.is_first_step else 2 + (c.dampening != 0)) + 2 * c.nesterov
     return fused(c, 2 + buffer * (c.momentum != 0), decay=2)
 
 
-def fused(c: Call, flops: int, decay: int) -> int:
+def fused(c: SimpleNamespace, flops: int, decay: int) -> int:
     """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the
     gradient scaler's division."""
     return each(flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None))(c)

@@ -1,13 +1,13 @@
 """Hidden buffers written into a log by hand."""
 
-from fxmem.hardware.workspaces import Event, HiddenMemory, with_workspaces
+from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, with_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile
 
 
 def _alloc(name, nbytes):
-    return Event(action="alloc", name=name, nbytes=nbytes)
+    return HiddenEvent(action="alloc", name=name, nbytes=nbytes)
 
 
 def test_a_buffer_before_and_a_buffer_after_the_output():
@@ -16,8 +16,8 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
     memory = HiddenMemory(
         events=(
             _alloc("copy", 101),
-            Event(action="output", name="result"),
-            Event(action="free", name="copy"),
+            HiddenEvent(action="output", name="result"),
+            HiddenEvent(action="free", name="copy"),
             _alloc("workspace", 1009),
         )
     )

@@ -6,13 +6,14 @@ cuDNN's own figures are pinned to the version they were seen on; on another one 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -46,9 +47,11 @@ from fxmem.hardware.workspaces import (
     kernel_scratch,
     layout_of,
     matmul_copies,
+    other_kernels,
     uses_cublas,
     uses_cublaslt,
 )
+from fxmem.hardware.workspaces.hidden_memory import alloc, output
 from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
 
@@ -954,3 +957,13 @@ def test_the_row_that_is_sorted_is_the_one_of_the_dimension() -> None:
     for at, (overload, dim) in enumerate((("default", (0,)), ("default", (-1,)), ("default", ()), ("stable", ()))):
         collector.note(at, f"aten.sort.{overload}", (tensor(30, 50), *dim), tensor(30, 50), Phase.FORWARD)
     assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == {0: 240, 1: 400, 2: 400, 3: 400}
+
+
+def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(shapes: Any, dtypes: Any, target: Any) -> HiddenMemory:
+        return HiddenMemory(events=(alloc("scratch", math.prod(shapes[0])), output("result")))
+
+    monkeypatch.setitem(other_kernels.KERNELS, "made_up", other_kernels.Kernel(rule))
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    collector.note(0, "aten.made_up.default", (tensor(3, 5), 7), tensor(3), Phase.FORWARD)
+    assert collector.settle()[0].peak_bytes() == 15
