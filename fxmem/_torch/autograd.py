@@ -18,25 +18,6 @@ import torch.autograd
 
 from fxmem._torch.common import patched
 
-__all__ = [
-    "Hooks",
-    "accumulation_hooks",
-    "detached",
-    "engine_routed_to",
-    "function_calls_seen_by",
-    "input_metadata",
-    "is_accumulate_grad",
-    "is_sole_owner",
-    "is_view",
-    "next_sequence_number",
-    "output_number",
-    "saved_tensors_seen_by",
-    "sequence_number",
-    "tensor_hooks",
-    "version",
-]
-
-
 # --- the graph --------------------------------------------------------------------------------------------------------
 
 

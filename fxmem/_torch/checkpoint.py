@@ -15,8 +15,6 @@ import torch.utils.checkpoint
 
 from fxmem._torch.common import patched
 
-__all__ = ["checkpoint_regions", "checkpoints_told"]
-
 
 def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
     """`function`, to be called again with the last of these arguments, those that were one tensor being one tensor

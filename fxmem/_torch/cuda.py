@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.cuda.memory
 
-__all__ = ["AllocatorLog", "drop_cublas_workspaces"]
-
 _MAX_ENTRIES = 1_000_000
 """Events kept: more than any step here has, at some 100 bytes of host memory each."""
 

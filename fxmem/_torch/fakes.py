@@ -20,21 +20,6 @@ import torch
 
 from fxmem._torch.common import FakeTensor, FakeTensorMode, OpOverload
 
-__all__ = [
-    "DEVICE_OF",
-    "NEW_NUMBER",
-    "NUMBER_OF",
-    "Maker",
-    "as_parameter",
-    "constant_number",
-    "describe",
-    "forget",
-    "is_function_of_metadata",
-    "is_same",
-    "remembered",
-    "swapping",
-]
-
 DEVICE_OF: Final[Any] = torch.ops.prim.device.default
 """What C++ calls to ask a FakeTensor for its device."""
 

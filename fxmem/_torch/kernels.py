@@ -20,18 +20,6 @@ from torch.utils._device import DeviceContext
 
 from fxmem._torch import fakes as torch_fakes
 
-__all__ = [
-    "CALL_SITES",
-    "DEVICE_TOUCHING",
-    "RNN_FUNCTIONS",
-    "SDPA",
-    "allocates_as",
-    "is_watched",
-    "rnn_weights",
-    "sdpa_order",
-    "without_autocast",
-]
-
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
 """The builtin behind `torch.nn.functional.scaled_dot_product_attention` (since 2.0); the same object."""
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["buffers_of", "children_of", "has_hooks", "is_compiled_in_place", "parameters_of", "tensors_of"]
-
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """The parameters a module itself holds (`Module._parameters`, since 0.1)."""

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["event_tree", "has_autocast", "is_allocation", "is_composite", "is_function", "profiler"]
-
 
 def profiler(**settings: Any) -> profile:
     """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`,

@@ -15,8 +15,6 @@ from typing import Any
 
 from fxmem._torch.common import patched
 
-__all__ = ["launches_told"]
-
 
 @contextlib.contextmanager
 def launches_told(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    is_traceable_wrapper_subclass as is_wrapper,
-)  # `__tensor_flatten__` and `__tensor_unflatten__` (since 2.1)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
 from fxmem._torch.common import FakeTensor, patched
 
-__all__ = ["compiled_as_eager", "is_wrapper", "named_parts", "parts", "rebuilt", "wrapped_module"]
+is_wrapper = is_traceable_wrapper_subclass
+"""Whether a tensor's memory is that of the tensors inside it."""
 
 
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     import networkx  # type: ignore[import-untyped]
 
 
-__all__ = ["Analysis", "analyze", "analyze_step"]
-
-
 class Analysis:
     """What one step of a model takes, and why.
 
@@ -146,7 +143,7 @@ class Analysis:
         return notebook_html(self.profile, self.timeline)
 
 
-def analyze(
+def analyze(  # the settings of the public API, by keyword
     model: torch.nn.Module | Callable[[], torch.nn.Module],
     inputs: Any,
     *,

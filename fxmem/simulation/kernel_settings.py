@@ -26,8 +26,6 @@ from fxmem.hardware.workspaces import ConvSettings
 from fxmem.records.names import Sdpa
 from fxmem.records.profile import Record
 
-__all__ = ["SDPA_BACKENDS", "KernelSettings", "Sdpa", "applied", "convolution_settings", "is_deterministic"]
-
 SDPA_BACKENDS: Final[dict[Sdpa, tuple[SDPBackend, ...]]] = {
     "auto": (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION),
     "cudnn": (SDPBackend.CUDNN_ATTENTION,),

@@ -26,19 +26,6 @@ import torch
 
 from fxmem._torch import common as torch_common
 
-__all__ = [
-    "LIMIT",
-    "VALUE",
-    "follow",
-    "forget",
-    "give",
-    "is_known",
-    "known",
-    "libraries_ask_for_values",
-    "presumed",
-    "recover",
-]
-
 aten = torch.ops.aten
 
 LIMIT = 1 << 20

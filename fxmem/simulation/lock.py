@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from fxmem.errors import UsageError
 
-__all__ = ["one_at_a_time"]
-
 
 class _Turn:
     """A lock that knows which thread has it."""

@@ -25,6 +25,7 @@ from fxmem.errors import EnvironmentLacksError
 from fxmem.records.pause_gc import uncollected
 from fxmem.records.profile import Kind, Phase, Profile, Target
 from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -102,7 +103,7 @@ class _FakeStep:
         self._recording, self._log = recording, recording.log
         self._model, rebound = fake_copy(model, recording.fakes, recording.device)
         with recording.fakes:
-            card_emulation.flatten_rnn_weights(self._model)
+            flatten_rnn_weights(self._model)
         args, kwargs = fake_inputs((request.args, request.kwargs), recording.fakes, recording.device)
         self._request = dataclasses.replace(request, args=args, kwargs=kwargs, loss=rebound(request.loss))
         self._parameters = dict(self._model.named_parameters())

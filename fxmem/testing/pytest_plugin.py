@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from fxmem.simulation.analysis import Analysis
 
-__all__ = ["PeakCheck"]
-
 _Measured = dict[str, Any]
 """One peak on its way from the test's process to the one that writes the file, as plain data."""
 

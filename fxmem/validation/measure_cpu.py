@@ -46,17 +46,6 @@ from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step
 
-__all__ = [
-    "WORKSPACE_KERNELS",
-    "Call",
-    "Event",
-    "check_on_cpu",
-    "collected",
-    "measure_cpu",
-    "resident_bytes",
-    "scratch_events",
-]
-
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 WORKSPACE_KERNELS = (
@@ -80,7 +69,7 @@ _PHASES = {"forward": Phase.FORWARD, "loss": Phase.FORWARD, "backward": Phase.BA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class MeasuredCall:
     """One call of a leaf operator."""
 
     name: str
@@ -89,24 +78,24 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ProfilerEvent:
     """One allocation or free."""
 
     nbytes: int
     """Positive for an allocation, negative for a free."""
     address: int
     phase: Phase = Phase.FORWARD
-    call: Call | None = None
+    call: MeasuredCall | None = None
     """The call during which it happens; None between two operators."""
     path: tuple[str, ...] = ()
     """Operators it happens in, from the leaf operator to the innermost."""
 
 
-def scratch_events(events: Sequence[Event]) -> dict[int, Call]:
+def scratch_events(events: Sequence[ProfilerEvent]) -> dict[int, MeasuredCall]:
     """Indices of the allocations of a call's scratch, and of their frees, with the call."""
     born: dict[int, int] = {}
     freed: dict[int, int] = {}
-    scratch: dict[int, Call] = {}
+    scratch: dict[int, MeasuredCall] = {}
     for index, event in enumerate(events):
         if event.nbytes > 0:
             born[event.address] = index
@@ -125,9 +114,11 @@ def scratch_events(events: Sequence[Event]) -> dict[int, Call]:
     return dict(sorted(scratch.items()))
 
 
-def _kept_by_kernels(events: Sequence[Event], scratch: Mapping[int, Call]) -> Iterator[tuple[int, Call]]:
+def _kept_by_kernels(
+    events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]
+) -> Iterator[tuple[int, MeasuredCall]]:
     """What outlives a call of an operator with a workspace and is none of its other results."""
-    made: Counter[Call] = Counter()
+    made: Counter[MeasuredCall] = Counter()
     for index, event in enumerate(events):
         call = event.call
         if event.nbytes > 0 and call is not None and call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
@@ -136,7 +127,7 @@ def _kept_by_kernels(events: Sequence[Event], scratch: Mapping[int, Call]) -> It
                 yield index, call
 
 
-def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -> list[int]:
+def _live(resident: int, events: Sequence[ProfilerEvent], without: Mapping[int, MeasuredCall]) -> list[int]:
     """Bytes alive before the first event and after each, the events `without` not counted."""
     return list(
         itertools.accumulate(
@@ -145,10 +136,10 @@ def _live(resident: int, events: Sequence[Event], without: Mapping[int, Call]) -
     )
 
 
-def _read(profiled: profile) -> list[Event]:
+def _read(profiled: profile) -> list[ProfilerEvent]:
     """The memory events of a profile in order of time."""
-    found: list[tuple[int, Event | Phase]] = []
-    pending: list[tuple[Any, Call | None, tuple[str, ...]]] = [
+    found: list[tuple[int, ProfilerEvent | Phase]] = []
+    pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
         (root, None, ()) for root in torch_profiler.event_tree(profiled)
     ]
     while pending:
@@ -156,7 +147,7 @@ def _read(profiled: profile) -> list[Event]:
         if torch_profiler.is_allocation(entry):
             block = entry.extra_fields
             if block.device.type == "cpu":
-                found.append((entry.start_time_ns, Event(block.alloc_size, block.ptr, call=call, path=path)))
+                found.append((entry.start_time_ns, ProfilerEvent(block.alloc_size, block.ptr, call=call, path=path)))
         elif entry.name.startswith(_MARK):
             found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(_MARK)]))
         elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
@@ -167,7 +158,7 @@ def _read(profiled: profile) -> list[Event]:
     return list(_in_phases(entry for _, entry in found))
 
 
-def _leaf_call(entry: Any) -> Call | None:
+def _leaf_call(entry: Any) -> MeasuredCall | None:
     """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the
     operator itself."""
     name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
@@ -179,20 +170,20 @@ def _leaf_call(entry: Any) -> Call | None:
     ):
         return None
     shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
-    return Call(_qualified(entry), shapes)
+    return MeasuredCall(_qualified(entry), shapes)
 
 
 def _qualified(entry: Any) -> str:
     return f"{entry.name.replace('::', '.')}.{entry.overload_name or 'default'}"
 
 
-def _in_phases(entries: Iterator[Event | Phase]) -> Iterator[Event]:
+def _in_phases(entries: Iterator[ProfilerEvent | Phase]) -> Iterator[ProfilerEvent]:
     phase = Phase.FORWARD
     for entry in entries:
         if isinstance(entry, Phase):
             phase = entry
         else:
-            yield Event(entry.nbytes, entry.address, phase, entry.call, entry.path)
+            yield ProfilerEvent(entry.nbytes, entry.address, phase, entry.call, entry.path)
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -337,7 +328,7 @@ def check_on_cpu(model: nn.Module, request: StepRequest) -> None:
 
 
 def _measurement(
-    model: str, step: Any, resident: dict[Kind, int], events: Sequence[Event], set_aside: tuple[str, ...]
+    model: str, step: Any, resident: dict[Kind, int], events: Sequence[ProfilerEvent], set_aside: tuple[str, ...]
 ) -> Measurement:
     start = sum(resident.values())
     scratch = scratch_events(events)
@@ -380,9 +371,11 @@ class _Tally:
     at_peak: int = 0
 
 
-def _scratch_by_op(events: Sequence[Event], scratch: Mapping[int, Call], peak: int) -> tuple[MeasuredOp, ...]:
+def _scratch_by_op(
+    events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall], peak: int
+) -> tuple[MeasuredOp, ...]:
     """One row per operator, kernel, phase and input shapes, the largest scratch first."""
-    calls: dict[Call, _Tally] = {}
+    calls: dict[MeasuredCall, _Tally] = {}
     for index, call in scratch.items():
         event = events[index]
         tally = calls.setdefault(call, _Tally(event.phase, event.path))

@@ -36,17 +36,6 @@ from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step
 from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
 
-__all__ = [
-    "Meter",
-    "card_machine",
-    "card_target",
-    "cudnn_version",
-    "found_card",
-    "measure_cuda",
-    "require_card",
-    "used_bytes",
-]
-
 _KINDS = ("requested", "allocated", "active", "reserved")
 
 
@@ -223,13 +212,15 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
         type(model).__name__,
         describe(request, stepper),
         card_machine(),
-        resident=resident,
-        start=start,
-        end=current_bytes("current")["requested"] - foreign["requested"],
-        foreign=foreign,
-        peaks={Phase(part): peaks for part, peaks in meter.peaks.items()},
-        events={Phase(part): sizes for part, sizes in meter.events.items()},
-        beside=beside,
+        CardReadings(
+            resident=resident,
+            start=start,
+            end=current_bytes("current")["requested"] - foreign["requested"],
+            foreign=foreign,
+            peaks={Phase(part): peaks for part, peaks in meter.peaks.items()},
+            events={Phase(part): sizes for part, sizes in meter.events.items()},
+            beside=beside,
+        ),
     )
 
 
@@ -262,34 +253,35 @@ def _in_phases(step: Callable[..., None], meter: Meter) -> None:
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def measurement_of(
-    model: str,
-    step: Step,
-    machine: Machine,
-    *,
-    resident: Mapping[Kind, int],
-    start: int,
-    end: int,
-    foreign: Mapping[str, int],
-    peaks: Mapping[Phase, Mapping[str, int]],
-    events: Mapping[Phase, list[int]],
-    beside: int | None,
-) -> Measurement:
-    """The record of a step that was measured on a card; all figures in bytes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CardReadings:
+    """What was read from a card around and during one step; all figures in bytes."""
 
-    Args:
-        resident: what the model, the inputs and the optimizer own when the step begins.
-        start: requested bytes when it begins, `foreign` ones left out.
-        end: the same when it is over.
-        foreign: what was there before and is not the step's, by `requested`, `allocated`, `active` and `reserved`.
-        peaks: as the allocator reports them, by phase, `foreign` included.
-        events: signed requested bytes, by phase.
-        beside: in use on the card and not the allocator's; None if it is not known.
-    """
-    own = {phase: {kind: max(found[kind] - foreign[kind], 0) for kind in _KINDS} for phase, found in peaks.items()}
+    resident: Mapping[Kind, int]
+    """What the model, the inputs and the optimizer own when the step begins."""
+    start: int
+    """Requested bytes when it begins, `foreign` ones left out."""
+    end: int
+    """The same when it is over."""
+    foreign: Mapping[str, int]
+    """What was there before and is not the step's, by `requested`, `allocated`, `active` and `reserved`."""
+    peaks: Mapping[Phase, Mapping[str, int]]
+    """As the allocator reports them, by phase, `foreign` included."""
+    events: Mapping[Phase, list[int]]
+    """Signed requested bytes, by phase."""
+    beside: int | None
+    """In use on the card and not the allocator's; None if it is not known."""
+
+
+def measurement_of(model: str, step: Step, machine: Machine, readings: CardReadings) -> Measurement:
+    """The record of a step that was measured on a card."""
+    own = {
+        phase: {kind: max(found[kind] - readings.foreign[kind], 0) for kind in _KINDS}
+        for phase, found in readings.peaks.items()
+    }
     largest = {kind: max(found[kind] for found in own.values()) for kind in _KINDS}
-    by_kind = dict(resident)
-    rest = start - sum(by_kind.values())
+    by_kind = dict(readings.resident)
+    rest = readings.start - sum(by_kind.values())
     if rest > 0:
         by_kind[Kind.WORKSPACE] = rest
     requested = {phase: found["requested"] for phase, found in own.items()}
@@ -297,9 +289,9 @@ def measurement_of(
         model=model,
         step=step,
         machine=machine,
-        resident_bytes=start,
+        resident_bytes=readings.start,
         resident_by_kind=by_kind,
-        retained_bytes=end - start,
+        retained_bytes=readings.end - readings.start,
         peak_bytes=largest["requested"],
         peak_phase=max(requested, key=lambda phase: requested[phase]),
         peak_op="",
@@ -308,11 +300,11 @@ def measurement_of(
         peak_without_scratch_bytes=largest["requested"],
         allocated_bytes=largest["allocated"],
         reserved_bytes=largest["reserved"],
-        process_bytes=None if beside is None else largest["reserved"] + beside,
+        process_bytes=None if readings.beside is None else largest["reserved"] + readings.beside,
         phases=tuple(
             MeasuredPhase(phase=phase, **{f"{kind}_bytes": found[kind] for kind in _KINDS})
             for phase, found in own.items()
         ),
-        events=tuple(size for sizes in events.values() for size in sizes),
-        events_by_phase={phase: len(sizes) for phase, sizes in events.items()},
+        events=tuple(size for sizes in readings.events.values() for size in sizes),
+        events_by_phase={phase: len(sizes) for phase, sizes in readings.events.items()},
     )

@@ -18,8 +18,8 @@ from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import make_optimizer, run_step
 from fxmem.validation.measure_cpu import (
     WORKSPACE_KERNELS,
-    Call,
-    Event,
+    MeasuredCall,
+    ProfilerEvent,
     _in_phases,
     _measurement,
     measure_cpu,
@@ -244,32 +244,32 @@ def test_calls_are_what_a_dispatch_mode_sees() -> None:
 
 
 def test_scratch_is_born_and_gone_inside_one_call() -> None:
-    first, second = Call("a"), Call("a")
+    first, second = MeasuredCall("a"), MeasuredCall("a")
     events = [
-        Event(10, address=1, call=first),
-        Event(20, address=2, call=first),
-        Event(-10, address=1, call=first),
-        Event(30, address=1, call=second),  # the address again, another block
-        Event(-20, address=2, call=second),  # an output of the first call
-        Event(-30, address=1),  # freed between two calls
-        Event(40, address=3),
-        Event(-40, address=3),
-        Event(-50, address=9, call=second),  # there before the step
+        ProfilerEvent(10, address=1, call=first),
+        ProfilerEvent(20, address=2, call=first),
+        ProfilerEvent(-10, address=1, call=first),
+        ProfilerEvent(30, address=1, call=second),  # the address again, another block
+        ProfilerEvent(-20, address=2, call=second),  # an output of the first call
+        ProfilerEvent(-30, address=1),  # freed between two calls
+        ProfilerEvent(40, address=3),
+        ProfilerEvent(-40, address=3),
+        ProfilerEvent(-50, address=9, call=second),  # there before the step
     ]
     assert scratch_events(events) == {0: first, 2: first}
 
 
 def test_what_a_recurrent_layer_keeps_for_its_backward_is_scratch_too() -> None:
-    layer = Call("aten.mkldnn_rnn_layer.default", ((3, 5, 7),))
+    layer = MeasuredCall("aten.mkldnn_rnn_layer.default", ((3, 5, 7),))
     path = (layer.name, "aten.empty.memory_format")
-    results = [Event(100 + n, n, Phase.FORWARD, layer, path) for n in range(3)]
+    results = [ProfilerEvent(100 + n, n, Phase.FORWARD, layer, path) for n in range(3)]
     events = [
         *results,
-        Event(40, 3, Phase.FORWARD, layer, path),  # the kernel's own, for the length of the call
-        Event(4096, 4, Phase.FORWARD, layer, path),
-        Event(-40, 3, Phase.FORWARD, layer, path),
-        Event(8192, 5, Phase.FORWARD, Call(layer.name), path),  # the first result of another call
-        Event(-4096, 4, Phase.BACKWARD),
+        ProfilerEvent(40, 3, Phase.FORWARD, layer, path),  # the kernel's own, for the length of the call
+        ProfilerEvent(4096, 4, Phase.FORWARD, layer, path),
+        ProfilerEvent(-40, 3, Phase.FORWARD, layer, path),
+        ProfilerEvent(8192, 5, Phase.FORWARD, MeasuredCall(layer.name), path),  # the first result of another call
+        ProfilerEvent(-4096, 4, Phase.BACKWARD),
     ]
     assert scratch_events(events) == {3: layer, 4: layer, 5: layer, 7: layer}
     measured = _measurement(
@@ -287,17 +287,17 @@ def test_what_a_recurrent_layer_keeps_for_its_backward_is_scratch_too() -> None:
 
 
 def test_peaks_and_rows_of_a_log_made_by_hand() -> None:
-    library, other = Call(WORKSPACE_KERNELS[0], ((2, 3), None)), Call("aten.roll.default", ((5,),))
+    library, other = MeasuredCall(WORKSPACE_KERNELS[0], ((2, 3), None)), MeasuredCall("aten.roll.default", ((5,),))
     path = (library.name, "aten.mkldnn_convolution.default")
     events = [
-        Event(100, 1, Phase.FORWARD, library, path),
-        Event(7, 2, Phase.FORWARD, library, (*path, "aten.empty.memory_format")),
-        Event(-7, 2, Phase.FORWARD, library, path),
-        Event(11, 3, Phase.FORWARD, library, path),
-        Event(-11, 3, Phase.FORWARD, library, path),
-        Event(5, 4, Phase.BACKWARD, other, (other.name,)),
-        Event(-5, 4, Phase.BACKWARD, other, (other.name,)),
-        Event(-100, 1, Phase.BACKWARD),
+        ProfilerEvent(100, 1, Phase.FORWARD, library, path),
+        ProfilerEvent(7, 2, Phase.FORWARD, library, (*path, "aten.empty.memory_format")),
+        ProfilerEvent(-7, 2, Phase.FORWARD, library, path),
+        ProfilerEvent(11, 3, Phase.FORWARD, library, path),
+        ProfilerEvent(-11, 3, Phase.FORWARD, library, path),
+        ProfilerEvent(5, 4, Phase.BACKWARD, other, (other.name,)),
+        ProfilerEvent(-5, 4, Phase.BACKWARD, other, (other.name,)),
+        ProfilerEvent(-100, 1, Phase.BACKWARD),
     ]
     measured = _measurement(
         "Toy",
@@ -330,7 +330,7 @@ def test_a_step_that_allocates_nothing_peaks_where_it_began() -> None:
 
 
 def test_events_belong_to_the_phase_that_was_announced_last() -> None:
-    log = [Event(1, 1), Phase.BACKWARD, Event(2, 2), Phase.OPTIMIZER, Event(3, 3)]
+    log = [ProfilerEvent(1, 1), Phase.BACKWARD, ProfilerEvent(2, 2), Phase.OPTIMIZER, ProfilerEvent(3, 3)]
     assert [event.phase for event in _in_phases(iter(log))] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 

@@ -26,6 +26,7 @@ from fxmem.validation import measure_cuda as measuring_cuda
 from fxmem.validation import validate as validation
 from fxmem.validation.measure_cpu import resident_bytes
 from fxmem.validation.measure_cuda import (
+    CardReadings,
     card_target,
     cudnn_version,
     found_card,
@@ -343,13 +344,9 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
             "Small",
             step,
             MACHINE,
-            resident={},
-            start=resident,
-            end=resident,
-            foreign=NOTHING,
-            peaks=peaks,
-            events=events,
-            beside=None,
+            CardReadings(
+                resident={}, start=resident, end=resident, foreign=NOTHING, peaks=peaks, events=events, beside=None
+            ),
         )
 
     monkeypatch.setattr(validation, "found_card", lambda: H200)
@@ -377,7 +374,10 @@ def test_nothing_is_negative_when_the_process_gave_something_back_meanwhile() ->
     peaks = {Phase.FORWARD: {"requested": 900, "allocated": 1024, "active": 1024, "reserved": 2000}}
     foreign = {**NOTHING, "requested": 100, "reserved": 4000}
     found = measurement_of(
-        "M", step, MACHINE, resident={}, start=700, end=700, foreign=foreign, peaks=peaks, events={}, beside=None
+        "M",
+        step,
+        MACHINE,
+        CardReadings(resident={}, start=700, end=700, foreign=foreign, peaks=peaks, events={}, beside=None),
     )
     assert (found.peak_bytes, found.reserved_bytes, found.process_bytes) == (800, 0, None)
 

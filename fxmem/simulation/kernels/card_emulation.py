@@ -43,22 +43,13 @@ from fxmem.records.profile import Assumption, Target
 from fxmem.simulation.kernels.attention import (
     DEFAULT_ORDER,
     TORCH_VERSION,
-    Settings,
+    AttentionSettings,
     attend,
     preferred_order,
     settings_on,
 )
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
-from fxmem.simulation.kernels.recurrent import FAKE_RNN, flatten_rnn_weights, run_rnn
-
-__all__ = [
-    "assumptions",
-    "default_foreach",
-    "flatten_rnn_weights",
-    "replacement",
-    "scaled_dot_product_attention",
-    "target_kernels",
-]
+from fxmem.simulation.kernels.recurrent import FAKE_RNN, run_rnn
 
 
 class _Active(threading.local):
@@ -87,7 +78,7 @@ class _Card:
             _active.stack[-1]._unset_orders if _active.stack else _orders_of_this_machine()
         )
 
-    def attention_settings(self) -> Settings:
+    def attention_settings(self) -> AttentionSettings:
         return settings_on(
             self.capability,
             cudnn_version=_cudnn_version(),

@@ -17,8 +17,6 @@ from fxmem._torch import common as torch_common
 from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.simulation import known_values
 
-__all__ = ["FAKE_KERNELS", "LOSSES", "ONE_DTYPE", "check_one_dtype"]
-
 aten = torch.ops.aten
 
 

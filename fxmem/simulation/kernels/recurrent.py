@@ -45,8 +45,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.errors import AnalysisError
 
-__all__ = ["FAKE_RNN", "Recurrence", "flatten_rnn_weights", "run_rnn"]
-
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """`cudnnRNNMode_t` of each torch function."""
 _GATES: Final = (1, 1, 4, 3)
@@ -192,7 +190,7 @@ def _uses_cudnn(input: Tensor, capability: tuple[int, int]) -> bool:
     return torch.backends.cudnn.enabled and input.dtype in dtypes and input.numel() > 0
 
 
-def _cudnn_rnn(
+def _cudnn_rnn(  # torch's own signature
     mode: int,
     input: Tensor,
     hx: Tensor | Sequence[Tensor],
@@ -267,6 +265,7 @@ class CudnnRnn(torch.autograd.Function):
     def forward(
         ctx: Any, call: _Call, flat: Tensor | None, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
+        """`_cudnn_rnn`."""
         packed = _time_major(input, call.batch_first)
         output, hy, cy, reserve, buffer = torch.ops.aten._cudnn_rnn.default(
             input, list(weights), call.weights_per_layer, flat, hx, cx, *call.arguments
@@ -281,6 +280,7 @@ class CudnnRnn(torch.autograd.Function):
     def backward(
         ctx: Any, grad_output: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """`_cudnn_rnn_backward`."""
         call = ctx.call
         if not call.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")

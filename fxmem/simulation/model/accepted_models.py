@@ -21,8 +21,6 @@ from fxmem._torch import modules as torch_modules
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError, UsageError
 
-__all__ = ["COMPILED", "EXPORTED", "check_gradients", "plain_model", "without_compiled"]
-
 COMPILED = (
     "torch.compile'd code is analysed as the eager code it was made from: fused kernels keep and make fewer "
     "tensors, CUDA graphs hold a pool of their own"

@@ -29,8 +29,6 @@ from fxmem.simulation import known_values
 from fxmem.simulation.model.accepted_models import without_compiled
 from fxmem.simulation.model.function_copies import Rebinder
 
-__all__ = ["deep_recursion", "fake_copy", "fake_inputs", "fake_model", "meta_model", "shadow_model"]
-
 
 def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:
     """The first of what `fake_copy` returns."""

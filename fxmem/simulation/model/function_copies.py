@@ -24,8 +24,6 @@ from torch.optim import Optimizer
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import modules as torch_modules
 
-__all__ = ["Rebinder"]
-
 _DEPTH = 3
 """How deep containers are looked into."""
 _HOOKS = "hooks"

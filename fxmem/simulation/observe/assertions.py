@@ -14,8 +14,6 @@ import linecache
 import types
 from collections.abc import Iterator, Sequence
 
-__all__ = ["passing"]
-
 Place = tuple[int | None, int | None, int | None, int | None]
 """First and last line, first and last column."""
 

@@ -30,8 +30,6 @@ from fxmem.records.profile import ModuleCall, RecomputedRegion
 from fxmem.simulation.observe.fx_writer import GraphWriter, as_node, has_tensor, named_apply
 from fxmem.simulation.observe.source_lines import calling_line
 
-__all__ = ["CallObserver", "ProgramTracer", "named_arguments"]
-
 _METADATA_METHODS = frozenset(
     {
         "size",

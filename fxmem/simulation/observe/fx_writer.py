@@ -22,8 +22,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.records.profile import SourceLine
 
-__all__ = ["GraphWriter", "as_node", "has_tensor", "named_apply"]
-
 _OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in (

@@ -13,8 +13,6 @@ import torch
 import fxmem
 from fxmem.records.profile import SourceLine
 
-__all__ = ["calling_line", "innermost_user_line", "user_frame"]
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
 _STEP = _HERE + os.path.join("simulation", "step.py")

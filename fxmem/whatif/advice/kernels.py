@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fxmem.records.names import Sdpa
 from fxmem.records.profile import Kind, Profile
 from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.kernel_settings import KernelSettings, Sdpa, applied, convolution_settings
+from fxmem.simulation.kernel_settings import KernelSettings, applied, convolution_settings
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
 

@@ -29,8 +29,8 @@ from fxmem.simulation.kernels import attention, card_emulation, recurrent
 from fxmem.simulation.kernels.attention import (
     DEFAULT_ORDER,
     AttentionCall,
+    AttentionSettings,
     Operand,
-    Settings,
     attend,
     attention_backend,
     preferred_order,
@@ -135,13 +135,13 @@ def grouped(k: tuple[int, ...] = (2, 2, 64, 64), **rest: Any) -> AttentionCall:
 
 def on_sm(
     major: int, minor: int = 0, version: tuple[int, int] = (2, 11), cudnn: int | None = 91900, **rest: Any
-) -> Settings:
+) -> AttentionSettings:
     rest.setdefault("order", preferred_order((major, minor), version, cudnn))
-    return Settings((major, minor), version, cudnn, **rest)
+    return AttentionSettings((major, minor), version, cudnn, **rest)
 
 
 MASK = operand(64, 64, dtype=torch.bool)
-TABLE: list[tuple[str, AttentionCall, Settings, SDPBackend, str]] = [
+TABLE: list[tuple[str, AttentionCall, AttentionSettings, SDPBackend, str]] = [
     # id, call, settings, what runs, a part of the reason
     ("halves on Ampere", call(), on_sm(8), FLASH, "flash_attention runs"),
     ("halves on Hopper", call(), on_sm(9), CUDNN, "cudnn_attention runs"),
@@ -236,7 +236,7 @@ TABLE: list[tuple[str, AttentionCall, Settings, SDPBackend, str]] = [
 @pytest.mark.parametrize(
     ("made", "settings", "expected", "reason"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_backend(made: AttentionCall, settings: Settings, expected: SDPBackend, reason: str) -> None:
+def test_backend(made: AttentionCall, settings: AttentionSettings, expected: SDPBackend, reason: str) -> None:
     choice = attention_backend(made, settings)
     assert choice.backend is expected, choice.reason
     assert reason in choice.reason
@@ -286,7 +286,7 @@ def test_the_choice_is_that_of_torch_itself() -> None:
         made = AttentionCall(read(row["query"]), read(row["key"]), read(row["value"]), mask, *options)
         order = tuple(members[name] for name in row["order"]) if "order" in row else preferred_order(sm, (2, 11), 91900)
         enabled = frozenset(DEFAULT_ORDER) - {members[name] for name in row.get("off", [])}
-        settings = Settings(sm, (2, 11), 91900, order, enabled, row.get("deterministic", False))
+        settings = AttentionSettings(sm, (2, 11), 91900, order, enabled, row.get("deterministic", False))
         if row["runs"] == "none":
             with pytest.raises(AnalysisError):
                 attention_backend(made, settings)
@@ -445,7 +445,7 @@ def test_math_written_out_is_torchs_own_to_the_byte(dtype: torch.dtype, options:
     if "mask" in options:
         mask = torch.rand(32, 48) > 0.5 if options.pop("mask") is torch.bool else torch.randn(32, 48, dtype=dtype)
     enable_gqa = heads == 2
-    settings = Settings((8, 0), order=(MATH,))
+    settings = AttentionSettings((8, 0), order=(MATH,))
     results: list[torch.Tensor] = []
 
     def original() -> None:
@@ -1013,7 +1013,7 @@ def test_random_calls_run_what_was_chosen() -> None:
                 assert card.capability is not None
                 order = preferred_order(card.capability, attention.TORCH_VERSION, version)
                 backend = attention_backend(
-                    described, Settings(card.capability, attention.TORCH_VERSION, version, order)
+                    described, AttentionSettings(card.capability, attention.TORCH_VERSION, version, order)
                 ).backend
                 ran[backend] += 1
                 assert attention_ops(ops) == (

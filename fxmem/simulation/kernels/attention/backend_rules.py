@@ -30,15 +30,15 @@ from fxmem.simulation.kernels.attention.call import (
     HALVES,
     MATH,
     AttentionCall,
-    Choice,
+    AttentionSettings,
+    BackendChoice,
     Operand,
-    Settings,
 )
 
-__all__ = ["attention_backend"]
 
-
-def attention_backend(call: AttentionCall, settings: Settings, override: SDPBackend | None = None) -> Choice:
+def attention_backend(
+    call: AttentionCall, settings: AttentionSettings, override: SDPBackend | None = None
+) -> BackendChoice:
     """The first backend in the order whose rules the call meets (`select_sdp_backend`).
 
     Args:
@@ -54,7 +54,7 @@ def attention_backend(call: AttentionCall, settings: Settings, override: SDPBack
     for backend in settings.order if override is None else (override,):
         refusal = _refusal(backend, call, settings)
         if refusal is None:
-            return Choice(backend, "; ".join([*refusals, f"{_name(backend)} runs"]))
+            return BackendChoice(backend, "; ".join([*refusals, f"{_name(backend)} runs"]))
         refusals.append(f"{_name(backend)}: {refusal}")
     why = "; ".join(refusals)
     sm = _sm(settings)
@@ -74,15 +74,15 @@ def _name(backend: SDPBackend) -> str:
     return str(backend.name).lower()
 
 
-def _sm(settings: Settings) -> str:
+def _sm(settings: AttentionSettings) -> str:
     return "sm{}{}".format(*settings.capability)
 
 
-Rule = Callable[[AttentionCall, Settings], str | None]
+Rule = Callable[[AttentionCall, AttentionSettings], str | None]
 """A check: None when the call passes, else what it lacks."""
 
 
-def _refusal(backend: SDPBackend, call: AttentionCall, settings: Settings) -> str | None:
+def _refusal(backend: SDPBackend, call: AttentionCall, settings: AttentionSettings) -> str | None:
     if backend not in settings.enabled:
         return "switched off"
     return next((refusal for rule in _RULES[backend] if (refusal := rule(call, settings)) is not None), None)
@@ -111,17 +111,17 @@ def _with_batch(call: AttentionCall) -> AttentionCall:
 # Checks that several backends share.
 
 
-def _check_tensor_shapes(call: AttentionCall, _: Settings) -> str | None:
+def _check_tensor_shapes(call: AttentionCall, _: AttentionSettings) -> str | None:
     dims = [len(operand.shape) for operand in call.operands]
     return None if dims == [4, 4, 4] else f"query, key and value have {dims} dimensions, not 4"
 
 
-def _check_nonzero_sequence_lengths(call: AttentionCall, _: Settings) -> str | None:
+def _check_nonzero_sequence_lengths(call: AttentionCall, _: AttentionSettings) -> str | None:
     return "a sequence is empty" if 0 in (call.query.shape[-2], call.key.shape[-2]) else None
 
 
 def _check_last_dim_stride(ignore_singleton_dim: bool) -> Rule:
-    def check_last_dim_stride_equals_1_dense(call: AttentionCall, _: Settings) -> str | None:
+    def check_last_dim_stride_equals_1_dense(call: AttentionCall, _: AttentionSettings) -> str | None:
         dense = all(operand.stride[-1] == 1 for operand in call.operands) or (
             ignore_singleton_dim and call.query.shape[-1] == 1
         )
@@ -132,8 +132,10 @@ def _check_last_dim_stride(ignore_singleton_dim: bool) -> Rule:
     return check_last_dim_stride_equals_1_dense
 
 
-def _check_batch_and_heads(*, supports_gqa: Callable[[Settings], bool], requires_same_num_heads: bool = True) -> Rule:
-    def check_batch_size_and_num_heads_dense(call: AttentionCall, settings: Settings) -> str | None:
+def _check_batch_and_heads(
+    *, supports_gqa: Callable[[AttentionSettings], bool], requires_same_num_heads: bool = True
+) -> Rule:
+    def check_batch_size_and_num_heads_dense(call: AttentionCall, settings: AttentionSettings) -> str | None:
         if len({operand.shape[0] for operand in call.operands}) > 1:
             return "batch sizes differ"
         q, k, v = (operand.shape[-3] for operand in call.operands)
@@ -151,8 +153,8 @@ def _check_batch_and_heads(*, supports_gqa: Callable[[Settings], bool], requires
     return check_batch_size_and_num_heads_dense
 
 
-def _check_dtype(allowed: Callable[[Settings], Sequence[torch.dtype]]) -> Rule:
-    def check_tensor_dtype(call: AttentionCall, settings: Settings) -> str | None:
+def _check_dtype(allowed: Callable[[AttentionSettings], Sequence[torch.dtype]]) -> Rule:
+    def check_tensor_dtype(call: AttentionCall, settings: AttentionSettings) -> str | None:
         dtypes = {operand.dtype for operand in call.operands}
         if len(dtypes) == 1 and call.query.dtype in allowed(settings):
             return None
@@ -162,13 +164,13 @@ def _check_dtype(allowed: Callable[[Settings], Sequence[torch.dtype]]) -> Rule:
 
 
 def _check_sm_version(lowest: tuple[int, int]) -> Rule:
-    def check_hardware_support(_: AttentionCall, settings: Settings) -> str | None:
+    def check_hardware_support(_: AttentionCall, settings: AttentionSettings) -> str | None:
         return None if lowest <= settings.capability <= (12, 1) else f"not for {_sm(settings)}"
 
     return check_hardware_support
 
 
-def _low_precision(settings: Settings) -> Sequence[torch.dtype]:
+def _low_precision(settings: AttentionSettings) -> Sequence[torch.dtype]:
     """`check_dtypes_low_precision`."""
     return HALVES if settings.capability >= (8, 0) else (torch.float16,)
 
@@ -176,18 +178,18 @@ def _low_precision(settings: Settings) -> Sequence[torch.dtype]:
 # Flash attention.
 
 
-def _check_for_attn_mask(call: AttentionCall, _: Settings) -> str | None:
+def _check_for_attn_mask(call: AttentionCall, _: AttentionSettings) -> str | None:
     return None if call.mask is None else "an attention mask is given"
 
 
-def _check_head_dim_size_flash(call: AttentionCall, _: Settings) -> str | None:
+def _check_head_dim_size_flash(call: AttentionCall, _: AttentionSettings) -> str | None:
     sizes = {operand.shape[-1] for operand in call.operands}
     if len(sizes) > 1:
         return "head sizes differ"
     return f"head size {max(sizes)} is over 256" if max(sizes) > 256 else None
 
 
-def _check_backward_head_dim(call: AttentionCall, settings: Settings) -> str | None:
+def _check_backward_head_dim(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`."""
     few_registers = (8, 6) <= settings.capability <= (8, 9) or (12, 0) <= settings.capability <= (12, 1)
     head_dim = call.query.shape[-1]
@@ -199,12 +201,12 @@ def _check_backward_head_dim(call: AttentionCall, settings: Settings) -> str | N
     )
 
 
-def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: Settings) -> str | None:
+def _check_flash_causal_non_square_seqlens(call: AttentionCall, _: AttentionSettings) -> str | None:
     q, k = call.query.shape[-2], call.key.shape[-2]
     return f"causal with {q} queries and {k} keys" if call.is_causal and q != k else None
 
 
-def _check_flash_grid_size(call: AttentionCall, settings: Settings) -> str | None:
+def _check_flash_grid_size(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """`check_flash_attention_grid_size` (since 2.15)."""
     return (
         "batch size or heads over 65535"
@@ -216,7 +218,7 @@ def _check_flash_grid_size(call: AttentionCall, settings: Settings) -> str | Non
 # Memory-efficient attention.
 
 
-def _minimum_gemm_alignment(call: AttentionCall, settings: Settings) -> int:
+def _minimum_gemm_alignment(call: AttentionCall, settings: AttentionSettings) -> int:
     """Elements that the CUTLASS kernels read at once (`minimum_gemm_alignment`)."""
     half = call.query.dtype in HALVES
     tensor_cores = settings.capability >= (8, 0) or (settings.capability >= (7, 0) and half)
@@ -224,7 +226,7 @@ def _minimum_gemm_alignment(call: AttentionCall, settings: Settings) -> int:
     return max(least, 128 // (16 if half else 32)) if tensor_cores else least
 
 
-def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: Settings) -> str | None:
+def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: AttentionSettings) -> str | None:
     q, k, v = (operand.shape[-1] for operand in call.operands)
     alignment = _minimum_gemm_alignment(call, settings)
     if q != k:
@@ -236,7 +238,7 @@ def _check_head_dim_size_mem_efficient(call: AttentionCall, settings: Settings) 
     )
 
 
-def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Settings) -> str | None:
+def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """Since 2.13: storage offsets must be aligned too; the allocator aligns the storages themselves."""
     if settings.torch_version < (2, 13) or settings.capability < (8, 0):
         return None
@@ -245,7 +247,7 @@ def _check_data_ptr_alignment_mem_efficient(call: AttentionCall, settings: Setti
     return None if aligned else f"a storage offset is no multiple of {alignment}"
 
 
-def _efficient_dtypes(settings: Settings) -> Sequence[torch.dtype]:
+def _efficient_dtypes(settings: AttentionSettings) -> Sequence[torch.dtype]:
     return (
         (torch.float16, torch.float32, torch.bfloat16)
         if settings.capability >= (8, 0)
@@ -256,18 +258,18 @@ def _efficient_dtypes(settings: Settings) -> Sequence[torch.dtype]:
 # cuDNN attention.
 
 
-def _check_cudnn_version(call: AttentionCall, settings: Settings) -> str | None:
+def _check_cudnn_version(call: AttentionCall, settings: AttentionSettings) -> str | None:
     version = settings.cudnn_version
     if version is None or version < 90000:
         return "no cuDNN 9"
     return f"cuDNN {version} has no dropout" if call.dropout_p > 0 and 91100 < version < 91400 else None
 
 
-def _check_cudnn_deterministic(_: AttentionCall, settings: Settings) -> str | None:
+def _check_cudnn_deterministic(_: AttentionCall, settings: AttentionSettings) -> str | None:
     return "not deterministic" if settings.deterministic else None
 
 
-def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
+def _check_attn_mask_shape(call: AttentionCall, _: AttentionSettings) -> str | None:
     mask = call.mask
     if mask is None:
         return None
@@ -283,13 +285,13 @@ def _check_attn_mask_shape(call: AttentionCall, _: Settings) -> str | None:
     )
 
 
-def _check_cudnn_dropout(call: AttentionCall, settings: Settings) -> str | None:
+def _check_cudnn_dropout(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """Since 2.12."""
     whole = call.dropout_p * 16 % 1 == 0
     return None if whole or settings.torch_version < (2, 12) else f"dropout {call.dropout_p} is no multiple of 1/16"
 
 
-def _check_cudnn_tensor_shapes(call: AttentionCall, settings: Settings) -> str | None:
+def _check_cudnn_tensor_shapes(call: AttentionCall, settings: AttentionSettings) -> str | None:
     qk, v = call.query.shape[-1], call.value.shape[-1]
     limit = _cudnn_head_dim_limit(qk, v, settings)
     if settings.torch_version >= (2, 13) and max(call.query.shape[:2]) > 65535:
@@ -303,7 +305,7 @@ def _check_cudnn_tensor_shapes(call: AttentionCall, settings: Settings) -> str |
     return "one query only, with dropout" if call.query.shape[-2] == 1 and call.dropout_p != 0 else None
 
 
-def _cudnn_head_dim_limit(qk: int, v: int, settings: Settings) -> int:
+def _cudnn_head_dim_limit(qk: int, v: int, settings: AttentionSettings) -> int:
     version = settings.cudnn_version or 0
     if settings.torch_version < (2, 14):
         if settings.capability == (9, 0) and version >= 91000:
@@ -315,7 +317,7 @@ def _cudnn_head_dim_limit(qk: int, v: int, settings: Settings) -> int:
     return 192 if newest and version >= 91100 and (qk, v) == (192, 128) else 128
 
 
-def _cudnn_takes_head_dim_256(settings: Settings) -> bool:
+def _cudnn_takes_head_dim_256(settings: AttentionSettings) -> bool:
     version = settings.cudnn_version or 0
     least = 92500 if settings.capability == (10, 7) else 92200
     return (
@@ -325,7 +327,7 @@ def _cudnn_takes_head_dim_256(settings: Settings) -> bool:
     )
 
 
-def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: Settings) -> str | None:
+def _check_cudnn_d256_bprop_head_dim(call: AttentionCall, settings: AttentionSettings) -> str | None:
     """Since 2.14."""
     if not call.requires_grad or not _cudnn_takes_head_dim_256(settings):
         return None

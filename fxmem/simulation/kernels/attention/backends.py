@@ -26,15 +26,13 @@ from fxmem.simulation.kernels.attention.call import (
     MATH,
     TORCH_VERSION,
     AttentionCall,
+    AttentionSettings,
     Operand,
-    Settings,
 )
 
-__all__ = ["attend"]
 
-
-def attend(
-    settings: Settings,
+def attend(  # torch's own signature
+    settings: AttentionSettings,
     query: Tensor,
     key: Tensor,
     value: Tensor,

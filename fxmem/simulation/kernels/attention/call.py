@@ -12,22 +12,6 @@ from torch.nn.attention import SDPBackend
 
 from fxmem._torch import kernels as torch_kernels
 
-__all__ = [
-    "CUDNN",
-    "DEFAULT_ORDER",
-    "EFFICIENT",
-    "FLASH",
-    "HALVES",
-    "MATH",
-    "TORCH_VERSION",
-    "AttentionCall",
-    "Choice",
-    "Operand",
-    "Settings",
-    "preferred_order",
-    "settings_on",
-]
-
 FLASH: Final = SDPBackend.FLASH_ATTENTION
 EFFICIENT: Final = SDPBackend.EFFICIENT_ATTENTION
 CUDNN: Final = SDPBackend.CUDNN_ATTENTION
@@ -92,7 +76,7 @@ class AttentionCall:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AttentionSettings:
     """What a decision depends on besides the call."""
 
     capability: tuple[int, int]
@@ -108,7 +92,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """The backend that runs, and why: what each backend before it in the order lacked."""
 
     backend: SDPBackend
@@ -139,7 +123,7 @@ def settings_on(
     cudnn_version: int | None,
     deprioritized: bool,
     unset: Collection[tuple[SDPBackend, ...]] = (DEFAULT_ORDER,),
-) -> Settings:
+) -> AttentionSettings:
     """This process's settings as they would be on a card of `capability`.
 
     Args:
@@ -159,7 +143,7 @@ def settings_on(
     current = tuple(
         backend for number in torch_kernels.sdpa_order() for backend in DEFAULT_ORDER if backend.value == number
     )
-    return Settings(
+    return AttentionSettings(
         capability=capability,
         torch_version=TORCH_VERSION,
         cudnn_version=cudnn_version,
