@@ -197,8 +197,7 @@ def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     asked = (
         (node.lineno, argument.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and dotted(node.func).split(".")[-1] in ("getattr", "setattr", "hasattr", "patched")
+        if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in ("getattr", "setattr", "hasattr", "patch")
         for argument in node.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.autograd
 
-from fxmem._torch.common import patched
+from fxmem._torch.common import patch
 
 # --- the graph --------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Hooks:
 
 
 @contextlib.contextmanager
-def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
+def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
     """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.
 
     `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing. C++
@@ -159,9 +159,9 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
         return disabling
 
     with (
-        patched(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
-        patched(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
-        patched(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
+        patch(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
+        patch(torch._C._autograd, "_push_saved_tensors_default_hooks", make_push),
+        patch(torch._C._autograd, "_pop_saved_tensors_default_hooks", make_pop),
         torch.autograd.graph.saved_tensors_hooks(_same, _same),
     ):
         yield
@@ -171,7 +171,7 @@ def saved_tensors_seen_by(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
 
 
 @contextlib.contextmanager
-def engine_routed_to(
+def route_engine(
     run_backward: Callable[..., tuple[Any, ...]],
     task_id: Callable[[], int],
     queue_callback: Callable[[Callable[[], None]], bool],
@@ -212,15 +212,15 @@ def engine_routed_to(
                 self._original.queue_callback(callback)
 
     with (
-        patched(torch.autograd, "_engine_run_backward", route),
-        patched(torch._C, "_current_graph_task_id", task),
-        patched(torch.autograd.Variable, "_execution_engine", Callbacks),
+        patch(torch.autograd, "_engine_run_backward", route),
+        patch(torch._C, "_current_graph_task_id", task),
+        patch(torch.autograd.Variable, "_execution_engine", Callbacks),
     ):
         yield
 
 
 @contextlib.contextmanager
-def function_calls_seen_by(
+def observe_function_calls(
     call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
     node_hook: Callable[[Any, str, Callable[..., Any]], None],
     no_materialize: Callable[[Any], None],
@@ -271,9 +271,9 @@ def function_calls_seen_by(
         return setting
 
     with (
-        patched(applied, "apply", apply),
-        patched(nodes, "register_hook", hook("register_hook")),
-        patched(nodes, "register_prehook", hook("register_prehook")),
-        patched(torch.autograd.function.FunctionCtx, "set_materialize_grads", materialize),
+        patch(applied, "apply", apply),
+        patch(nodes, "register_hook", hook("register_hook")),
+        patch(nodes, "register_prehook", hook("register_prehook")),
+        patch(torch.autograd.function.FunctionCtx, "set_materialize_grads", materialize),
     ):
         yield

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from fxmem._torch.common import patched
+from fxmem._torch.common import patch
 
 
 def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ def checkpoint_regions(
     module = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator"
     name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
-    with patched(module, name, generator), patched(module.CheckpointFunction, "forward", forward):
+    with patch(module, name, generator), patch(module.CheckpointFunction, "forward", forward):
         yield
 
 
@@ -116,7 +116,7 @@ def checkpoints_told(told: Callable[[Any], None]) -> Iterator[None]:
     name = "_checkpoint_without_reentrant_generator"
     name = f"{name}_impl" if hasattr(module, f"{name}_impl") else name
     with (
-        patched(module, name, first(0)),
-        patched(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))),
+        patch(module, name, first(0)),
+        patch(module.CheckpointFunction, "forward", lambda original: staticmethod(first(1)(original))),
     ):
         yield

@@ -69,9 +69,10 @@ __all__ = [
     "no_modes",
     "op_arguments",
     "op_name",
-    "patched",
-    "quiet_fake_kernels",
+    "patch",
+    "pause_observers",
     "runs_only_its_own_code",
+    "silence_fake_kernels",
     "storage_address",
     "storage_key",
     "tensor_metadata",
@@ -80,7 +81,6 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
-    "unwatched",
 ]
 
 NormBase = torch.nn.modules.batchnorm._NormBase  # what every module with running statistics derives from (since 1.4)
@@ -132,7 +132,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Replace `owner.name` by `make(original)` and put the original back, also on error.
 
     Nests: the inner replacement wraps the outer one and goes first. An attribute that `owner` only
@@ -203,14 +203,14 @@ def runs_only_its_own_code(optimizer: torch.optim.Optimizer) -> bool:
     return own and not any(hooks)
 
 
-def unwatched() -> contextlib.AbstractContextManager[Any]:
+def pause_observers() -> contextlib.AbstractContextManager[Any]:
     """For the duration no TorchFunctionMode sees this thread's calls (`torch._C.DisableTorchFunction`, since 1.11)."""
     manager: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return manager
 
 
 @contextlib.contextmanager
-def quiet_fake_kernels() -> Iterator[None]:
+def silence_fake_kernels() -> Iterator[None]:
     """FakeTensorMode logs a traceback for each error it then raises (logger `torch._subclasses.fake_tensor`, since
     2.8); the error is enough."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")

@@ -29,7 +29,7 @@ NUMBER_OF: Final[Any] = torch.ops.aten._local_scalar_dense.default
 NEW_NUMBER: Final[Any] = torch.ops.aten.lift_fresh.default
 """What `torch.tensor` ends in."""
 
-_remembered: dict[Hashable, dict[Any, Any]] = {}
+_shared_tables: dict[Hashable, dict[Any, Any]] = {}
 _CONTEXTS, _CALLS = 4, 50_000
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
@@ -91,25 +91,25 @@ def describe(
     return True
 
 
-def remembered(context: Hashable) -> dict[Any, Any]:
+def shared_tables(context: Hashable) -> dict[Any, Any]:
     """By operator, what has been found out about its fake kernel in this process under `context`: whatever else its
     results depend on.
 
     For the caller to fill; forgotten with time (of four contexts, of 50,000 calls) and by `forget`.
     """
-    known = _remembered.pop(context, None)
+    known = _shared_tables.pop(context, None)
     if known is None or sum(len(calls or ()) for calls in known.values()) > _CALLS:
         known = {}
-    _remembered[context] = known
-    for old in list(_remembered)[:-_CONTEXTS]:
-        del _remembered[old]
+    _shared_tables[context] = known
+    for old in list(_shared_tables)[:-_CONTEXTS]:
+        del _shared_tables[old]
     return known
 
 
 def forget(ops: Iterable[Any]) -> None:
     """These operators' fake kernels are others from here on."""
     for op in ops:
-        for known in _remembered.values():
+        for known in _shared_tables.values():
             known.pop(op, None)
 
 

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fxmem._torch.common import patched
+from fxmem._torch.common import patch
 
 
 @contextlib.contextmanager
-def launches_told(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+def observe_launches(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
     """On this thread, kernels are not launched; `told(name, arguments)` is called in their place.
 
     `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it. Where Triton has not been
@@ -41,5 +41,5 @@ def launches_told(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None
         for where, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             owner = getattr(sys.modules.get(where), name, None)
             if owner is not None:
-                stack.enter_context(patched(owner, "run", make))
+                stack.enter_context(patch(owner, "run", make))
         yield

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
-from fxmem._torch.common import FakeTensor, patched
+from fxmem._torch.common import FakeTensor, patch
 
 is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
@@ -59,7 +59,7 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 @contextlib.contextmanager
-def compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
+def run_compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
     """On this thread, what `torch.compile` returned runs as the function it was given; `told()` is called each time it
     does.
 
@@ -89,7 +89,7 @@ def compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
         return compile
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(torch, "compile", compiling))
+        stack.enter_context(patch(torch, "compile", compiling))
         if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
-            stack.enter_context(patched(compiled, "_callback_from_stance", stance))
+            stack.enter_context(patch(compiled, "_callback_from_stance", stance))
         yield

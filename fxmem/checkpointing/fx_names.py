@@ -116,7 +116,7 @@ def _calls(
     running = _Running(symbolic, lambda: len(tracer.nodes))
     subclass.become(fake, running)
     try:
-        with process_unchanged(), mode, observer, tracer.listening(), torch_common.quiet_fake_kernels():
+        with process_unchanged(), mode, observer, tracer.observe_calls(), torch_common.silence_fake_kernels():
             fake(*args, **kwargs)
     except FxmemError:
         raise

@@ -40,7 +40,7 @@ _HIGHER_ORDER_ADVICE: Final = {
 }
 
 
-def explained(error: Exception, model: torch.nn.Module) -> AnalysisError:
+def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
     """The error to raise in the place of `error`, which a run of `model` on FakeTensors raised."""
     where = innermost_user_line(error)
     at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""

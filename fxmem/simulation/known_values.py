@@ -82,7 +82,7 @@ def known(tensor: Any) -> torch.Tensor | None:
     return None if value is None or (value.numel() and not value.untyped_storage().nbytes()) else value
 
 
-def presumed(function: Any) -> Callable[..., Any] | None:
+def replacement(function: Any) -> Callable[..., Any] | None:
     """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every
     other."""
     try:
@@ -268,7 +268,7 @@ def libraries_ask_for_values() -> Iterator[None]:
     if module is None or not hasattr(module, "is_fake_tensor"):
         yield
         return
-    with torch_common.patched(
+    with torch_common.patch(
         module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)
     ):
         yield

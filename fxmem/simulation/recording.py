@@ -26,7 +26,7 @@ from fxmem.hardware.workspaces import Collector, CpuCollector
 from fxmem.records.pause_gc import uncollected
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
-from fxmem.simulation.error_advice import explained
+from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.fake_model import deep_recursion
@@ -66,7 +66,7 @@ class Recording:
         """Trace the calls and the backward of this module."""
         self.root = root
         self.tracer = ProgramTracer(root, self.log, replacement=_replacement, on_tensor_method=self._note_tensor_method)
-        self.engine = AutogradEngine(self.log, around=self.tracer.listening_in_backward, unpacking=self._unpacking)
+        self.engine = AutogradEngine(self.log, around=self.tracer.observe_backward_calls, unpacking=self._unpacking)
 
     def begin(self) -> None:
         """Forget the last round: what is alive now was there before this one."""
@@ -93,7 +93,7 @@ class Recording:
         except FxmemError:
             raise
         except Exception as error:
-            raise explained(error, self.root) from error
+            raise explain_error(error, self.root) from error
         finally:
             self.log.close()
 
@@ -103,8 +103,8 @@ class Recording:
         with (
             card_emulation.target_kernels(self.target),
             known_values.libraries_ask_for_values(),
-            torch_common.patched(torch.utils, "swap_tensors", torch_fakes.swapping),
-            torch_common.quiet_fake_kernels(),
+            torch_common.patch(torch.utils, "swap_tensors", torch_fakes.swapping),
+            torch_common.silence_fake_kernels(),
             self.fakes,
         ):
             yield
@@ -115,17 +115,17 @@ class Recording:
         flops.torch_formulas()  # imports Triton, whose launches are looked for
         with (
             self.recorder,
-            self.engine.routed(self.tracer.call_function),
-            self.tracer.listening(),
-            torch_wrappers.compiled_as_eager(self._note_compiled),
-            torch_triton.launches_told(self._note_launch),
-            torch_common.patched(torch, "clear_autocast_cache", self.log.freeing_in_order),
+            self.engine.route(self.tracer.call_function),
+            self.tracer.observe_calls(),
+            torch_wrappers.run_compiled_as_eager(self._note_compiled),
+            torch_triton.observe_launches(self._note_launch),
+            torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
         ):
             yield
 
     @contextlib.contextmanager
     def _unpacking(self) -> Iterator[None]:
-        with self.tracer.listening_in_backward(), self.log.recomputing():
+        with self.tracer.observe_backward_calls(), self.log.recomputing():
             yield
 
     # --- what the observers report ------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class FakeRun:
 
 
 def _replacement(function: Any) -> Callable[..., Any] | None:
-    return card_emulation.replacement(function) or known_values.presumed(function)
+    return card_emulation.replacement(function) or known_values.replacement(function)
 
 
 @contextlib.contextmanager

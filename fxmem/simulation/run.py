@@ -113,7 +113,7 @@ class _FakeStep:
             self._waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in ahead for label, t in self._inputs]
         self._optimizer: torch.optim.Optimizer | None = None
         self._cycles = 0
-        self._unwatched = contextlib.ExitStack()
+        self._observers_paused = contextlib.ExitStack()
         """Left when the step is over."""
         recording.attach(self._model)
         self._name_residents()
@@ -126,7 +126,7 @@ class _FakeStep:
             _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))
         if self._request.accumulate > 1:
             self._allocate_earlier_gradients()
-        with self._log.recording(), self._unwatched:
+        with self._log.recording(), self._observers_paused:
             run_step(
                 self._model,
                 dataclasses.replace(self._request, loss=self._compute_loss),
@@ -192,7 +192,7 @@ class _FakeStep:
         if optimizer is None:
             return
         if torch_common.runs_only_its_own_code(optimizer):
-            self._unwatched.enter_context(torch_common.unwatched())
+            self._observers_paused.enter_context(torch_common.pause_observers())
         if not optimizer.state:
             with self._log.setup():
                 optimizer.step()

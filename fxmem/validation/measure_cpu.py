@@ -222,7 +222,7 @@ def measure_cpu(
                 step(mark=_nowhere, optimizer=None)
         resident = resident_bytes(model, request, stepper)
         with (
-            collected(),
+            without_garbage(),
             _quiet(),
             torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
         ):
@@ -244,7 +244,7 @@ def _mark(part: str) -> None:
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[None]:
+def without_garbage() -> Iterator[None]:
     """No garbage at the start, and no collector that frees what a plain step would keep."""
     enabled = gc.isenabled()
     gc.collect()

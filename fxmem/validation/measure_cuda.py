@@ -34,7 +34,7 @@ from fxmem.records.validation import Machine, MeasuredPhase, Measurement
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step
-from fxmem.validation.measure_cpu import check_on_cpu, collected, resident_bytes
+from fxmem.validation.measure_cpu import check_on_cpu, resident_bytes, without_garbage
 
 _KINDS = ("requested", "allocated", "active", "reserved")
 
@@ -147,7 +147,7 @@ class Meter:
 
     def run(self, program: Callable[[Meter], None]) -> None:
         """Measure `program`, which calls `end` where a part ends. Garbage is collected before, and not during it."""
-        with collected():
+        with without_garbage():
             current_bytes("current")  # waits for the card
             with self._log.recording():
                 torch.cuda.reset_peak_memory_stats()
@@ -198,7 +198,7 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
             step(mark=lambda _: None)
             if request.mode == "train" and stepper is None:
                 model.zero_grad(set_to_none=True)
-        with collected():
+        with without_garbage():
             resident = resident_bytes(model, request, stepper, device_type="cuda")
             start = current_bytes("current")["requested"] - foreign["requested"]
         meter.run(lambda meter: _in_phases(step, meter))

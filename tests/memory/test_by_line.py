@@ -26,7 +26,7 @@ from fxmem.records.lines import LineReport, TensorGroup
 from fxmem.records.profile import Kind, ModuleCall, Node, Phase, Profile, SourceLine
 from fxmem.show.html import lines_html
 from fxmem.show.text import by_line as line_reporting
-from fxmem.validation.measure_cpu import collected
+from fxmem.validation.measure_cpu import without_garbage
 from tests.profiles import Log, profiles, small_profile
 from tests.show.text.test_report import Balanced, hostile
 from tests.verbs import called, saved
@@ -276,7 +276,7 @@ class _Marker:
 def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
     """Line and signed bytes of every block that comes or goes in a real forward, in order of time."""
     before = sys.gettrace()
-    with collected(), torch_profiler.profiler(acc_events=True) as profiled:
+    with without_garbage(), torch_profiler.profiler(acc_events=True) as profiled:
         sys.settrace(_Marker())
         try:
             out = model(ids)

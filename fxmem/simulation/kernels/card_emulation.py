@@ -243,7 +243,7 @@ def _fake_state(get: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
     def get_rng_state() -> Tensor:
         state = get()
-        with torch_common.unwatched():
+        with torch_common.pause_observers():
             counted = torch.empty(state.shape, dtype=state.dtype, device="cpu")
         if not isinstance(counted, torch_common.FakeTensor):
             return state
@@ -279,27 +279,27 @@ def target_kernels(target: Target) -> Iterator[None]:
     """
     if target.device != "cuda":
         with (
-            torch_common.patched(torch, "get_rng_state", _fake_state),
-            torch_common.patched(torch, "set_rng_state", _set_fake_state),
+            torch_common.patch(torch, "get_rng_state", _fake_state),
+            torch_common.patch(torch, "set_rng_state", _set_fake_state),
         ):
             yield
         return
     card = _Card(target)
     with contextlib.ExitStack() as stack:
         for owner, name, builtin in torch_kernels.CALL_SITES:
-            stack.enter_context(torch_common.patched(owner, name, _only_here(_routed(builtin))))
+            stack.enter_context(torch_common.patch(owner, name, _only_here(_routed(builtin))))
         _forget_results_for_others(card)
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
-            stack.enter_context(torch_common.patched(owner, name, functools.partial(_as_half, card)))
+            stack.enter_context(torch_common.patch(owner, name, functools.partial(_as_half, card)))
         for name, answer in _answers(card).items():
-            stack.enter_context(torch_common.patched(torch.cuda, name, _only_here(answer)))
+            stack.enter_context(torch_common.patch(torch.cuda, name, _only_here(answer)))
         # Imported as a name of its own by torch.amp.
         stack.enter_context(
-            torch_common.patched(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))
+            torch_common.patch(torch.cuda.amp.common, "amp_definitely_not_available", _only_here(lambda: False))
         )
-        stack.enter_context(torch_common.patched(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
+        stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
         for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
-            stack.enter_context(torch_common.patched(owner, name, _only_here(stand_in)))
+            stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
         stack.enter_context(torch_kernels.allocates_as({**FAKE_KERNELS, **FAKE_RNN}))
         stack.enter_context(_libraries_ask_again())
         _active.stack.append(card)
@@ -342,7 +342,7 @@ def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:
-    """For `_torch.patched`: `stand_in` on this thread, the original on all others. A property stands in for a
+    """For `_torch.patch`: `stand_in` on this thread, the original on all others. A property stands in for a
     property."""
     me = threading.get_ident()
 

@@ -18,7 +18,7 @@ Place = tuple[int | None, int | None, int | None, int | None]
 """First and last line, first and last column."""
 
 
-def passing(frame: types.FrameType) -> bool | None:
+def find_passing_value(frame: types.FrameType) -> bool | None:
     """The truth with which the check that `frame` is at is passed; None where it is at no check, or its source cannot
     be read."""
     code = frame.f_code

@@ -50,7 +50,7 @@ class AutogradObserver(Protocol):
 
 
 class AutogradEngine:
-    """The autograd of one program. Use `routed()` around everything that may call backward.
+    """The autograd of one program. Use `route()` around everything that may call backward.
 
     Args:
         observer: of saved tensors and nodes.
@@ -77,15 +77,15 @@ class AutogradEngine:
     # --- what autograd records ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def routed(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
+    def route(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
         """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an
         `autograd.Function`."""
         with (
-            torch_autograd.saved_tensors_seen_by(self._saved.pack, self._saved.unpack),
-            torch_autograd.engine_routed_to(
+            torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack),
+            torch_autograd.route_engine(
                 self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback
             ),
-            torch_autograd.function_calls_seen_by(
+            torch_autograd.observe_function_calls(
                 lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
             ),
         ):

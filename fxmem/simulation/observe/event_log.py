@@ -193,7 +193,7 @@ class StepLog:
             if self._freed is not None:
                 self._freed.append(watch.index)
 
-    def freeing_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
+    def free_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,
         another on each run."""
 

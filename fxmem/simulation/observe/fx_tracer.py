@@ -90,7 +90,7 @@ class CallObserver(Protocol):
 
 
 class ProgramTracer(torch.fx.Tracer):
-    """Traces one call of `root`, made by whoever runs the program inside `listening()`.
+    """Traces one call of `root`, made by whoever runs the program inside `observe_calls()`.
 
     Args:
         root: the module whose first call is written down.
@@ -140,17 +140,17 @@ class ProgramTracer(torch.fx.Tracer):
     # --- running ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def observe_calls(self) -> Iterator[None]:
         """Watch this thread's torch and module calls. The first call of `root` inside is the one traced."""
         with (
-            torch_common.patched(torch.nn.Module, "__call__", self._make_module_call),
+            torch_common.patch(torch.nn.Module, "__call__", self._make_module_call),
             _Listener(self),
             torch_checkpoint.checkpoint_regions(self._checkpoint_region, self._own_work),
         ):
             yield
 
     @contextlib.contextmanager
-    def listening_in_backward(self) -> Iterator[None]:
+    def observe_backward_calls(self) -> Iterator[None]:
         """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation
         needs it on."""
         if torch_common.is_function_mode_on():

@@ -109,7 +109,7 @@ class OpCache:
         self._mode = mode
         self._maker = torch_fakes.Maker(mode)
         self._tables: dict[Any, dict[tuple[Any, ...], OpReplay | None] | None] = (
-            {} if context is None else torch_fakes.remembered(context)
+            {} if context is None else torch_fakes.shared_tables(context)
         )
         self._on = check != "0"
         self.compares = check == "1"

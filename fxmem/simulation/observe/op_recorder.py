@@ -21,7 +21,7 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
 from fxmem.simulation.kernels.fake_kernels import LOSSES, ONE_DTYPE, check_one_dtype
-from fxmem.simulation.observe.assertions import passing
+from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
@@ -184,7 +184,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def _condition_that_passes(self) -> bool | None:
         """The value of a condition with which the program does not raise; None where it does more than check it."""
         frame = user_frame(sys._getframe(1))
-        passed = None if frame is None else passing(frame)
+        passed = None if frame is None else find_passing_value(frame)
         self.passed_checks += passed is not None
         return passed
 

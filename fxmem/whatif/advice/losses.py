@@ -82,5 +82,5 @@ def cross_entropy_in_chunks() -> Iterator[None]:
 
         return cross_entropy
 
-    with torch_common.patched(F, "cross_entropy", chunked):
+    with torch_common.patch(F, "cross_entropy", chunked):
         yield

@@ -802,7 +802,7 @@ RNNS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
 
 def flat_rnn(cls: type[nn.RNNBase], **options: Any) -> nn.RNNBase:
     module = on_cuda(cls(4, 8, device="meta", **options))
-    card_emulation.flatten_rnn_weights(module)
+    recurrent.flatten_rnn_weights(module)
     assert isinstance(module, nn.RNNBase)
     return module
 
@@ -840,12 +840,12 @@ def test_flattening_keeps_the_parameters_and_leaves_others_alone() -> None:
     with on(H100):
         model = on_cuda(nn.Sequential(nn.LSTM(4, 8, device="meta"), nn.Linear(8, 8, device="meta")))
         before = list(model.parameters())
-        card_emulation.flatten_rnn_weights(model)
+        recurrent.flatten_rnn_weights(model)
         assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
         assert len({parameter.untyped_storage()._cdata for parameter in model.parameters()}) == 3
         mixed = on_cuda(nn.LSTM(4, 8, device="meta"))
         mixed.bias_ih_l0 = nn.Parameter(cuda(32))
-        card_emulation.flatten_rnn_weights(mixed)
+        recurrent.flatten_rnn_weights(mixed)
         assert len({parameter.untyped_storage()._cdata for parameter in mixed.parameters()}) == 4
 
 
@@ -857,7 +857,7 @@ def test_weights_in_several_places_are_gathered_on_every_call() -> None:
         storages = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         out, _ = module(x)
         assert out.grad_fn.saved_tensors[5].untyped_storage()._cdata not in storages
-        card_emulation.flatten_rnn_weights(module)
+        recurrent.flatten_rnn_weights(module)
         out, _ = module(x)
         flat = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         assert {out.grad_fn.saved_tensors[5].untyped_storage()._cdata} == flat

@@ -48,7 +48,7 @@ class _Methods(TorchFunctionMode):
 def run(model, x, watching=None):
     engine = AutogradEngine(watching or Watching())
     torch.manual_seed(1)
-    with engine.routed(lambda cls, args, apply: apply(*args)), _Methods(engine):
+    with engine.route(lambda cls, args, apply: apply(*args)), _Methods(engine):
         model(x).sum().backward()
     return engine
 
@@ -122,7 +122,7 @@ def test_what_a_node_saved_goes_when_it_has_run():
     watching = Watching()
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
     engine = AutogradEngine(watching)
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         loss = model(torch.randn(2, 4)).sum()
         held = [handle() for handle in watching.saved]
         assert held
@@ -136,7 +136,7 @@ def test_what_a_node_saved_goes_when_it_has_run():
 def test_retain_graph_keeps_what_was_saved():
     model, x = nn.Linear(4, 1), torch.randn(2, 4)
     engine = AutogradEngine(Watching())
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         loss = model(x).pow(2).sum()
         loss.backward(retain_graph=True)
         once = model.weight.grad.clone()
@@ -148,7 +148,7 @@ def test_autograd_grad_touches_no_leaf():
     x = torch.randn(3, requires_grad=True)
     w = torch.randn(3, requires_grad=True)
     engine = AutogradEngine(Watching())
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         hidden = x.sin() * w
         (gradient,) = torch.autograd.grad(hidden.exp().sum(), hidden)
         (of_x,) = torch.autograd.grad((x.sin() * w).sum(), x)
@@ -167,7 +167,7 @@ def test_gradient_penalty_differentiates_twice():
     y = x.detach().clone().requires_grad_()
     penalty(x).backward()
     engine = AutogradEngine(Watching())
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         penalty(y).backward()
     assert torch.equal(x.grad, y.grad)
 
@@ -192,7 +192,7 @@ def test_a_leaf_takes_its_gradient_unless_somebody_else_sees_it():
     """x + w hands both inputs the same gradient: one may keep it, the other must copy."""
     a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
     engine = AutogradEngine(Watching())
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         ((a + b) * 1.0).sum().backward()
     assert a.grad.data_ptr() != b.grad.data_ptr()
 
@@ -208,7 +208,7 @@ def test_second_gradient_is_added_in_place():
 
     x = torch.randn(3, requires_grad=True)
     engine = AutogradEngine(Watching())
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         hidden = x.sin()
         loss = (hidden.exp() * hidden.cos()).sum()
         with See():
@@ -227,7 +227,7 @@ def test_everything_is_put_back_after_an_error():
         vars(torch.autograd.function._SingleLevelFunction).get("apply"),
     )
     engine = AutogradEngine(Watching())
-    with pytest.raises(ZeroDivisionError), engine.routed(lambda cls, args, apply: apply(*args)):
+    with pytest.raises(ZeroDivisionError), engine.route(lambda cls, args, apply: apply(*args)):
         raise ZeroDivisionError
     assert (
         torch.autograd._engine_run_backward,
@@ -246,7 +246,7 @@ def test_everything_is_put_back_after_an_error():
 def test_saved_handles_die_with_the_graph():
     watching = Watching()
     engine = AutogradEngine(watching)
-    with engine.routed(lambda cls, args, apply: apply(*args)):
+    with engine.route(lambda cls, args, apply: apply(*args)):
         y = torch.randn(3, requires_grad=True).exp()
         assert [isinstance(h, weakref.ref) and h() is not None for h in watching.saved] == [True]
         del y

@@ -250,11 +250,11 @@ def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: torch_c
 
 
 def test_few_contexts_are_remembered(fakes: torch_common.FakeTensorMode) -> None:
-    first = torch_fakes.remembered("first")
-    assert torch_fakes.remembered("first") is first
+    first = torch_fakes.shared_tables("first")
+    assert torch_fakes.shared_tables("first") is first
     for other in range(4):
-        torch_fakes.remembered(other)
-    assert torch_fakes.remembered("first") is not first
+        torch_fakes.shared_tables(other)
+    assert torch_fakes.shared_tables("first") is not first
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
