@@ -257,17 +257,9 @@ OPEN_PACKAGES = {
 
 
 TO_BE_MENDED = {
-    "Call",
-    "Choice",
     "Event",
-    "Fresh",
     "Geometry",
     "Op",
-    "PeakShare",
-    "Recorder",
-    "Replay",
-    "Run",
-    "Settings",
     "Value",
     "Way",
     "freezing",

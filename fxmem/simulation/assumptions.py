@@ -11,7 +11,7 @@ from fxmem.hardware.catalogue import context_size
 from fxmem.records.profile import Assumption, Kind, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
-from fxmem.simulation.recording import FakeRun
+from fxmem.simulation.observers import FakeRun
 
 
 def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:

@@ -29,7 +29,7 @@ from fxmem.records.profile import (
 )
 from fxmem.simulation.assumptions import assumptions, unknowns
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.recording import FakeRun
+from fxmem.simulation.observers import FakeRun
 
 
 def build_profile(run: FakeRun) -> Profile:

@@ -29,8 +29,8 @@ from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.observers import FakeRun, Recording
 from fxmem.simulation.profile_builder import build_profile
-from fxmem.simulation.recording import FakeRun, Recording
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import default_loss, describe, make_optimizer, run_step
 
