@@ -89,7 +89,7 @@ DARK = Palette(
 
 
 def css_variables() -> str:
-    """The colours as CSS variables of a page: `--text`, `--link` ...; dark where the screen is."""
+    """The colours as CSS variables of a page: `--text`, `--link` ... They are dark where the screen is."""
     return f":root{{{_variables(LIGHT)}}}@media screen and (prefers-color-scheme: dark){{:root{{{_variables(DARK)}}}}}"
 
 

@@ -1,4 +1,4 @@
-"""What SVG documents are written with: elements, style sheets, and text that fits with no font at hand.
+"""Writing SVG documents: elements, style sheets, and text that fits without a font.
 
 No script, and nothing loaded from elsewhere. Text is escaped here, so that no name of a model can end an element.
 """
@@ -46,12 +46,12 @@ def element(tag: str, *content: str, **attributes: str | float | None) -> str:
 
 
 def group(*content: str, tooltip: str | Sequence[str] = "", **attributes: str | float | None) -> str:
-    """A group of elements, with what is shown where a pointer rests on it: text, or lines of text."""
+    """A group of elements, with an optional tooltip: text, or lines of text."""
     return element("g", title(tooltip) if tooltip else "", *content, **attributes)
 
 
 def title(words: str | Sequence[str]) -> str:
-    """What is shown where a pointer rests on the element around it: text, or lines of text."""
+    """The tooltip of the element around it: text, or lines of text."""
     lines = [words] if isinstance(words, str) else words
     return element("title", "\n".join(map(escape_text, lines)))
 
@@ -62,7 +62,7 @@ def escape_text(words: str) -> str:
 
 
 def text(x: float, y: float, words: str, classes: str = "") -> str:
-    """A line of text; `x` is where it starts, or its middle or end as the classes say."""
+    """A line of text. `x` is where it starts, or its middle or end if a class says so."""
     return element("text", escape_text(words), x=x, y=y, class_=classes)
 
 
@@ -77,7 +77,7 @@ def circle(x: float, y: float, radius: float, classes: str, *, tooltip: str = ""
 
 
 def path(classes: str, *way: str | float, tooltip: str = "", **attributes: str | float | None) -> str:
-    """A path of letters and coordinates, written as in SVG: `path("axis", "M", 0, 5, "H", 90)`."""
+    """A path of letters and coordinates: `path("axis", "M", 0, 5, "H", 90)`."""
     written: list[str] = []
     is_number = False
     for each in way:
@@ -98,7 +98,7 @@ class StyleSheet(NamedTuple):
 
 
 def style_sheet(kind: str, rules: Sequence[str], colors: Callable[[Palette], Sequence[str]]) -> StyleSheet:
-    """Rules bound to one kind of document: light, dark where the screen is dark, and light on paper."""
+    """Bind rules to one kind of document. It is light, dark where the screen is dark, and light on paper."""
     light, dark = _bind(kind, [*rules, *colors(LIGHT)]), _bind(kind, colors(DARK))
     return StyleSheet(kind, f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}")
 
@@ -161,7 +161,7 @@ def _attribute(value: str | float) -> str:
 
 
 def text_width(words: str, size: float, *, bold: bool = False) -> float:
-    """Width in pixels, rounded up to that of the widest of the usual sans-serif fonts (DejaVu Sans)."""
+    """The width of text in pixels in DejaVu Sans, the widest usual font."""
     return sum(map(_em, words)) * size * (_BOLD if bold else 1.0)
 
 
@@ -180,7 +180,7 @@ def fit(words: str, size: float, width: float, *, bold: bool = False) -> str:
 
 
 def wrap(words: str, size: float, width: float, *, lines: int, bold: bool = False) -> list[str]:
-    """The text in lines of at most `width` pixels, broken at spaces; the last of at most `lines` is cut to fit."""
+    """Break text at spaces into lines of at most `width` pixels. The last of at most `lines` is cut to fit."""
     done: list[str] = []
     line = ""
     parts = words.split(" ")

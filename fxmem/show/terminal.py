@@ -1,4 +1,4 @@
-"""What may be written to the terminal that stdout is, if it is one."""
+"""What the terminal that stdout is, if it is one, can show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def columns() -> int:
 
 
 def why_plain() -> str:
-    """Why there should be no colour, in a few words; empty when there may be (the convention of no-color.org)."""
+    """Why there should be no colour, in a few words; empty when there may be. The convention is that of
+    no-color.org."""
     if os.environ.get("NO_COLOR"):
         return "NO_COLOR is set"
     if sys.stdout is None or not sys.stdout.isatty():

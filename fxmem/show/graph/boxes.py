@@ -1,4 +1,4 @@
-"""From the tree of module visits to boxes and frames: how deep it is drawn, and what each box sums up."""
+"""Boxes and frames of a tree of module visits, and how deep it is drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fxmem.memory.figures import sum_figures
 from fxmem.records.profile import Profile
 from fxmem.show.graph.checkpoints import Checkpoint
 from fxmem.show.graph.folded_tree import FoldedRun, Item, Leaf, Visit, all_nodes, inner_items, item_module, level
-from fxmem.show.graph.picture import Box, BoxKind, Frame, known_as
+from fxmem.show.graph.picture import Box, BoxKind, Frame, display_name
 
 _OUTSIDE_THE_MODEL = ("placeholder", "output", "loss", "optimizer")
 _TOO_COARSE = 12
@@ -16,32 +16,32 @@ _TOO_COARSE = 12
 
 
 def choose_depth(root: Visit, base: int, max_boxes: int) -> tuple[int, int]:
-    """The most levels at which there are no more than `max_boxes` boxes; or one, and how many siblings share a box
-    there."""
-    deepest = max(max((level(visit.module) - base for visit in _visits(root)), default=0) + 1, 1)
-    counts = {depth: count(root, base + depth) for depth in range(1, deepest + 1)}
+    """The most levels with at most `max_boxes` boxes, or one whose siblings share boxes. The second number
+    is how many share one."""
+    deepest = max(max((level(visit.module) - base for visit in _find_visits(root)), default=0) + 1, 1)
+    counts = {depth: count_boxes(root, base + depth) for depth in range(1, deepest + 1)}
     depth = next((depth for depth in range(deepest, 0, -1) if counts[depth] <= max_boxes), 0)
     if depth == 0 or (depth < deepest and counts[depth] < min(_TOO_COARSE, max_boxes)):
         return depth + 1, -(-counts[depth + 1] // max_boxes)
     return depth, 1
 
 
-def _visits(item: Item) -> Iterator[Visit]:
+def _find_visits(item: Item) -> Iterator[Visit]:
     if isinstance(item, Visit):
         yield item
     for inner in inner_items(item):
-        yield from _visits(inner)
+        yield from _find_visits(inner)
 
 
-def count(item: Item, depth: int) -> int:
+def count_boxes(item: Item, depth: int) -> int:
     """Boxes that an item is drawn as."""
     if isinstance(item, Leaf) or is_one_box(item, depth):
         return 1
-    return sum(count(inner, depth) for inner in inner_items(item))
+    return sum(count_boxes(inner, depth) for inner in inner_items(item))
 
 
 def is_one_box(item: Item, depth: int) -> bool:
-    """Whether it is drawn as a box of its own: a call, or a module too deep, or in which one call is all there is."""
+    """Whether an item is drawn as one box. It is a call, a module too deep, or a module of one call."""
     if isinstance(item, Visit):
         return item.checkpoint is None and (
             (level(item.module) >= depth and item.module != "")
@@ -55,12 +55,12 @@ def is_region(item: Item) -> bool:
     return isinstance(item, Visit) and item.checkpoint is not None
 
 
-def checkpoints_in(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, int]]:
+def find_checkpoints(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, int]]:
     """Regions within an item, each with how often it is there."""
     if isinstance(item, Visit) and item.checkpoint is not None:
         yield item.checkpoint, times
     for inner in inner_items(item):
-        yield from checkpoints_in(inner, times * len(item.repeats) if isinstance(item, FoldedRun) else times)
+        yield from find_checkpoints(inner, times * len(item.repeats) if isinstance(item, FoldedRun) else times)
 
 
 # --- boxes and frames -------------------------------------------------------------------------------------------------
@@ -87,13 +87,13 @@ class Drafts:
                 self._add_box("group", group, None, frame=frame, times=times, ends=(group[0], group[-1]))
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """Siblings that share a box: `size` calls or modules that follow one another, regions of fewer among them."""
+        """Siblings that share a box. They are `size` calls or modules in a row, with smaller regions among them."""
         group: list[Item] = []
         size = 0
         for item in items:
-            boxes = count(item, self._depth)
+            boxes = count_boxes(item, self._depth)
             small = boxes < self._size if is_region(item) else is_one_box(item, self._depth)
-            joins = self._size > 1 and small and not self._stands_alone(item)
+            joins = self._size > 1 and small and not self._is_alone(item)
             if group and not (joins and size + boxes <= self._size):
                 yield group
                 group, size = [], 0
@@ -105,7 +105,7 @@ class Drafts:
         if group:
             yield group
 
-    def _stands_alone(self, item: Item) -> bool:
+    def _is_alone(self, item: Item) -> bool:
         return any(node == self._peak or self._profile.nodes[node].op in _OUTSIDE_THE_MODEL for node in all_nodes(item))
 
     def _add(self, item: Item, *, frame: int | None, times: int) -> None:
@@ -134,7 +134,7 @@ class Drafts:
         checkpoint = only.checkpoint if isinstance(only, Visit) else None
         first, last = "", ""
         if isinstance(item, FoldedRun) or checkpoint is not None:
-            first, last = self._known_as(item), self._known_as(item, end=True)
+            first, last = self._item_name(item), self._item_name(item, end=True)
         whole = checkpoint is None or all(
             node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node)
         )
@@ -142,15 +142,15 @@ class Drafts:
         self.frames.append(Frame(module, parent, figures, alike, first, last, checkpoint, whole))
         return len(self.frames) - 1
 
-    def _known_as(self, item: Item, *, end: bool = False) -> str:
-        """What an item is called where it stands alone; of several, the first is, or the last."""
+    def _item_name(self, item: Item, *, end: bool = False) -> str:
+        """The name of an item that stands alone. Of several, it is that of the first, or of the last."""
         if isinstance(item, Leaf):
-            return known_as(self._profile.nodes[item.calls[-1]])
+            return display_name(self._profile.nodes[item.calls[-1]])
         if isinstance(item, Visit) and item.checkpoint is None:
             return item.module
         if isinstance(item, FoldedRun):
-            return self._known_as(item.last if end else item.items[0], end=end)
-        return self._known_as(item.items[-1 if end else 0], end=end)
+            return self._item_name(item.last if end else item.items[0], end=end)
+        return self._item_name(item.items[-1 if end else 0], end=end)
 
     def _add_single(
         self, item: Item, *, frame: int | None, times: int, alike: int = 1, last: Item | None = None
@@ -189,9 +189,9 @@ class Drafts:
             figures=sum_figures(self._profile.nodes[node] for node in nodes),
             times=times * alike,
             alike=alike,
-            first="" if ends is None else self._known_as(ends[0]),
-            last="" if ends is None else self._known_as(ends[1], end=True),
+            first="" if ends is None else self._item_name(ends[0]),
+            last="" if ends is None else self._item_name(ends[1], end=True),
             peak=self._peak in nodes,
-            checkpoints=tuple(pair for item in items for pair in checkpoints_in(item)),
+            checkpoints=tuple(pair for item in items for pair in find_checkpoints(item)),
         )
         self.boxes.append(box)

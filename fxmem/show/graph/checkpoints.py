@@ -1,5 +1,4 @@
-"""What is checkpointed in a step: a plan's regions, or those of the program itself, as stretches of nodes to draw a
-frame around."""
+"""What is checkpointed in a step, as ranges of nodes to draw a frame around."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class Checkpoint:
 
     @property
     def freed_bytes(self) -> int | None:
-        """What is no longer kept for backward; None for the program's own: what it would keep without is not in the
-        profile."""
+        """What is no longer kept for backward. None for the program's own: the profile does not have what it would
+        keep otherwise."""
         return None if self.region is None else self.region.freed_bytes
 
     @property
@@ -50,7 +49,7 @@ class Checkpoint:
 
 
 def checkpoints(profile: Profile, plan: Plan | None = None) -> tuple[Checkpoint, ...]:
-    """What is checkpointed, in the order it runs, each before those within it: the plan's regions, and the program's
+    """What is checkpointed, in the order of the run, outer before inner. It is the plan's regions, and the program's
     own that cross none of these.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What to draw of a step: which nodes, the boxes they share, and the lines between those."""
+"""What to draw of a step: nodes, the boxes they share, and the lines between."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _unwrap(root: Visit, focus: str) -> Visit:
 def _connect(
     profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], drafts: Sequence[Box]
 ) -> tuple[list[Box], list[Edge]]:
-    """The boxes with what they read, and the lines to draw; `home` is the box of each node."""
+    """The boxes with what they read, and the lines. `home` is the box of each node."""
     live = [0] * len(drafts)
     reads: list[dict[int, int]] = [{} for _ in drafts]
     named: list[dict[int, None]] = [{} for _ in drafts]
@@ -144,7 +144,7 @@ def _connect(
                     named[head][source] = None
             elif home[source] < head and _is_in_one_repeat(where[source].turns, where[node].turns):
                 reads[head].setdefault(home[source], source)
-    drawn = _without_long(_without_fans(reads))
+    drawn = _drop_long(_drop_fans(reads))
     for head, sources in enumerate(reads):
         named[head].update(dict.fromkeys(source for tail, source in sources.items() if (tail, head) not in drawn))
     boxes = [
@@ -159,8 +159,8 @@ def _is_in_one_repeat(turns: dict[int, int], others: dict[int, int]) -> bool:
     return all(others.get(run, turn) == turn for run, turn in turns.items())
 
 
-def _without_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
-    """Pairs of boxes, tail and head; of a box that many read only the one to the first of them."""
+def _drop_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
+    """Pairs of boxes, tail and head. Of a box with many readers only the line to the first remains."""
     readers: dict[int, list[int]] = {}
     for head, sources in enumerate(reads):
         for tail in sources:
@@ -172,8 +172,8 @@ def _without_fans(reads: Sequence[dict[int, int]]) -> set[tuple[int, int]]:
     }
 
 
-def _without_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those that span few ranks; a box's rank is one more than the highest among what it reads."""
+def _drop_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The pairs that span few ranks. A box's rank is one more than the highest among what it reads."""
     rank: dict[int, int] = {}
     # By head: every tail comes before its heads, so its own rank is final by then.
     for tail, head in sorted(pairs, key=lambda pair: pair[1]):
@@ -182,7 +182,7 @@ def _without_long(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def _ordering_edges(boxes: Sequence[Box], drawn: set[tuple[int, int]]) -> Iterator[Edge]:
-    """Edges from the box before to one that no line holds in its place."""
+    """Edges from the box before to one that no line keeps in its place."""
     heads = {head for _, head in drawn}
     joined = heads | {tail for tail, _ in drawn}
     for index in range(1, len(boxes)):

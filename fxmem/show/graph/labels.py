@@ -1,4 +1,4 @@
-"""What is written in and about each box of a drawn graph, and how large that makes the box.
+"""What is written in the boxes of a drawn graph, and how large they become.
 
 All text is made printable here; escaping it for a markup language is the writer's business.
 """
@@ -26,10 +26,10 @@ from fxmem.show.graph.phrases import (
     describe_peak,
     frame_tooltip,
     join_names,
-    relative,
+    relative_path,
     span_names,
 )
-from fxmem.show.graph.picture import Box, Frame, Picture, heat_value, known_as
+from fxmem.show.graph.picture import Box, Frame, Picture, display_name, heat_value
 from fxmem.show.svg import text_width
 
 HEATS: dict[Heat, str] = {
@@ -112,9 +112,9 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
             continue
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
         name = (
-            span_names(relative(frame.first, outside), relative(frame.last, outside))
+            span_names(relative_path(frame.first, outside), relative_path(frame.last, outside))
             if frame.last
-            else relative(frame.module, outside)
+            else relative_path(frame.module, outside)
         )
         value = heat_value(drawing.heat, frame.figures)
         figure = _figure(drawing.heat, value, frame.figures)
@@ -144,7 +144,7 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
     name = "checkpoint" if frame.whole else "part of a checkpoint"
     if frame.alike > 1:
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
-        which = printable(span_names(relative(frame.first, outside), relative(frame.last, outside)))
+        which = printable(span_names(relative_path(frame.first, outside), relative_path(frame.last, outside)))
         name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
     tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
@@ -164,8 +164,8 @@ def heat_scale(drawing: Picture) -> int:
 
 
 def heat_step(value: int | None, largest: int) -> int | None:
-    """The shade of a value: `STEPS` for more than half of the largest, one less for more than a quarter, and so on; 0
-    for nothing."""
+    """The shade of a value. `STEPS` is for more than half of the largest, one less for more than a quarter, and so
+    on; 0 is for nothing."""
     if not value:
         return value
     halvings = (largest // value).bit_length() - 1
@@ -210,13 +210,15 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
     node = nodes[0]
     if box.kind in ("module", "group"):
         if box.kind == "group":
-            return span_names(relative(box.first, outside), relative(box.last, outside)), f"{len(nodes)} calls"
-        own = relative(box.module, outside)
+            return span_names(
+                relative_path(box.first, outside), relative_path(box.last, outside)
+            ), f"{len(nodes)} calls"
+        own = relative_path(box.module, outside)
         called = (
             ", ".join(dict.fromkeys(call_name(each) for each in nodes)) if len(nodes) == 1 else f"{len(nodes)} calls"
         )
         kind = class_name(drawing, box.module)
-        return (span_names(own, relative(box.last, outside)) if box.last else own), ", ".join(
+        return (span_names(own, relative_path(box.last, outside)) if box.last else own), ", ".join(
             filter(None, (kind, called))
         )
     if box.kind == "input":
@@ -224,8 +226,8 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
     if box.kind in ("output", "step"):
         return node.name, "" if node.target == node.name else node.target
     if node.op == "call_module":
-        own = relative(node.module, outside) or node.name
-        return (span_names(own, relative(box.last, outside)) if box.last else own), node.module_type
+        own = relative_path(node.module, outside) or node.name
+        return (span_names(own, relative_path(box.last, outside)) if box.last else own), node.module_type
     if len(nodes) > 1:
         return ", ".join(call_name(each) for each in nodes), ""
     return node.name, "" if re.fullmatch(re.escape(call_name(node)) + r"(_\d+)?", node.name) else node.target
@@ -249,7 +251,7 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
     if box.checkpoints:
         yield describe_checkpoints(box)
     if box.references:
-        yield f"reads {join_names([known_as(drawing.profile.nodes[node]) for node in box.references])}"
+        yield f"reads {join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
 
 
 def _figures(figures: Figures) -> Iterator[tuple[str, str]]:
@@ -270,7 +272,7 @@ def _figure(heat: Heat, value: int | None, figures: Figures) -> str:
 
 
 class _Ids:
-    """Names made fit for an id: letters, digits, `_` and `.` alone, and no two alike."""
+    """Makes names into unique ids of letters, digits, `_` and `.`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -60,8 +60,8 @@ def heading_width(words: FrameWords) -> float:
 
 
 def ladder(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> GraphLayout:
-    """All boxes one below the other in the order they run, frames around stretches of them, lines that skip boxes in
-    lanes to the right.
+    """Place all boxes one below the other, in the order they run. Frames are around stretches of them; lines that skip
+    boxes have lanes to the right.
 
     Nothing overlaps, whatever the graph, and the time it takes grows with boxes and lines alone.
     """
@@ -108,7 +108,7 @@ def _depth(drawing: Picture, frame: int) -> int:
 def _rows(
     drawing: Picture, words: Sequence[Words], spans: Sequence[tuple[int, int]]
 ) -> tuple[list[float], list[float], list[float], float]:
-    """Tops of the boxes, tops and bottoms of the frames, and the height of it all."""
+    """Tops of boxes, tops and bottoms of frames, and the whole height."""
     opens: dict[int, list[int]] = {}
     closes: dict[int, list[int]] = {}
     for frame, (first, last) in enumerate(spans):
@@ -129,8 +129,8 @@ def _rows(
 
 
 def _lanes(edges: Sequence[Edge]) -> dict[int, int]:
-    """A lane for every line that skips boxes, short lines nearest to the boxes, no two in one lane where they pass each
-    other."""
+    """A lane for every line that skips boxes. Short lines are nearest to the boxes; no two share a lane where they
+    pass each other."""
     taken: list[list[tuple[int, int]]] = []
     lanes: dict[int, int] = {}
     skipping = [
@@ -162,20 +162,20 @@ def _line(edge: Edge, lane: int | None, boxes: Sequence[Rectangle], right: float
     leave = tail.y + tail.height - _CLEARANCE - (lane % 4) * 3
     arrive = head.y + _CLEARANCE + (lane % 4) * 3
     return EdgeLine(
-        tuple(_rounded((tail.x + tail.width, leave), (x, leave), (x, arrive), (head.x + head.width, arrive)))
+        tuple(_cut_corners((tail.x + tail.width, leave), (x, leave), (x, arrive), (head.x + head.width, arrive)))
     )
 
 
-def _rounded(*points: Point) -> Iterator[Point]:
+def _cut_corners(*points: Point) -> Iterator[Point]:
     """The same way with its corners cut."""
     yield points[0]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        yield _towards(corner, before)
-        yield _towards(corner, after)
+        yield _shift(corner, before)
+        yield _shift(corner, after)
     yield points[-1]
 
 
-def _towards(point: Point, other: Point, by: float = 4.0) -> Point:
+def _shift(point: Point, other: Point, by: float = 4.0) -> Point:
     length = max(abs(other[0] - point[0]), abs(other[1] - point[1]), 1e-9)
     share = min(by / length, 0.5)
     return point[0] + (other[0] - point[0]) * share, point[1] + (other[1] - point[1]) * share

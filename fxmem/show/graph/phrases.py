@@ -1,4 +1,4 @@
-"""What is said of the parts of a drawn graph, in words: names, the peak, a plan, and tooltips."""
+"""The parts of a drawn graph in words: names, the peak, a plan, and tooltips."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, printable
 from fxmem.show.graph.checkpoints import Checkpoint, describe_effect
-from fxmem.show.graph.picture import Box, Frame, Picture, known_as
+from fxmem.show.graph.picture import Box, Frame, Picture, display_name
 
 _MOST_NAMED = 3
 
@@ -19,7 +19,7 @@ _MOST_NAMED = 3
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def relative(module: str, outside: str) -> str:
+def relative_path(module: str, outside: str) -> str:
     """The path as seen from inside another module."""
     return module.removeprefix(f"{outside}.") if outside else module
 
@@ -30,14 +30,14 @@ def class_name(drawing: Picture, module: str) -> str:
 
 
 def join_names(names: Sequence[str], most: int = _MOST_NAMED) -> str:
-    """At most so many names, with a comma between them, and how many more there are."""
+    """At most `most` names, with a comma between them, and how many more there are."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
 
 
 def span_names(first: str, last: str) -> str:
-    """`layers.1-31` for `layers.1` to `layers.31`; both names where they differ in more than their last number."""
+    """`layers.1-31` for `layers.1` to `layers.31`. Both names where more differs than their last number."""
     if first == last:
         return first
     start, end = re.fullmatch(r"(.*?)(\d+)", first), re.fullmatch(r"(.*?)(\d+)", last)
@@ -84,7 +84,7 @@ def describe_alias(drawing: Picture, index: int) -> str:
     owner = nodes[index].view_of
     if owner is None:
         return ""
-    return f"{'in place on' if index in drawing.in_place else 'view of'} {known_as(nodes[owner])}"
+    return f"{'in place on' if index in drawing.in_place else 'view of'} {display_name(nodes[owner])}"
 
 
 def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
@@ -92,7 +92,9 @@ def describe_peak(drawing: Picture, box: Box, *, outside: str = "") -> str:
     if not box.peak or drawing.peak_node is None:
         return ""
     where = (
-        "" if len(box.shown) == 1 else f" in {relative(known_as(drawing.profile.nodes[drawing.peak_node]), outside)}"
+        ""
+        if len(box.shown) == 1
+        else f" in {relative_path(display_name(drawing.profile.nodes[drawing.peak_node]), outside)}"
     )
     return printable(f"PEAK{where}: {peak_words(drawing)}")
 
@@ -105,7 +107,7 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
     node = nodes[-1]
     if box.kind in ("module", "group"):
         yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
-        yield f"{len(nodes)} calls: {join_names([known_as(each) for each in nodes], 8)}"
+        yield f"{len(nodes)} calls: {join_names([display_name(each) for each in nodes], 8)}"
     else:
         yield f"{join_names([each.name for each in nodes], 8)}: {node.op} {node.target}"
         yield from _place_lines(drawing, box.module, box.first, box.last, box.alike)
@@ -115,7 +117,7 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
         if alias:
             yield alias
     shown = set(box.shown)
-    parameters = [known_as(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]
+    parameters = [display_name(drawing.profile.nodes[index]) for index in box.nodes if index not in shown]
     if parameters:
         yield f"first to read {join_names(parameters, 8)}"
     yield from _sum_lines(box.figures)
@@ -124,7 +126,7 @@ def box_tooltip(drawing: Picture, box: Box, nodes: Sequence[Node]) -> Iterator[s
     if box.checkpoints:
         yield describe_checkpoints(box)
     if box.references:
-        yield f"also reads {join_names([known_as(drawing.profile.nodes[index]) for index in box.references], 8)}"
+        yield f"also reads {join_names([display_name(drawing.profile.nodes[index]) for index in box.references], 8)}"
     if len(nodes) == 1 and node.source is not None:
         yield _source_text(node.source)
     if box.peak:

@@ -1,4 +1,4 @@
-"""What is drawn of a profile: boxes, the frames around them and the edges between them, without places."""
+"""What is drawn of a profile, without places: boxes, frames around them, and edges."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Frame:
-    """A visit of a module, a checkpointed region, or a run of equal ones, drawn around what is in it."""
+    """A module, a checkpointed region, or a run of equal ones, drawn around its boxes."""
 
     module: str
     parent: int | None
@@ -107,8 +107,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Edge:
-    """From one box to another that comes later (indices): `data` goes that way, or only time does; `hidden` holds a
-    place."""
+    """A connection from one box to a later one, by their indices. `data` goes that way, or only time (`order`);
+    `hidden` keeps a place."""
 
     tail: int
     head: int
@@ -152,6 +152,6 @@ def heat_value(heat: Heat, figures: Figures) -> int | None:
     }[heat]
 
 
-def known_as(node: Node) -> str:
-    """What a node is called where it stands alone: the path of the module it calls, or its own name."""
+def display_name(node: Node) -> str:
+    """The name of a node that stands alone: its module's path, or its own."""
     return node.module or node.name if node.op == "call_module" else node.name

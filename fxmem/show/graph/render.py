@@ -1,4 +1,4 @@
-"""From the options of a drawing to its file: which engine finds the places, and what is tried after it failed."""
+"""From drawing options to a file: the engine that finds places, and what follows its failure."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _
 
 
 def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOptions = _DEFAULTS) -> bytes:
-    """The graph as a PNG, with two pixels to one of the SVG where it is not too long for that, or as a PDF of one page.
+    """Draw the graph as a PNG, or as a PDF of one page.
 
-    The SVG is converted by CairoSVG. Other arguments and errors as for `render`, and:
+    A PNG has two pixels to one of the SVG where it is not too long for that. CairoSVG converts the SVG. Other
+    arguments and errors are those of `render`, and:
 
     Raises:
         EnvironmentLacksError: CairoSVG is not installed.
@@ -93,8 +94,12 @@ def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOp
 
 
 def require_image(form: Format) -> None:
-    """Raise EnvironmentLacksError, with what to install, if `image` could not write this here; UsageError for a format
-    that is none."""
+    """Check that `image` can write this format here.
+
+    Raises:
+        UsageError: there is no such format.
+        EnvironmentLacksError: CairoSVG is not installed.
+    """
     if form not in get_args(Format):
         raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")
     converter.require(form)

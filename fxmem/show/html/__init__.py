@@ -1,4 +1,4 @@
-"""HTML pages, each one file that loads nothing from elsewhere; and the fragment that a notebook shows."""
+"""HTML pages, each one file that loads nothing from elsewhere, and the view for notebooks."""
 
 from __future__ import annotations
 

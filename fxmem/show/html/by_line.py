@@ -1,4 +1,4 @@
-"""Memory by source line as one HTML page: the annotated source, nothing loaded from elsewhere and no script."""
+"""Memory by source line as one HTML page: the annotated source, without a script."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _file_lines(report: LineReport, file: str) -> Iterator[PageLine]:
 
 
 def _figures(row: LineFigures, most: int) -> list[tuple[str, str]]:
-    """What stands under each heading; what is kept has a bar, relative to the most of any line."""
+    """What stands under each heading. Kept bytes have a bar, relative to the most of any line."""
     allocated, kept, *others = (
         "" if nbytes is None else short_bytes(nbytes)
         for nbytes in (

@@ -1,4 +1,4 @@
-"""What joins the parts of a page: which node runs at which tick, and which box of the graph it is in."""
+"""What joins the parts of a page: ticks, nodes, and boxes of the graph."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fxmem.show.plots.samples import samples
 
 
 def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequence[str | None]) -> dict[str, Any]:
-    """What the page's script needs, as plain JSON; of the timeline two moments a column, so that its size does not grow
-    with the step.
+    """What the page's script needs, as plain JSON. It has two moments a column, so its size does not grow with the
+    step.
 
     Args:
         profile: what was predicted.
@@ -56,13 +56,13 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
 
 
 def script_json(value: object) -> str:
-    """JSON as it may stand inside `<script>`: no `<`, so that nothing in it ends the element, and ASCII alone."""
+    """JSON as it may stand inside `<script>`. It is ASCII without `<`, so nothing in it ends the element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _spans(profile: Profile) -> list[list[list[int]]]:
-    """For each node, the ticks from its first to its last op, for backward and the rest apart; half-open."""
+    """For each node, the ticks from its first to its last op. Backward is apart from the rest; ranges are half-open."""
     found: list[dict[bool, list[int]]] = [{} for _ in profile.nodes]
     for op in profile.ops:
         span = found[op.node].setdefault(op.phase is Phase.BACKWARD, [op.begin, op.end])

@@ -1,4 +1,4 @@
-"""A profile as one self-contained HTML fragment, for notebooks: the table, and the folded drawing beneath it.
+"""A profile as one self-contained HTML fragment for notebooks: the table and the drawing.
 
 No script and nothing loaded from elsewhere. Text takes the colour of the page around it, so that it reads on light and
 on dark; each part of the bar carries its name.
@@ -54,7 +54,7 @@ class TreeRow(NamedTuple):
 
 
 def notebook_html(profile: Profile, timeline: Timeline) -> str:
-    """Write the report as an HTML fragment: the peak, what it is made of, and the tree of modules to unfold.
+    """Write the report as an HTML fragment, with the tree of modules to unfold.
 
     Args:
         profile: what was predicted.
@@ -114,7 +114,7 @@ def _tree_row(row: Row, whole: int) -> TreeRow:
 
 
 def _draw_graph(profile: Profile, timeline: Timeline) -> Markup | None:
-    """The annotated graph, where it is small, by the layout that needs nothing installed and always ends."""
+    """Draw the annotated graph, where it is small. The built-in layout needs nothing installed and always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return None
     options = DrawingOptions(renderer="plain", max_boxes=_MOST_BOXES, standalone=False)

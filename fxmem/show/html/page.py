@@ -1,4 +1,4 @@
-"""Templates of pages, filled in: what is not markup of ours is escaped, and shows what a terminal would obey."""
+"""Filling in the templates of pages: everything but our own markup is escaped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fill_template(name: str, **values: Any) -> str:
 
 
 def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> str:
-    """Fill in a template of a whole page, which loads nothing and runs no script but the one given.
+    """Fill in the template of a whole page. It loads nothing, and runs only the given script.
 
     Args:
         name: of the template, which extends `page`.

@@ -33,7 +33,7 @@ _WIDEST = 1150
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
-    """What a page shows beside the step itself."""
+    """What a page shows besides the step itself."""
 
     budget_bytes: int | None = None
     """What the peak has to stay within, drawn into the timeline. None: the plan's, if there is a plan with one."""

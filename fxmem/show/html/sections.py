@@ -1,4 +1,4 @@
-"""What the sections of a step's page say: its four numbers, whether it fits, and a plan for it."""
+"""What the sections of a page contain: four numbers, a verdict, and a plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PageVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class PagePlan:
-    """A plan for the step, beside the step without it."""
+    """A plan for the step, compared with the step without it."""
 
     effect: PageTable
     facts: facts.Facts
@@ -52,7 +52,7 @@ class PagePlan:
 
 
 def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _Views:
-    """Draw a plot, given the size's name and its width in pixels, once for wide and once for narrow screens."""
+    """Draw a plot for wide and for narrow screens. It is given the size's name and a width in pixels."""
     return {size: Markup(plot(size, width)) for size, width in (("wide", wide), ("narrow", 366.0))}
 
 
@@ -83,7 +83,7 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
 
 
 def verdict(profile: Profile, peak: Peak) -> PageVerdict:
-    """Whether the step fits, and how much of the card it takes."""
+    """Decide whether the step fits, and how much of the card it needs."""
     is_fitting, sentence = facts.fits(profile, peak)
     answer, mark, counted = sentence.partition(" Counted: ")
     memory = profile.target.memory_bytes
@@ -100,7 +100,7 @@ def verdict(profile: Profile, peak: Peak) -> PageVerdict:
 
 
 def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) -> PagePlan | None:
-    """Before and after, what is checkpointed, and the other plans there were; None if there is no plan."""
+    """What a plan does, or None if there is no plan."""
     now = plan.after if plan is not None else after.peak if after is not None else None
     if now is None:
         return None

@@ -1,4 +1,4 @@
-"""The tables of pages as rows and cells: nodes, tensors, kinds of storage, and what a plan does."""
+"""The tables of pages, as rows and cells."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _ALIVE_COLUMNS = (
 
 
 def node_table(profile: Profile, timeline: Timeline) -> PageTable:
-    """Every node of the graph in the order of the run; the id of its row is `n` and its index."""
+    """Every node of the graph, in the order of the run. A row's id is `n` and the node's index."""
     at_peak = bytes_at_peak(profile, timeline)
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     rows = [_node_row(profile, index, at_peak[index], is_peak=index == peak) for index in range(len(profile.nodes))]
@@ -163,7 +163,8 @@ def _flops_cell(count: int | None, *, ran: bool) -> PageCell:
 
 
 def alive_table(profile: Profile, timeline: Timeline) -> tuple[PageTable, int]:
-    """What is alive at the peak, those alike in one row, most bytes first; and how many bytes are not listed."""
+    """What is alive at the peak, and how many bytes are not listed. Equal tensors share a row; most bytes come
+    first."""
     groups = facts.largest_alive(profile, timeline, len(timeline.alive))
     tensors = sorted(groups, key=lambda tensor: -tensor.nbytes * (tensor.others + 1))[:_MOST_ALIVE]
     whole = timeline.peak.requested_bytes

@@ -1,5 +1,4 @@
-"""Plots of a step's memory, each one self-contained SVG: bytes over time, bytes by module at the peak, and plans
-compared.
+"""Plots of a step's memory, each one self-contained SVG document.
 
 Plain SVG, written here: no plotting library has to be installed, text stays text, and a plot is a few tens of
 kilobytes. They are light or dark as the reader's screen is and light on paper; colours are told apart by any kind of

@@ -85,7 +85,7 @@ def byte_grid(area: PlotArea) -> Iterator[str]:
 
 
 def byte_steps(highest: int, most: int = 6) -> list[tuple[int, str]]:
-    """Round numbers of bytes from 0 up to `highest`, at most `most` of them above 0, and how they are written."""
+    """Round numbers of bytes from 0 to `highest`, and how they are written. At most `most` of them are above 0."""
     unit, name = next(((size, name) for size, name in _UNITS if highest >= size), _UNITS[-1])
     if highest <= 0:
         return [(0, "0")]
@@ -108,8 +108,7 @@ def round_step(highest: float, most: int) -> float:
 
 
 def spread(places: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Centres of labels of these sizes, as near as may be to these places, in their order, none over another and all
-    within `[low, high]`.
+    """Move labels apart: each near its place, none over another, all within `[low, high]`.
 
     Where there is not room for all, they overlap evenly at the upper end.
     """

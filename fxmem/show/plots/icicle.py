@@ -1,4 +1,4 @@
-"""Memory by module at the peak, as an icicle: below each module the modules inside it, as wide as what they hold."""
+"""Memory by module at the peak, as an icicle: modules stand below their parents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Cell:
 def icicle_svg(
     profile: Profile, timeline: Timeline, *, width: float = 960.0, name: str = "fxmem-icicle", titled: bool = True
 ) -> str:
-    """What is alive at the peak by the module that brought it, as one self-contained SVG document.
+    """Plot what is alive at the peak by module, as one self-contained SVG document.
 
     A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, optimizer
     state for the optimizer. What is too narrow to be seen is drawn together with its neighbours, and nothing is left

@@ -38,7 +38,7 @@ def curve_svg(
     height: float = 280.0,
     name: str = "fxmem-curve",
 ) -> str:
-    """Peak against extra compute, a dot per plan, as one self-contained SVG document.
+    """Plot peak against extra compute as one self-contained SVG document, a dot per plan.
 
     The line joins the plans that no other beats in both. Every dot has a number where there is room for it, and the
     list below says what it is. A plan whose cost is not known stands in the list alone.

@@ -1,4 +1,4 @@
-"""Which ticks of a timeline to draw when there are more of them than there are pixels."""
+"""Which ticks to draw when there are more of them than pixels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Sample:
 
 
 def samples(live: Sequence[int], columns: int) -> list[Sample]:
-    """Every tick where two of them fit into a column; else the lowest and the highest of each column, in the order they
-    come.
+    """Every tick, or of too many the lowest and the highest of each column.
 
     So no extreme of the whole is lost, the first of the highest included, and there are never more than two samples a
     column. Linear in the ticks.

@@ -14,7 +14,7 @@ _RIGHT = 74.0
 
 
 def sizes_svg(curve: SizeCurve, *, width: float = 720.0, height: float = 300.0, name: str = "fxmem-sizes") -> str:
-    """The curve as one self-contained SVG document: a dot per size that was analysed, hollow where it does not fit.
+    """Plot the curve as one self-contained SVG document. Each analysed size has a dot, hollow where it does not fit.
 
     Args:
         curve: from `fxmem.max_batch`.

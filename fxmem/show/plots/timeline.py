@@ -82,7 +82,7 @@ def timeline_svg(
     name: str = "fxmem-timeline",
     titled: bool = True,
 ) -> str:
-    """Bytes alive by kind over the step, as one self-contained SVG document.
+    """Plot the bytes alive over the step by kind, as one self-contained SVG document.
 
     The peak, what the allocator hands out and reserves, the budget and the target's memory are lines. Above two samples
     a pixel column only its lowest and its highest tick are drawn, so the document stays small and the peak true.
@@ -178,7 +178,8 @@ def _phases(panel: _Panel) -> Iterator[str]:
 
 
 def _bands(panel: _Panel) -> Iterator[str]:
-    """The bands from the topmost down, each drawn to the axis and covered by the next: one edge a band."""
+    """The bands from the topmost down. Each is drawn to the axis and covered by the next, so that a band is one
+    edge."""
     area, by_kind = panel.area, panel.timeline.by_kind
     kinds = [kind for kind in Kind if kind in by_kind and any(by_kind[kind])]
     edges = list(
@@ -198,7 +199,7 @@ def _bands(panel: _Panel) -> Iterator[str]:
 
 
 def _edge(panel: _Panel, heights: Sequence[int]) -> Iterator[str | float]:
-    """The way of a line of steps from the first sample to the end of the last."""
+    """The path of a line of steps, from the first sample to the last."""
     area = panel.area
     yield from ("M", area.left, area.y(heights[0]))
     for index in range(1, len(heights)):
@@ -261,8 +262,7 @@ class _Level(NamedTuple):
 
 
 def _lines(panel: _Panel, limits: Sequence[_Limit]) -> Iterator[str]:
-    """The allocator's lines, the level ones, and right of the plot what each is; what is above the scale is named at
-    its edge."""
+    """The allocator's lines and the limits, labelled at the right. What is above the scale is named at its edge."""
     area = panel.area
     lines = [*_allocator_levels(panel), *(_Level(word, nbytes, nbytes, "limit") for word, nbytes in limits)]
     heights = [area.y(line.end_bytes) if line.end_bytes <= area.scale else area.top for line in lines]
@@ -310,7 +310,7 @@ def _axis(panel: _Panel) -> Iterator[str]:
 def _legend(
     timeline: Timeline, after: Timeline | None, limits: Sequence[_Limit], scale: float, y: float, width: float
 ) -> tuple[list[str], float]:
-    """Every colour and line with its name and number, in as many columns as there is room for; and where it ends."""
+    """Every colour and line with its name and number; and where the legend ends."""
     entries = _entries(timeline, after, limits, scale)
     column = max(text_width(words, SIZE) for _, _, words in entries) + 40.0 if entries else width
     columns = max(min(int((width - EDGE) // column), len(entries)), 1)
