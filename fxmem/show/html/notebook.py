@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from fxmem.memory import facts
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Kind, Profile, Timeline
@@ -113,10 +111,10 @@ def _tree_row(row: Row, whole: int) -> TreeRow:
     return TreeRow(row.title, row.type_name, [*cells, percent(figures.at_peak, whole)])
 
 
-def _draw_graph(profile: Profile, timeline: Timeline) -> Markup | None:
+def _draw_graph(profile: Profile, timeline: Timeline) -> str | None:
     """Draw the annotated graph, where it is small. The built-in layout needs nothing installed and always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return None
     options = DrawingOptions(renderer="plain", max_boxes=_MOST_BOXES, standalone=False)
     svg = render(profile, timeline, options).svg
-    return Markup(svg) if len(svg) <= _MOST_CHARACTERS else None
+    return svg if len(svg) <= _MOST_CHARACTERS else None

@@ -9,7 +9,6 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from fxmem import __version__
 from fxmem.records.profile import Headed
@@ -33,9 +32,9 @@ def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> s
     """
     return fill_template(
         name,
-        style=Markup(css_variables() + read_asset("page.css")),
-        script=Markup(script),
-        policy=Markup(_content_policy(script)),
+        style=css_variables() + read_asset("page.css"),
+        script=script,
+        policy=_content_policy(script),
         version=__version__,
         made=(
             f"Predicted by fxmem {about.fxmem_version} for torch {about.torch_version}, without running on a card; "
@@ -58,7 +57,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=lambda value: printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
     )
     environment.globals.update(zip=zip, kinds=KINDS)
     environment.filters.update(exact_bytes=exact_bytes, format_bytes=format_bytes)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from markupsafe import Markup
-
 from fxmem.memory import facts
 from fxmem.memory.allocator import DEFAULT_SETTINGS, Settings, levels_of
 from fxmem.records.names import Renderer
@@ -98,7 +96,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         ],
         shares=share_table(peak, headings=("Kind", "Bytes", "Share")),
         timelines=draw_views(_timelines(profile, timeline, options), _WIDEST),
-        graph=Markup(drawn.svg) if drawn else None,
+        graph=drawn.svg if drawn else None,
         plan=shown_plan,
         modules=draw_views(partial(_modules, profile, timeline), _WIDEST),
         nodes=node_table(profile, timeline),
@@ -106,7 +104,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         unlisted_bytes=unlisted_bytes,
         assumptions=facts.assumptions(profile),
         unknowns=facts.unknowns(profile),
-        data=Markup(script_json(link_data(profile, timeline, columns=_WIDEST, boxes=boxes))),
+        data=script_json(link_data(profile, timeline, columns=_WIDEST, boxes=boxes)),
     )
 
 

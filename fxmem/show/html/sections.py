@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from fxmem.memory import facts
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile, Timeline
@@ -15,7 +13,7 @@ from fxmem.records.units import exact_bytes, format_flops
 from fxmem.show.html.tables import PageTable, effect_table, region_table
 from fxmem.show.plots import CurveDot, curve_svg
 
-_Views = Mapping[str, Markup]
+_Views = Mapping[str, str]
 """One plot for wide and one for narrow screens: scaled down, its words could not be read."""
 
 
@@ -53,7 +51,7 @@ class PagePlan:
 
 def draw_views(plot: Callable[[str, float], str], wide: float = 1150.0) -> _Views:
     """Draw a plot for wide and for narrow screens. It is given the size's name and a width in pixels."""
-    return {size: Markup(plot(size, width)) for size, width in (("wide", wide), ("narrow", 366.0))}
+    return {size: plot(size, width) for size, width in (("wide", wide), ("narrow", 366.0))}
 
 
 def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
