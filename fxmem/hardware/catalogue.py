@@ -147,7 +147,7 @@ def load_target(path: str | Path) -> Target:
     """A target read from a JSON file with the fields of `records.Target`.
 
     For a card: `{"name": "mine", "device": "cuda", "memory_bytes": 25250627584, "capability": [8, 9]}`. A `cuda`
-    target needs its capability; without `memory_bytes` nobody can say whether a step fits.
+    target needs its capability; without `memory_bytes` it is not known whether a step fits.
 
     Raises:
         UsageError: the file cannot be read or does not describe a target.

@@ -20,9 +20,9 @@ _Run = tuple[int, Phase, int | None]
 def step_seconds(profile: Profile) -> float | None:
     """The least time of the step on its target; None where the card's rates are not known.
 
-    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved or is made again for it
+    A node's bytes are what it reads (its inputs' storages and parameters forward, what it saved or is recomputed for it
     and its parameters backward) and the storages it makes; the optimizer reads and writes parameters, gradients and its
-    state once. An op that makes something again takes a time of its own.
+    state once. An op that recomputes something takes a time of its own.
     """
     card = CATALOGUE.get(profile.target.name)
     rates = None if card is None else card.rates

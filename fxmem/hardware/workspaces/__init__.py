@@ -40,7 +40,7 @@ from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory
 from fxmem.hardware.workspaces.insertion import with_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
-from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
 
 __all__ = [
     "CONVOLUTIONS",
@@ -71,8 +71,8 @@ __all__ = [
     "flash_forward",
     "kernel_memory",
     "kernel_scratch",
-    "layout_of",
     "matmul_copies",
+    "read_layout",
     "uses_cublas",
     "uses_cublaslt",
     "with_workspaces",

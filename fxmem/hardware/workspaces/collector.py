@@ -20,7 +20,7 @@ from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, u
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor
-from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
 
@@ -85,8 +85,8 @@ class Collector:
             return None
         key = (
             name,
-            *(_frozen(value) for value in args),
-            _frozen(result) if short in KERNELS and KERNELS[short].reads_result else None,
+            *(_freeze(value) for value in args),
+            _freeze(result) if short in KERNELS and KERNELS[short].reads_result else None,
         )
         if key not in self._known:
             self._known[key] = self._hidden(short, name, args, result)
@@ -119,8 +119,8 @@ class Collector:
 
     def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
         backward = short.endswith("_backward")
-        query, key, value = (layout_of(t) for t in (args[1:4] if backward else args[:3]))
-        dense = _is_dense_by_rows(layout_of(args[0])) if backward else True
+        query, key, value = (read_layout(t) for t in (args[1:4] if backward else args[:3]))
+        dense = _is_dense_by_rows(read_layout(args[0])) if backward else True
         if "flash" in short:
             if not backward:
                 return attention.flash_forward(query.shape, key.shape, _number(args, 3), self._target)
@@ -142,7 +142,7 @@ class Collector:
             )
         if not backward:
             return attention.cudnn_attention_forward(query.shape, key.shape, _number(args, 5), self._target)
-        dense = layout_of(args[0]).stride[-1] == 1
+        dense = read_layout(args[0]).stride[-1] == 1
         return attention.cudnn_attention_backward(
             query.shape, key.shape, value.shape, _number(args, 13), self._target, dense_grad=dense
         )
@@ -217,7 +217,7 @@ class Collector:
         return f"{tf32}, deterministic plans only" if self._settings.deterministic else tf32
 
     def unknowns(self) -> Iterator[Unknown]:
-        """Buffers whose size nobody could tell."""
+        """Buffers whose size is not known."""
         convolutions = self._notes["cudnn"] + sum(
             count for note, count in self._notes.items() if note.startswith("estimate")
         )
@@ -250,12 +250,12 @@ _ATTENTION = frozenset(
 _OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys()
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """A hashable stand-in for an argument: a tensor's layout, a list as a tuple."""
     if is_tensor(value):
-        layout = layout_of(value)
+        layout = read_layout(value)
         return layout.shape, layout.stride, layout.dtype
-    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+    return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
 
 
 def _is_dense_by_rows(grad: TensorLayout) -> bool:

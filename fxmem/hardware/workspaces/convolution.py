@@ -29,7 +29,7 @@ from fxmem.hardware.workspaces.tensor_layouts import (
     TensorLayout,
     TensorLike,
     fix_size_one_strides,
-    layout_of,
+    read_layout,
 )
 from fxmem.records.profile import Record, Target
 
@@ -156,12 +156,12 @@ def convolution_memory(
     settings = settings or ConvSettings()
     name = op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
     if name == "convolution_backward":
-        grad_output, source, weight = (layout_of(cast(TensorLike, tensor)) for tensor in args[:3])
+        grad_output, source, weight = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
         mask = cast("tuple[bool, bool, bool]", tuple(cast(Sequence[bool], args[10])))
         return _backward(grad_output, source, weight, _window(args[4:10], weight), mask, target, settings)
     if name not in CONVOLUTIONS:
         raise UsageError(f"expected one of the ops {', '.join(sorted(CONVOLUTIONS))}, got {op!r}")
-    source, weight = (layout_of(cast(TensorLike, tensor)) for tensor in args[:2])
+    source, weight = (read_layout(cast(TensorLike, tensor)) for tensor in args[:2])
     if name in ("convolution", "_convolution"):
         if name == "_convolution":
             _, deterministic, enabled, allow_tf32 = args[9:13]

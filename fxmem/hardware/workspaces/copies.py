@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.tensor_layouts import layout_of
+from fxmem.hardware.workspaces.tensor_layouts import read_layout
 
 COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     # `host_softmax`, `host_softmax_backward` (aten/src/ATen/native/cuda/SoftMax.cu), aten/src/ATen/native/SoftMax.cpp.
@@ -50,7 +50,7 @@ def with_copies(short: str, args: Sequence[Any], result: Any, memory: HiddenMemo
 
 
 def _copies(args: Sequence[Any], positions: Sequence[int]) -> tuple[HiddenEvent, ...]:
-    layouts = ((position, layout_of(args[position])) for position in positions)
+    layouts = ((position, read_layout(args[position])) for position in positions)
     return tuple(
         alloc(f"contiguous argument {position}", layout.nbytes)
         for position, layout in layouts

@@ -12,7 +12,7 @@ from typing import Any
 from fxmem.hardware.workspaces.collector import Seen
 from fxmem.hardware.workspaces.copies import COPYING, with_copies
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
 
 _BATCH_NORM = "aten.native_batch_norm_backward.default"
@@ -65,10 +65,10 @@ def _batch_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory | Non
     The second takes the first one's place once both are there. Arguments: grad_out, input, ...; results: the gradients
     that were asked for, or None.
     """
-    grad, source = layout_of(args[0]), layout_of(args[1])
+    grad, source = read_layout(args[0]), read_layout(args[1])
     dense = all(each.is_contiguous() or each.is_contiguous(MemoryFormat.CHANNELS_LAST) for each in (grad, source))
     if result[0] is None or not dense or grad.memory_format() is not source.memory_format():
         return None
     outputs = (output(f"gradient {position}") for position, each in enumerate(result) if each is not None)
-    events = (*outputs, alloc("the input's first gradient", layout_of(result[0]).nbytes))
+    events = (*outputs, alloc("the input's first gradient", read_layout(result[0]).nbytes))
     return HiddenMemory(events=events, source="aten/src/ATen/native/Normalization.cpp")

@@ -2,7 +2,7 @@
 
 Read in `aten/src/ATen/cuda/CublasHandlePool.cpp` of torch 2.11, whose binary was checked for what follows:
 - `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream) pair and keeps it in a process-wide map until
-  `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step holds two workspaces as soon
+  `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step keeps two workspaces as soon
   as both sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each
   further stream adds its own.
 - cuBLASLt runs on the same handle (so the cuBLAS workspace is there as well) and keeps a second block of its own per
@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import OP_CLASSES
-from fxmem.hardware.workspaces.tensor_layouts import TensorLike, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import TensorLike, read_layout
 from fxmem.records.profile import Bytes, Record, Target
 
 _Value = TypeVar("_Value")
@@ -39,7 +39,7 @@ Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell
 
 
 class CublasWorkspaces(Record):
-    """What cuBLAS holds on a target."""
+    """The workspaces that cuBLAS keeps on a target."""
 
     handle_bytes: Bytes
     """For each thread that multiplies matrices (once per stream)."""
@@ -61,7 +61,7 @@ class CublasWorkspaces(Record):
 
 
 def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, str]) -> CublasWorkspaces:
-    """The workspaces cuBLAS holds on the target.
+    """The workspaces that cuBLAS keeps on the target.
 
     Args:
         target: a CUDA target.
@@ -116,7 +116,7 @@ def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -
         return True
     if name not in ("addmm", "_addmm_activation") or environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
         return False
-    bias, first, second = (layout_of(cast(TensorLike, tensor)) for tensor in args[:3])
+    bias, first, second = (read_layout(cast(TensorLike, tensor)) for tensor in args[:3])
     fusable = bias.rank == 1 and bias.shape[0] == second.shape[1] and bias.is_contiguous()
     return (
         fusable
@@ -138,7 +138,7 @@ def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
     first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(name)
     if first is None:
         return ()
-    operands = (layout_of(cast(TensorLike, tensor)) for tensor in args[first : first + 2])
+    operands = (read_layout(cast(TensorLike, tensor)) for tensor in args[first : first + 2])
     return tuple(
         operand.nbytes
         for operand in operands

@@ -1,7 +1,7 @@
 """A profile with the memory its ops allocate unseen written into its log.
 
 Each hidden buffer becomes a storage of kind `workspace` whose live range lies inside its op's ticks, in the order torch
-allocates and frees; later ticks move up. What is held for good is there before the step and after it.
+allocates and frees; later ticks move up. What is kept for good is there before the step and after it.
 """
 
 from __future__ import annotations

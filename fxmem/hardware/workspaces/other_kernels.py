@@ -15,7 +15,7 @@ from typing import Any
 
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, layout_of
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, read_layout
 from fxmem.records.profile import Target
 
 Shape = tuple[int, ...]
@@ -234,7 +234,7 @@ def _rnn(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> Hidd
 
 
 def _describe(tensors: Sequence[Any]) -> Described:
-    layouts = [layout_of(tensor) for tensor in tensors]
+    layouts = [read_layout(tensor) for tensor in tensors]
     return [layout.shape for layout in layouts], [layout.dtype for layout in layouts]
 
 

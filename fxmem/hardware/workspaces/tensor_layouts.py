@@ -118,7 +118,7 @@ class TensorLayout(Record):
         return True
 
 
-def layout_of(tensor: TensorLike | TensorLayout) -> TensorLayout:
+def read_layout(tensor: TensorLike | TensorLayout) -> TensorLayout:
     """The layout of a torch tensor; a layout is returned as it is."""
     if isinstance(tensor, TensorLayout):
         return tensor

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from fxmem._torch.common import OpOverload, OpOverloadPacket, op_arguments
-from fxmem.simulation.flops.formulas import numel_of, tensors_among
+from fxmem.simulation.flops.formulas import count_elements, tensors_among
 from fxmem.simulation.flops.tables import COMPLEX, FORMULAS, NO_ARITHMETIC
 
 Formula: TypeAlias = Callable[..., int | None]
@@ -86,5 +86,5 @@ def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
     return SimpleNamespace(
-        **(named | {"read": numel_of(named[schema[0].name]), "made": numel_of(result), "result": result})
+        **(named | {"read": count_elements(named[schema[0].name]), "made": count_elements(result), "result": result})
     )

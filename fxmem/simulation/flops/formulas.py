@@ -21,7 +21,7 @@ def tensors_among(value: Any) -> list[Tensor]:
     return [t for t in (value if isinstance(value, list | tuple) else (value,)) if isinstance(t, Tensor)]
 
 
-def numel_of(value: Any) -> int:
+def count_elements(value: Any) -> int:
     """Elements of a tensor, of a tuple's first tensor (the main result), or of all floating-point tensors of a list
     (foreach)."""
     tensors = tensors_among(value)

@@ -45,9 +45,9 @@ from fxmem.hardware.workspaces import (
     flash_forward,
     kernel_memory,
     kernel_scratch,
-    layout_of,
     matmul_copies,
     other_kernels,
+    read_layout,
     uses_cublas,
     uses_cublaslt,
 )
@@ -131,7 +131,7 @@ def torch_tensors(draw: st.DrawFn) -> torch.Tensor:
 
 @given(torch_tensors())
 def test_layouts_agree_with_torch(real: torch.Tensor) -> None:
-    layout = layout_of(real)
+    layout = read_layout(real)
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(real.dim())
     assert layout.is_contiguous() == real.is_contiguous()
     assert layout.contiguous().stride == real.contiguous().stride()

@@ -23,16 +23,16 @@ def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
     import networkx  # type: ignore[import-untyped]  # slow
 
     graph = networkx.relabel_nodes(to_networkx(profile, timeline), "n{}".format)
-    graph.graph = _known({"title": title(profile), **graph.graph})
+    graph.graph = _drop_unknown({"title": title(profile), **graph.graph})
     for attributes in (*graph.nodes.values(), *graph.edges.values()):
-        known = _known(attributes)
+        known = _drop_unknown(attributes)
         attributes.clear()
         attributes.update(known)
     text = "\n".join(networkx.generate_graphml(graph)) + "\n"
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _known(attributes: dict[str, Any]) -> dict[str, Any]:
+def _drop_unknown(attributes: dict[str, Any]) -> dict[str, Any]:
     return {
         name: printable(value) if isinstance(value, str) else value
         for name, value in attributes.items()

@@ -41,8 +41,8 @@ def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
         _nodes(profile, timeline),
         _facts(findings.header_facts(profile), "Predicted for"),
     ]
-    said = [("assumed", findings.assumptions(profile)), ("unknown", findings.unknowns(profile))]
-    blocks += [_folded(f"{len(items)} {what}", items) for what, items in said if items]
+    notes = [("assumed", findings.assumptions(profile)), ("unknown", findings.unknowns(profile))]
+    blocks += [_fold(f"{len(items)} {what}", items) for what, items in notes if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -81,7 +81,7 @@ def _nodes(profile: Profile, timeline: Timeline) -> str:
     )
 
 
-def _folded(label: str, items: Iterable[str]) -> str:
+def _fold(label: str, items: Iterable[str]) -> str:
     text = "\n".join(f"- {item}" for item in items)
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"<details><summary>{label}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"

@@ -77,14 +77,14 @@ def _slices(profile: Profile) -> Iterator[dict[str, Any]]:
             close(same, now)
             for key in way[same:]:
                 opened.append(
-                    (key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_described(profile, key)})
+                    (key, {"ph": "X", "cat": key[0], "ts": now, "dur": 0, **_PLACE, **_describe(profile, key)})
                 )
                 slices.append(opened[-1][1])
         close(0, end)
     yield from slices
 
 
-def _described(profile: Profile, key: Key) -> dict[str, Any]:
+def _describe(profile: Profile, key: Key) -> dict[str, Any]:
     what, which = key
     if isinstance(which, str):
         return {"name": module_label(profile, which), "args": {"module": which}}

@@ -45,18 +45,18 @@ def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
         "name": name,
         "activeProfileIndex": 0,
         "profiles": [
-            _sampled(
+            _make_profile(
                 "bytes alive at the peak",
                 ((stack, nbytes) for (_, stack), nbytes in sorted(alive.items(), key=lambda entry: entry[0][0])),
             ),
-            _sampled("bytes saved for backward", saved),
+            _make_profile("bytes saved for backward", saved),
         ],
         "shared": {"frames": frames.listed},
     }
     return json.dumps(document, separators=(",", ":"))
 
 
-def _sampled(name: str, samples: Iterable[tuple[Stack, int]]) -> dict[str, Any]:
+def _make_profile(name: str, samples: Iterable[tuple[Stack, int]]) -> dict[str, Any]:
     weighing = [(stack, nbytes) for stack, nbytes in samples if nbytes]
     weights = [nbytes for _, nbytes in weighing]
     total = sum(weights)
