@@ -29,7 +29,7 @@ from ptflops import get_model_complexity_info
 
 import fxmem
 from fxmem.memory.by_layer import by_layer
-from fxmem.records.layers import Layer
+from fxmem.records.breakdown import Layer
 
 MODELS = (
     "alexnet",

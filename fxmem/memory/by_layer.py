@@ -24,7 +24,7 @@ from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.memory.accepted_steps import HasProfile, read_profile
 from fxmem.memory.figures import Flops
 from fxmem.memory.module_tree import Branch, ModuleTree, preorder
-from fxmem.records.layers import Layer, LayerReport
+from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 
 _CALLS = ("call_module", "call_function", "call_method")

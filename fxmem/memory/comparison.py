@@ -1,7 +1,7 @@
 """What grew from one step to another: two models, two settings of one, or two saved reports.
 
-Modules and calls are matched by path and name, as `fxmem.memory.matching` says: a layer inserted between two others is
-one addition. Every byte and every FLOP of a node is in one row of `nodes`, in the row of its module, and in those of
+Modules and calls are matched by path and name, as `fxmem.memory.module_match` says: a layer inserted between two others
+is one addition. Every byte and every FLOP of a node is in one row of `nodes`, in the row of its module, and in those of
 the modules around it.
 """
 
@@ -14,7 +14,7 @@ from fxmem.memory import liveness
 from fxmem.memory.accepted_steps import HasReport
 from fxmem.memory.facts import describe
 from fxmem.memory.figures import Figures, bytes_at_peak, sum_figures
-from fxmem.memory.matching import Pair, find_modules, first_shape, match_modules, match_nodes
+from fxmem.memory.module_match import Pair, find_modules, first_shape, match_modules, match_nodes
 from fxmem.memory.module_tree import preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
 from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline

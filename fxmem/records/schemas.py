@@ -21,9 +21,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fxmem.errors import UsageError
 from fxmem.records.advice import Advice
+from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
-from fxmem.records.layers import LayerReport
-from fxmem.records.lines import LineReport
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.records.sizes import Baseline, CardFits, SizeCurve

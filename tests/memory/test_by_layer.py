@@ -17,7 +17,7 @@ from fxmem.cli.verbs import layers as verb
 from fxmem.hardware.op_classes import MAC_OPS, UNKNOWN_MAC_OPS
 from fxmem.memory.by_layer import by_layer
 from fxmem.memory.report_reader import load_report
-from fxmem.records.layers import Layer, LayerReport
+from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.profile import Kind
 from fxmem.show.text import by_layer as layer_reporting
 from fxmem.simulation.flops import UNCOUNTED

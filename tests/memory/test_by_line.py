@@ -22,7 +22,7 @@ from fxmem.cli.verbs import lines as verb
 from fxmem.errors import UsageError
 from fxmem.memory.by_line import by_line, is_installed
 from fxmem.memory.report_reader import load_report
-from fxmem.records.lines import LineReport, TensorGroup
+from fxmem.records.breakdown import LineReport, TensorGroup
 from fxmem.records.profile import Kind, ModuleCall, Node, Phase, Profile, SourceLine
 from fxmem.show.html import lines_html
 from fxmem.show.text import by_line as line_reporting

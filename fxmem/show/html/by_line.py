@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fxmem.memory import facts
-from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
+from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, short_bytes
 from fxmem.show.html.page import fill_page
 from fxmem.show.text.by_line import MEANINGS, format_group, pick_shown, short_file, source_text

@@ -12,7 +12,7 @@ from fxmem.memory.by_layer import layer_likeness
 from fxmem.memory.facts import flops_sum, header_facts
 from fxmem.memory.figures import Flops
 from fxmem.memory.module_tree import fold
-from fxmem.records.layers import Layer, LayerReport
+from fxmem.records.breakdown import Layer, LayerReport
 from fxmem.records.units import (
     exact_bytes,
     format_bytes,

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fxmem.memory.facts import header_facts
-from fxmem.records.lines import LineFigures, LineReport, LineRow, TensorGroup
+from fxmem.records.breakdown import LineFigures, LineReport, LineRow, TensorGroup
 from fxmem.records.units import exact_bytes, format_bytes, package_path, printable, short_bytes, to_words
 from fxmem.show.text.columns import Column, choose_columns
 from fxmem.show.text.tables import facts, fit, render
