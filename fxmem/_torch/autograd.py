@@ -10,13 +10,13 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.autograd
 
-from fxmem._torch.common import patch
+from fxmem._torch.common import no_modes, patch
 
 # --- the graph --------------------------------------------------------------------------------------------------------
 
@@ -93,6 +93,31 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     (`torch._C.DisableTorchFunction`, since 1.11)."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
+
+
+def run_for_gradients_of(nodes: Iterable[Any], run: Callable[[], None], *, create_graph: bool) -> None:
+    """Call `run()`; the nodes it calls compute the gradients that go to `nodes` and no other, without any all of them.
+
+    A node in C++ asks the graph task of its thread which of its outputs are wanted (`task_should_compute_output` in
+    torch/csrc/autograd/function.h). The task here is one of the C++ engine: a backward of a leaf of its own, whose hook
+    is `run`, with `nodes` as further inputs (`GraphTask::init_to_execute` in engine.cpp; `GradientEdge` since 2.1).
+    """
+    error: list[BaseException] = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        try:
+            run()
+        except BaseException as raised:  # C++ would carry it on without its traceback
+            error.append(raised)
+
+    with no_modes(), torch._C.DisableTorchFunction():
+        leaf, one = torch.zeros((), requires_grad=True, device="cpu"), torch.ones((), device="cpu")
+        leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+    edges = [torch.autograd.graph.GradientEdge(node, 0) for node in nodes]
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((leaf,), (one,), False, create_graph, (leaf, *edges) if edges else (), True, not edges)
+    if error:
+        raise error[0]
 
 
 # --- saved tensors ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ freed, then what the node saved.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -135,23 +136,31 @@ class AutogradEngine:
             task.check_inputs_are_used()
         task.start(gradients)
         with self._current_task(), torch.set_grad_enabled(create_graph):
-            while task.has_ready():
-                node, received = task.pop()
-                self.hooks.run_tensor_hooks(node, received)
-                task.capture(node, received)
-                if not task.executes(node):
-                    continue
-                if torch_autograd.is_accumulate_grad(node):
-                    if accumulate_grad and received[0] is not None:
-                        accumulate_gradient(node.variable, received, create_graph=create_graph)
-                        self.hooks.run_accumulation_hooks(node.variable)
-                    del received  # freed before the next node runs
-                    continue
-                results = self._evaluate(node, received, retain_graph=retain_graph)
-                del received
-                task.deliver(node, results)
+            walk = functools.partial(self._walk, task, retain_graph, create_graph)
+            if inputs or len(self._tasks) > 1:  # within another backward, what that one leaves out must not count here
+                torch_autograd.run_for_gradients_of(task.wanted(), walk, create_graph=create_graph)
+            else:
+                walk()
             self._run_callbacks()
         return tuple(task.captured)
+
+    def _walk(self, task: GraphTask, retain_graph: bool, create_graph: bool) -> None:
+        """Run the nodes of a task, each when its gradients are complete."""
+        while task.has_ready():
+            node, received = task.pop()
+            self.hooks.run_tensor_hooks(node, received)
+            task.capture(node, received)
+            if not task.executes(node):
+                continue
+            if torch_autograd.is_accumulate_grad(node):
+                if received[0] is not None:
+                    accumulate_gradient(node.variable, received, create_graph=create_graph)
+                    self.hooks.run_accumulation_hooks(node.variable)
+                del received  # freed before the next node runs
+                continue
+            results = self._evaluate(node, received, retain_graph=retain_graph)
+            del received
+            task.deliver(node, results)
 
     @contextlib.contextmanager
     def _current_task(self) -> Iterator[None]:
@@ -184,13 +193,13 @@ class AutogradEngine:
         The node's own inputs die after that, then what it saved (engine.cpp, `call_function`)."""
         number = torch_autograd.sequence_number(node)
         self._observer.on_backward_node(number)
-        self.hooks.run_pre_hooks(number, received)
+        self.hooks.run_pre_hooks(node, received)
         self._saved.begin_node()
         try:
             results = self._call(node, number, received)
             if type(node).__name__ not in _ALLOCATE and _is_rebuilt_view(node, number) and results[0] is not None:
                 results[0] = torch.zeros_like(results[0], memory_format=torch.contiguous_format).copy_(results[0])
-            results = self.hooks.run_post_hooks(number, results, received)
+            results = self.hooks.run_post_hooks(node, results, received)
             _validate(node, results)
             received.clear()
         finally:

@@ -24,23 +24,24 @@ class BackwardHooks:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        self._of_tensors: dict[tuple[int, int], Any] = {}
         self._retains_grad: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
-        self._of_nodes: dict[int, dict[str, list[Callable[..., Any]]]] = {}
 
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Note that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
-            self._of_tensors[_output_of(tensor)] = torch_autograd.tensor_hooks(tensor)
+            kept = _hooks_of(tensor.grad_fn, "tensors")
+            kept[torch_autograd.output_number(tensor)] = torch_autograd.tensor_hooks(tensor)
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
         """Note that `tensor.retain_grad` was called."""
         if tensor.grad_fn is not None:
-            self._retains_grad[_output_of(tensor)] = weakref.ref(tensor)
+            key = torch_autograd.sequence_number(tensor.grad_fn), torch_autograd.output_number(tensor)
+            self._retains_grad[key] = weakref.ref(tensor)
 
     def note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         """Note that the method `kind` of a node, `register_hook` or `register_prehook`, was called."""
-        self._of_nodes.setdefault(torch_autograd.sequence_number(node), {}).setdefault(kind, []).append(hook)
+        kept = _hooks_of(node, kind)
+        kept[len(kept)] = hook
 
     def run_tensor_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
         """Run the hooks of the tensors whose gradients a node received; the hooks may replace these."""
@@ -48,18 +49,18 @@ class BackwardHooks:
             if gradient is not None:
                 received[index] = self._run_hooks_of(node, index, gradient)
 
-    def run_pre_hooks(self, number: int, received: list[torch.Tensor | None]) -> None:
-        """Run what is to run before the node with this number; the hooks may replace its gradients."""
-        for hook in self._of_nodes.get(number, {}).get("register_prehook", ()):
+    def run_pre_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
+        """Run what is to run before a node; the hooks may replace its gradients."""
+        for hook in _hooks_of(node, "register_prehook").values():
             replaced = self._run(hook, tuple(received))
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
 
     def run_post_hooks(
-        self, number: int, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
+        self, node: Any, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """Run what is to run after the node with this number; its results, as the hooks leave them."""
-        for hook in self._of_nodes.get(number, {}).get("register_hook", ()):
+        """Run what is to run after a node; its results, as the hooks leave them."""
+        for hook in _hooks_of(node, "register_hook").values():
             replaced = self._run(hook, tuple(results), tuple(received))
             if replaced is not None:
                 results = list(replaced) if isinstance(replaced, tuple) else [replaced]
@@ -74,9 +75,8 @@ class BackwardHooks:
         if torch_autograd.is_accumulate_grad(node):
             hooks = torch_autograd.tensor_hooks(node.variable)
         else:
-            key = torch_autograd.sequence_number(node), index
-            hooks = self._of_tensors.get(key)
-            retaining = self._retains_grad.get(key)
+            hooks = _hooks_of(node, "tensors").get(index)
+            retaining = self._retains_grad.get((torch_autograd.sequence_number(node), index))
             tensor = retaining() if retaining is not None else None
             if tensor is not None:
                 tensor.grad = gradient
@@ -87,6 +87,7 @@ class BackwardHooks:
         return gradient
 
 
-def _output_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The node that made a tensor, by its number, and which of its outputs the tensor is."""
-    return torch_autograd.sequence_number(tensor.grad_fn), torch_autograd.output_number(tensor)
+def _hooks_of(node: Any, kind: str) -> dict[int, Any]:
+    """The hooks of one kind that a node has, in a table that is freed with it, as C++ frees them."""
+    found: dict[int, Any] = node.metadata.setdefault(("fxmem", kind), {})
+    return found

@@ -10,7 +10,7 @@ The rules, with their source in torch/csrc/autograd:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,9 +60,13 @@ class GraphTask:
             following = [each for each, _ in node.next_functions if each in needed]
             for each in following:
                 self._missing[each] = self._missing.get(each, 0) + 1
-            if following or torch_autograd.is_accumulate_grad(node):
+            if following or (torch_autograd.is_accumulate_grad(node) and self._accumulate_grad):
                 self._executed.add(node)
         self._needed = needed
+
+    def wanted(self) -> Iterable[Any]:
+        """The nodes that a gradient is computed for; none where that is all of them."""
+        return self._needed or ()
 
     def check_inputs_are_used(self) -> None:
         """Raise torch's RuntimeError for an input that no root depends on."""
