@@ -25,7 +25,7 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
-from fxmem.simulation.observe.graph_task import GraphTask
+from fxmem.simulation.observe.graph_task import GraphTask, fit_gradient
 from fxmem.simulation.observe.leaf_gradients import accumulate_gradient
 from fxmem.simulation.observe.saved_tensors import SavedHandle, SavedTensors
 
@@ -252,13 +252,7 @@ def _validate(node: Any, results: list[torch.Tensor | None]) -> None:
         gradient = results[position] if position < len(results) else None
         if consumer is None or gradient is None:
             continue
-        wants = torch_autograd.input_metadata(consumer)[index]
-        shape = tuple(wants.shape)
-        if tuple(gradient.shape) != shape:
-            gradient = gradient.sum_to_size(shape)
-        if gradient.dtype != wants.dtype:
-            gradient = gradient.to(wants.dtype)
-        results[position] = gradient
+        results[position] = fit_gradient(gradient, consumer, index)
 
 
 NODE_CALL: Final = AutogradEngine._call.__code__

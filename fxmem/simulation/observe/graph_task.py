@@ -79,7 +79,7 @@ class GraphTask:
     def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Give the roots their gradients; those that wait for no other node are ready."""
         for (node, index), gradient in zip(self._roots, gradients, strict=True):
-            self._add(node, index, gradient)
+            self._add(node, index, None if gradient is None else fit_gradient(gradient, node, index))
         for node in dict.fromkeys(node for node, _ in self._roots):
             if not self._missing.get(node):
                 self._push(node)
@@ -145,6 +145,15 @@ def _is_reusable(slots: list[Any], index: int) -> bool:
         and is_dense(slots[index])
         and torch_autograd.is_sole_owner(slots, index, storage=True)
     )
+
+
+def fit_gradient(gradient: torch.Tensor, node: Any, index: int) -> torch.Tensor:
+    """A gradient summed and cast to what a node takes; roots' are too (engine.cpp, `validate_outputs`)."""
+    wants = torch_autograd.input_metadata(node)[index]
+    shape = tuple(wants.shape)
+    if tuple(gradient.shape) != shape:
+        gradient = gradient.sum_to_size(shape)
+    return gradient if gradient.dtype == wants.dtype else gradient.to(wants.dtype)
 
 
 def _edge_of(tensor: Any) -> tuple[Any, int]:

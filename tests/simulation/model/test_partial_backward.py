@@ -158,3 +158,17 @@ def test_a_backward_within_one_of_some_gradients_computes_all_of_its_own():
     )
     held = next(each for each in found.comparisons if each.quantity is Quantity.REQUESTED_WITHOUT_SCRATCH)
     assert abs(held.predicted_bytes - held.measured_bytes) <= 1e-4 * held.measured_bytes, held
+
+
+def rounded(body, x):
+    """A root whose gradient is given in half precision, and comes to its node in float32."""
+    y = body(x)
+    (slope,) = torch.autograd.grad(y, body[-1].bias, torch.ones_like(y, dtype=torch.bfloat16))
+    return slope
+
+
+@pytest.mark.parametrize("width", [64, 4096])
+def test_a_gradient_given_in_another_dtype_is_cast(width):
+    found = validate(Doing(rounded, layers(64, width)), torch.ones(512, 64), mode="infer")
+    held = next(each for each in found.comparisons if each.quantity is Quantity.REQUESTED_WITHOUT_SCRATCH)
+    assert abs(held.predicted_bytes - held.measured_bytes) <= 1e-4 * held.measured_bytes, held
