@@ -1,0 +1,82 @@
+"""Training steps and evaluations of image classifiers of torchvision and timm, as published scripts run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import Step
+from .loops import meta
+
+CIFAR_CLASSES = 10
+
+
+class Classifier(nn.Module):
+    """A network with its cross entropy.
+
+    `clears_gradients` is for loops that call `zero_grad` between forward and backward: the gradients of the step before
+    live through the forward. They are made when it begins, where the optimizer has just freed as many.
+    """
+
+    def __init__(self, network: nn.Module, clears_gradients: bool = False) -> None:
+        super().__init__()
+        self.network, self.clears_gradients = network, clears_gradients
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the logits."""
+        gradients = [torch.empty_like(p) for p in self.parameters()] if self.clears_gradients else []
+        logits = self.network(images)
+        loss = F.cross_entropy(logits, labels)
+        del gradients
+        return loss, logits
+
+
+def make_torchvision(model: str, classes: int = 1000, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Make a network of torchvision on meta; a vision transformer gets a new head where `classes` says so."""
+    import torchvision
+
+    with torch.device("meta"):
+        network: nn.Module = getattr(torchvision.models, model)()
+        if classes != 1000:
+            network.heads.head = nn.Linear(network.heads.head.in_features, classes)
+    return network.to(dtype)
+
+
+def train_classifier(
+    network: nn.Module, batch: int, *, size: int = 224, dtype: torch.dtype = torch.float32, clears: bool = False, **options: Any
+) -> Step:
+    """Make a training step over `batch` images."""
+    inputs = (meta(batch, 3, size, size, dtype=dtype), meta(batch, dtype=torch.int64))
+    return Step(Classifier(network, clears), inputs, {"mode": "train", "loss": lambda out: out[0], **options})
+
+
+def torch_preflight(batch: int, model: str) -> Step:
+    """A training step of a torchvision model under autocast with AdamW.
+
+    Source: highwaterlabs/torch-preflight, tests/calibration/measure_cuda.py. It takes bfloat16 where
+    `torch.cuda.is_bf16_supported()`, which includes emulation and so is true on a T4.
+    """
+    return train_classifier(make_torchvision(model), batch, precision="bf16", optimizer="adamw")
+
+
+PRECISIONS = {"32": torch.float32, "16-mixed": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
+
+
+def rasbt(
+    model: str, batch: int, precision: str, *, optimizer: str = "adam", clears: bool = True, accumulate: int = 1
+) -> Step:
+    """A vision transformer fine-tuned on CIFAR-10: forward, loss, `zero_grad`, backward, optimizer.
+
+    Source: rasbt/pytorch-memory-optim and rasbt/cvpr2023. With gradient accumulation (`accumulate`) the gradients are
+    cleared after the optimizer's step.
+    """
+    dtype = PRECISIONS[precision]
+    options: dict[str, Any] = {"optimizer": optimizer}
+    if precision.endswith("mixed"):
+        options["precision"] = {"16-mixed": "fp16", "bf16-mixed": "bf16"}[precision]
+    if accumulate > 1:
+        options["accumulate"] = accumulate
+    return train_classifier(make_torchvision(model, CIFAR_CLASSES, dtype), batch, dtype=dtype, clears=clears, **options)
