@@ -44,7 +44,7 @@ class LlamaNorm(nn.Module):
 
 
 def normalise_rows(m: Any) -> None:
-    """One round of the norms' scripts."""
+    """One round of the scripts of norms and of multi-token attention."""
     y = m.norm(m.x)
     backward_and_retain(y, m.dy)
 
@@ -279,6 +279,31 @@ def neighbourhood_attention(T: int, *, B: int, H: int, heads: int) -> Step:
     """Neighbourhood attention in float32."""
     layers = {name: NeighbourhoodAttention(H, heads) for name in ("layer", "other")}
     return train_function(lambda m: m.layer(m.x), retain=True, random_gradient=True, x=leaf(B, T, H), **layers)
+
+
+class MultiTokenAttention(nn.Module):
+    """Softmax of masked scores, then a convolution over them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.bias = leaf(4, 4, 3, 3, dtype=dtype), leaf(4, dtype=dtype)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Return the scores after the convolution, masked again."""
+        length = scores.shape[-1]
+        mask = torch.tril(torch.ones(length, length, dtype=torch.bool, device=scores.device)).view(1, 1, length, length)
+        low = torch.tensor(-1e9, device=scores.device, dtype=scores.dtype)
+        zero = torch.tensor(0.0, device=scores.device, dtype=scores.dtype)
+        masked = scores.masked_fill(~mask, low)
+        probs = torch.softmax(masked, dim=-1)
+        out = F.conv2d(probs, self.weight, self.bias, stride=1, padding=1)
+        return out.masked_fill(~mask, zero)
+
+
+def multi_token_attention(L: int) -> Step:
+    """Multi-token attention over 2 x 4 matrices of scores in bfloat16."""
+    layers = {name: MultiTokenAttention(BF16) for name in ("norm", "other")}
+    return repeat_step(normalise_rows, x=leaf(2, 4, L, L, dtype=BF16), dy=meta(2, 4, L, L, dtype=BF16), **layers)
 
 
 def embedding(V: int, *, B: int, T: int, D: int) -> Step:

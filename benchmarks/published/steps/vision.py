@@ -46,7 +46,13 @@ def make_torchvision(model: str, classes: int = 1000, dtype: torch.dtype = torch
 
 
 def train_classifier(
-    network: nn.Module, batch: int, *, size: int = 224, dtype: torch.dtype = torch.float32, clears: bool = False, **options: Any
+    network: nn.Module,
+    batch: int,
+    *,
+    size: int = 224,
+    dtype: torch.dtype = torch.float32,
+    clears: bool = False,
+    **options: Any,
 ) -> Step:
     """Make a training step over `batch` images."""
     inputs = (meta(batch, 3, size, size, dtype=dtype), meta(batch, dtype=torch.int64))
