@@ -1,7 +1,7 @@
-"""Losses for alignment and distillation, and a mixture of experts, of Liger-Kernel's benchmarks in torch's own operators.
+"""Losses for alignment and distillation, and a mixture of experts, of Liger-Kernel's benchmarks in torch's operators.
 
-Source: linkedin/Liger-Kernel, benchmark/scripts and the reference losses of test/. The modules that are compared are on the
-card too (`others`).
+Source: linkedin/Liger-Kernel, benchmark/scripts and the reference losses of test/. The modules that are compared are on
+the card too (`others`).
 """
 
 from __future__ import annotations
