@@ -34,7 +34,7 @@ class Architecture:
     """Heads of keys and values; 0 for as many as of queries."""
     rotary: float = 1.0
     is_llama: bool = True
-    """RMS norm and a gated MLP one after the other, without biases; else layer norm, GELU, side by side, with biases."""
+    """RMS norm and a gated MLP in sequence, without biases; else layer norm and GELU side by side, with biases."""
     shares_norm: bool = False
     has_head_bias: bool = False
     activation: str = "none"
@@ -315,7 +315,7 @@ def finetune(
 
 
 def generate(model: str, prompt: int = 6, new: int = 50) -> Step:
-    """The first forward of a generation, which is over the whole prompt, with the cache of keys and values beside it."""
+    """The first forward of a generation, over the whole prompt, with the cache of keys and values beside it."""
     architecture = MODELS[model]
     made = GPT(architecture, None, prompt + new)
     shape = (1, architecture.heads, prompt + new, architecture.head)
