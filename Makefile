@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published constraints clean
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published published-batches constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ accuracy: $(READY) ## hold predictions against every measurement that is kept; n
 
 published: $(READY) ## hold predictions against published measurements of real cards; goes on where it stopped today
 	PYTHONPATH=. $(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)
+
+published-batches: $(READY) ## hold timm's largest batches on an RTX 3090 against predictions (hours; goes on where it stopped today)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.published.batches $(PUBLISHED_ARGS)
 
 constraints: $(READY) ## resolve constraints.txt anew, to the newest versions around the pinned torch
 	echo 'torch==$(PINNED_TORCH)' | $(BIN)/uv pip compile pyproject.toml --extra dev --constraints - --output-file constraints.txt \

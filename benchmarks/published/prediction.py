@@ -28,20 +28,21 @@ class Prediction:
 
 
 def predict(case: Case) -> Prediction:
-    """Predict a case; an exception of any kind is a refusal."""
+    """Predict a case, less its second step where it is a difference."""
+    found = predict_step(case.step, case.target, case.settings, case.environment)
+    if case.less is None or found.refusal:
+        return found
+    less = predict_step(case.step, case.target, case.less, case.environment)
+    return less if less.refusal else Prediction({name: found.peaks[name] - less.peaks[name] for name in found.peaks})
+
+
+def predict_step(step: str, target: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Prediction:
+    """Predict a step with these settings and environment variables; an exception of any kind is a refusal."""
     try:
-        with _environment(case.environment):
-            peaks = _peaks(case.step, case.target, _key(case.settings))
-            if case.less is not None:
-                less = _peaks(case.step, case.target, _key(case.less))
-                peaks = {statistic: peaks[statistic] - less[statistic] for statistic in peaks}
+        with _environment(environment):
+            return Prediction(_peaks(step, target, tuple(settings.items())))
     except Exception as error:
         return Prediction({}, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-    return Prediction(peaks)
-
-
-def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(settings.items())
 
 
 @lru_cache(maxsize=256)

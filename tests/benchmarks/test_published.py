@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.published import __main__ as runner
-from benchmarks.published import results
+from benchmarks.published import batches, results
 from benchmarks.published.bounds import SMALLEST_BOUND, bound_of, broken, tighten
 from benchmarks.published.prediction import Prediction, predict
 from benchmarks.published.results import Row
@@ -217,3 +217,37 @@ def test_only_prints_what_is_asked_for(tmp_path: Path, made_up: list[str], capsy
     assert made_up == ["made up: N=256"]
     assert "grade A allocated: 1 rows, mean 0.000 %" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
+
+
+# --- the largest batches of timm's models -----------------------------------------------------------------------------
+
+
+def test_every_published_batch_is_one_that_the_benchmark_tries() -> None:
+    _, rows = batches.read_published()
+    assert len(rows) == 644
+    assert all(row.batch < row.next_batch <= 512 for row in rows)
+
+
+def test_a_published_batch_is_held_from_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = batches.GIB
+    peaks = {64: 20 * gib, 96: 23 * gib, 128: 25 * gib}
+
+    def predict_step(step: str, target: str, settings: dict[str, Any], environment: dict[str, str]) -> Prediction:
+        assert (step, target) == ("vision.timm_benchmark", "rtx3090")
+        if settings["model"] == "refused":
+            return Prediction({}, "made up")
+        return Prediction(dict.fromkeys(("allocated", "reserved"), peaks[settings["batch"]]))
+
+    published = [batches.Row("right", 224, 64, 96), batches.Row("wrong", 224, 96, 128), batches.Row("refused", 8, 1, 2)]
+    monkeypatch.setattr(batches, "predict_step", predict_step)
+    monkeypatch.setattr(batches, "read_published", lambda: ("nobody", published))
+    monkeypatch.setattr(batches, "RESULTS", tmp_path)
+    assert batches.main([]) == 0
+    page = next(tmp_path.glob("published-batches-*.md")).read_text(encoding="utf-8")
+    assert "- 2 models predicted, 1 refused." in page
+    assert "- The published batch fits: 1 of 2." in page
+    assert "- The batch tried before does not: 2 of 2." in page
+    assert "| wrong | 224 | 96 | 23.00 | 128 | 25.00 |" in page
+    assert "| right |" not in page
+    monkeypatch.setattr(batches, "examine", lambda row: pytest.fail("the day has a result"))
+    assert batches.main(["--every", "2"]) == 0

@@ -86,3 +86,23 @@ def rasbt(
     if accumulate > 1:
         options["accumulate"] = accumulate
     return train_classifier(make_torchvision(model, CIFAR_CLASSES, dtype), batch, dtype=dtype, clears=clears, **options)
+
+
+class NesterovSGD(torch.optim.SGD):
+    """SGD with Nesterov momentum, parameter by parameter, as torch 1.12 runs it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
+
+
+def timm_benchmark(model: str, batch: int, size: int) -> Step:
+    """A step of timm's training benchmark with AMP (huggingface/pytorch-image-models at 0dbd9352, benchmark.py).
+
+    `zero_grad` of torch 1.12 keeps the gradients, which is the last of two micro-batches here.
+    """
+    import timm
+
+    with torch.device("meta"):
+        network = timm.create_model(model)
+    options = {"precision": "fp16", "optimizer": NesterovSGD, "accumulate": 2}
+    return train_classifier(network, batch, size=size, **options)
