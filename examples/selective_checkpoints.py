@@ -1,12 +1,9 @@
-"""Blocks of a transformer that keep the results of their products: most of what a checkpoint frees, almost nothing run
-again.
+"""Blocks of a transformer that keep the results of their products: the memory of a checkpoint, with little recomputed.
 
-A block saves 16 tensors of its input's size for backward: the inputs of both norms (1 + 1) and of both products behind
-them (1 + 1), queries, keys and values (3), what attention gives (1), what `up` gives and what GELU makes of it (4 + 4).
-A checkpoint of the whole block keeps its input alone and runs everything again but its last product. One that keeps
-what `qkv`, attention, `project` and `up` gave holds 9 and the block's input, and runs norms, GELU and an addition
-again. Within the same peak fxmem runs less again: it decides for each result of an operator by itself, and no result
-that backward does not ask for is made.
+A block saves 16 tensors of its input's size for backward. A checkpoint of the whole block keeps its input alone and
+recomputes everything but its last product. One that keeps the results of `qkv`, attention, `project` and `up` keeps 9
+and the input, and recomputes norms, GELU and an addition. Within the same peak a plan of fxmem recomputes less again:
+it decides for each result of an operator by itself.
 """
 
 import copy
@@ -53,10 +50,8 @@ selective = {"context_fn": fxmem.keep(0, 1, 2, 3)}
 for name, options in (("plain", None), ("whole", {}), ("selective", selective)):
     model = plain if options is None else nn.Sequential(*(Checkpointed(block, options) for block in plain))
     analysis = fxmem.analyze(model, x, target="cpu", optimizer=None)
-    print(
-        f"{name:<10}{analysis.peak.requested_bytes:>14,} bytes "
-        f"{sum(op.flops or 0 for op in analysis.profile.ops):>18,} FLOPs"
-    )
+    flops = sum(op.flops or 0 for op in analysis.profile.ops)
+    print(f"{name:<10}{analysis.peak.requested_bytes:>14,} bytes {flops:>18,} FLOPs")
 
 step = fxmem.analyze(plain, x, target="cpu", optimizer=None)
 plan = fxmem.plan(step, budget=analysis.peak.requested_bytes)
@@ -66,7 +61,5 @@ planned = fxmem.checkpoint(copy.deepcopy(plain), plan)
 batch = torch.randn(2, 64, WIDTH)
 for model in (plain, planned):
     model(batch).square().sum().backward()
-print(
-    f"gradients equal: "
-    f"{all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), planned.parameters(), strict=True))}"
-)
+pairs = zip(plain.parameters(), planned.parameters(), strict=True)
+print(f"gradients equal: {all(torch.equal(a.grad, b.grad) for a, b in pairs)}")

@@ -48,17 +48,12 @@ class GPT(nn.Module):
 
 ids = torch.empty(BATCH, TOKENS, dtype=torch.int64, device="meta")
 analyses = [fxmem.analyze(GPT, ids, precision=precision, target="h100") for precision in (None, "bf16")]
-
-
-rows = {
-    f"at the peak: {kind}": [a.peak.by_kind.get(kind, 0) for a in analyses]
-    for kind in ("parameter", "saved", "temporary", "workspace")
-}
+kinds = ("parameter", "saved", "temporary", "workspace")
+rows = {f"at the peak: {kind}": [a.peak.by_kind.get(kind, 0) for a in analyses] for kind in kinds}
 rows["peak"] = [a.peak.requested_bytes for a in analyses]
 for name in ("scaled_dot_product_attention", "blocks_0_up", "gelu"):
-    rows[f"saved by {name.removeprefix('scaled_dot_product_')}"] = [
-        next(node for node in a.profile.nodes if node.name == name).saved_bytes for a in analyses
-    ]
+    nodes = [next(node for node in a.profile.nodes if node.name == name) for a in analyses]
+    rows[f"saved by {name.removeprefix('scaled_dot_product_')}"] = [node.saved_bytes for node in nodes]
 
 print(f"{'bytes':<24}{'float32':>16}{'bf16 autocast':>16}")
 for label, figures in rows.items():
