@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fxmem.simulation.analysis import Analysis, analyze
     from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.validation.validate import validate
-    from fxmem.whatif.advice.advise import advise
+    from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
     from fxmem.whatif.max_batch import max_batch
     from fxmem.whatif.verified_plan import plan
@@ -51,7 +51,7 @@ _HOMES = {
     "analyze": "fxmem.simulation.analysis",
     "KernelSettings": "fxmem.simulation.kernel_settings",
     "Plan": "fxmem.records.plan",
-    "advise": "fxmem.whatif.advice.advise",
+    "advise": "fxmem.whatif.advice",
     "by_layer": "fxmem.memory.by_layer",
     "by_line": "fxmem.memory.by_line",
     "cards": "fxmem.whatif.card_fit",

@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
 
 from fxmem.records.units import package_path
 
@@ -78,7 +77,7 @@ a file of one."""
 class _FailFastMapping:
     """What `FailFast` is to a sequence, for a mapping; pydantic's own takes mappings from 2.14 on."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return {**handler(source), "fail_fast": True}
 
 

@@ -143,7 +143,7 @@ class Analysis:
         return notebook_html(self.profile, self.timeline)
 
 
-def analyze(  # the settings of the public API, by keyword
+def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     model: torch.nn.Module | Callable[[], torch.nn.Module],
     inputs: Any,
     *,

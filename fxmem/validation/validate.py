@@ -35,7 +35,7 @@ from fxmem.validation.verdict import verdict
 _PARAMETER_STD = 0.02
 
 
-def validate(  # the settings of the public API, by keyword
+def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     model: nn.Module | Callable[[], nn.Module],
     inputs: Any,
     *,

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         analysis = analyze_model(options, progress)
         from fxmem.whatif.advice import advise
 
-        advice = advise.advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
+        advice = advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None

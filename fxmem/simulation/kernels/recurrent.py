@@ -190,7 +190,7 @@ def _uses_cudnn(input: Tensor, capability: tuple[int, int]) -> bool:
     return torch.backends.cudnn.enabled and input.dtype in dtypes and input.numel() > 0
 
 
-def _cudnn_rnn(  # torch's own signature
+def _cudnn_rnn(  # noqa: PLR0913 - torch's own signature
     mode: int,
     input: Tensor,
     hx: Tensor | Sequence[Tensor],

@@ -16,7 +16,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.advice.activations import activation_changes
 from fxmem.whatif.advice.already_done import changes_made_already
 from fxmem.whatif.advice.dtypes import dtype_changes
-from fxmem.whatif.advice.freezing import freezing_changes
+from fxmem.whatif.advice.frozen_parts import freezing_changes
 from fxmem.whatif.advice.inplace_calls import call_changes
 from fxmem.whatif.advice.kernels import kernel_changes
 from fxmem.whatif.advice.losses import cross_entropy_in_chunks, loss_changes

@@ -31,7 +31,7 @@ from fxmem.simulation.kernels.attention.call import (
 )
 
 
-def attend(  # torch's own signature
+def attend(  # noqa: PLR0913 - torch's own signature
     settings: AttentionSettings,
     query: Tensor,
     key: Tensor,
