@@ -47,8 +47,8 @@ def output_number(tensor: torch.Tensor) -> int:
 
 
 def _count_held_once(holder: list[Any], index: int) -> int:
-    held = holder[index]
-    return sys.getrefcount(held)
+    tensor = holder[index]
+    return sys.getrefcount(tensor)
 
 
 _HELD_ONCE = _count_held_once([object()], 0)
@@ -56,7 +56,7 @@ _HELD_ONCE = _count_held_once([object()], 0)
 
 
 def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
-    """Whether nobody but `holder[index]` can see that tensor, as the C++ engine asks before it reuses a gradient.
+    """Whether that tensor has no owner but `holder[index]`: the C++ engine asks before it reuses a gradient.
 
     With `storage`, no other tensor may share its storage either. Source: `can_accumulate_inplace` in
     torch/csrc/autograd/input_buffer.cpp and `AccumulateGrad::accumulateGrad` in
@@ -89,7 +89,7 @@ def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage without its history, made behind the back of whoever watches calls
+    """The same storage without its history, made unseen by observers of calls
     (`torch._C.DisableTorchFunction`, since 1.11)."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
@@ -128,7 +128,7 @@ def _same(value: Any) -> Any:
 
 
 class Hooks:
-    """A pair of saved-tensor hooks. Held by those who still need to unpack, and by the context that pushed it."""
+    """A pair of saved-tensor hooks. Kept by the handles that may still unpack, and by the context that pushed it."""
 
     __slots__ = ("__weakref__", "change_nothing", "pack", "unpack")
 
@@ -256,7 +256,7 @@ def observe_function_calls(
     functions bound as `f = F.apply` at import time are seen too (since 2.0). From 2.15 it is the C method itself: what
     was bound before goes past us, and is seen as the torch calls its forward makes. Hooks put on a Function's node are
     told to `node_hook(node, "register_hook" | "register_prehook", hook)`, for they live in C++ and only the engine runs
-    them; `no_materialize(ctx)` says that a Function asked for undefined gradients as None.
+    them; `no_materialize(ctx)` says that a Function takes undefined gradients as None.
     """
     me = threading.get_ident()
     function = torch.autograd.Function

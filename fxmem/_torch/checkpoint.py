@@ -61,7 +61,7 @@ def checkpoint_regions(
                 return
             wrap, ended = region()
             steps = original(wrap(_with_one_object_each(fn, args)), *args, **kwargs)
-            del fn, args, kwargs  # held by the region itself, and no longer than it needs them
+            del fn, args, kwargs  # kept by the region itself, and no longer than it needs them
             with own_work():
                 next(steps)
             try:
@@ -96,16 +96,18 @@ def checkpoint_regions(
 
 
 @contextlib.contextmanager
-def checkpoints_told(told: Callable[[Any], None]) -> Iterator[None]:
-    """Call `told(function)` for each function this thread is about to run under `torch.utils.checkpoint`; names as in
-    `checkpoint_regions`."""
+def observe_checkpoints(on_region: Callable[[Any], None]) -> Iterator[None]:
+    """Call `on_region(function)` before each function that this thread runs under `torch.utils.checkpoint`.
+
+    Names as in `checkpoint_regions`.
+    """
     me = threading.get_ident()
 
     def first(position: int) -> Callable[[Any], Callable[..., Any]]:
         def make(original: Any) -> Callable[..., Any]:
             def calling(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() == me:
-                    told(args[position])
+                    on_region(args[position])
                 return original(*args, **kwargs)
 
             return calling

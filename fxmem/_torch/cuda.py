@@ -1,6 +1,6 @@
 """Private names of torch's CUDA allocator, each with why and since when. Nothing here is called without a card.
 
-The public interface gives peaks and current values but neither the log of allocations nor a way to let go of what
+The public interface gives peaks and current values but neither the log of allocations nor a way to free what
 cuBLAS holds.
 """
 
@@ -18,11 +18,11 @@ _MAX_ENTRIES = 1_000_000
 
 
 class AllocatorLog:
-    """What one card's caching allocator is asked for while `recording`: signed requested bytes, in order.
+    """The requests to one card's caching allocator while `recording`: signed requested bytes, in order.
 
     `_record_memory_history` with `context=None` keeps no stack (since 2.1; its default `stacks="all"` would warm up the
     C++ unwinder all the same), `_snapshot` gives the entries (since 1.13). In an entry `alloc` and `free_requested`
-    carry the bytes that were asked for, not the block's (`c10/cuda/CUDACachingAllocator.cpp`, `alloc_found_block` and
+    carry the requested bytes, not the block's (`c10/cuda/CUDACachingAllocator.cpp`, `alloc_found_block` and
     `free`); `free_completed` repeats the free, `segment_*` are the driver's business.
     """
 

@@ -61,7 +61,7 @@ def describe(
     """Append to `key` all that a fake kernel can see of these arguments, and to `tensors` the tensors among them, in
     order.
 
-    False if they cannot be told by their metadata: a tensor that is not this mode's, or knows its values (FakeTensor's
+    False if metadata do not determine them: a tensor that is not this mode's, or knows its values (FakeTensor's
     own `constant`, or an attribute named `unless`), or an argument of another kind. Raises RuntimeError for a sparse
     tensor.
     """
@@ -169,11 +169,11 @@ class Maker:
         if memo.copy_data or not hasattr(memo, "storage_memo"):
             return None
         with _no_dispatch():
-            held = real.clone()
+            clone = real.clone()
             fake = self._wrap(torch.empty_strided((), (), dtype=real.dtype, device=_META), _CPU)
-            memo.storage_memo[memo.describer.get_storage_id(held.untyped_storage())] = fake.untyped_storage()
-            fake.constant = held
-            converter.set_tensor_memo(held, fake)
+            memo.storage_memo[memo.describer.get_storage_id(clone.untyped_storage())] = fake.untyped_storage()
+            fake.constant = clone
+            converter.set_tensor_memo(clone, fake)
             converter.add_constant_storage_mapping(fake)
         return fake
 

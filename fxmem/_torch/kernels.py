@@ -80,7 +80,7 @@ def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
     and half-built ones.
 
     The module remembers which objects they were (`_flat_weight_refs`, since 2.0) and would flatten them anew in forward
-    if they had changed; so it is told what they are now.
+    if they had changed; so it is given what they are now.
     """
     if not isinstance(module, torch.nn.RNNBase):
         return None

@@ -31,8 +31,8 @@ def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
 
 def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Its parameters and buffers, those that are there."""
-    for held in (parameters_of(module), buffers_of(module)):
-        yield from ((name, tensor) for name, tensor in held.items() if tensor is not None)
+    for tensors in (parameters_of(module), buffers_of(module)):
+        yield from ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

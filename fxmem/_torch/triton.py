@@ -17,8 +17,8 @@ from fxmem._torch.common import patch
 
 
 @contextlib.contextmanager
-def observe_launches(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
-    """On this thread, kernels are not launched; `told(name, arguments)` is called in their place.
+def observe_launches(on_launch: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """On this thread, kernels are not launched; `on_launch(name, arguments)` is called in their place.
 
     `JITFunction.run` and `Autotuner.run` (since 2.0), which runs the former to time it. Where Triton has not been
     imported there are no kernels yet.
@@ -29,7 +29,7 @@ def observe_launches(told: Callable[[str, tuple[Any, ...]], None]) -> Iterator[N
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != me:
                 return original(self, *args, **kwargs)
-            told(
+            on_launch(
                 getattr(getattr(self, "base_fn", None) or getattr(self, "fn", self), "__name__", "kernel"),
                 (*args, *kwargs.values()),
             )

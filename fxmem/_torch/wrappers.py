@@ -59,9 +59,8 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 @contextlib.contextmanager
-def run_compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
-    """On this thread, what `torch.compile` returned runs as the function it was given; `told()` is called each time it
-    does.
+def run_compiled_as_eager(on_call: Callable[[], None]) -> Iterator[None]:
+    """On this thread, what `torch.compile` returned runs as the function it was given, after an `on_call()`.
 
     Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where
     torch._dynamo has not been imported nothing is compiled yet, and a program that compiles in mid-step is given its
@@ -74,7 +73,7 @@ def run_compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
             if threading.get_ident() != me:
                 return original(callback)
             if callback not in (None, False):
-                told()
+                on_call()
             return None
 
         return chosen
@@ -83,7 +82,7 @@ def run_compiled_as_eager(told: Callable[[], None]) -> Iterator[None]:
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != me:
                 return original(model, *args, **kwargs)
-            told()
+            on_call()
             return (lambda function: function) if model is None else model
 
         return compile

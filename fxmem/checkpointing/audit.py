@@ -92,7 +92,7 @@ class Audit:
         self._cached = [_reachable(value) for _, value in self._opaque]
         self._generators = self._generator_states()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch_checkpoint.checkpoints_told(self._checkpointed))
+            stack.enter_context(torch_checkpoint.observe_checkpoints(self._checkpointed))
             stack.enter_context(_Ops(self, self._names, self._norms))
             self._entered = stack.pop_all()
 

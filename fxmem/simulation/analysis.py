@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Analysis:
-    """What one step of a model takes, and why.
+    """The memory of one step of a model, and its reasons.
 
-    Everything but `graph_module` is plain data. Shows itself as a table in a terminal and in a notebook.
-    What it shows itself with is imported when it does.
+    Everything but `graph_module` is plain data. It prints as a table in a terminal and in a notebook; what prints it
+    is imported only then.
     """
 
     def __init__(self, profile: Profile, model: torch.nn.Module, traced: TracedStep, request: StepRequest) -> None:
@@ -262,13 +262,13 @@ def _graph_module(model: torch.nn.Module, traced: TracedStep) -> torch.fx.GraphM
     def at_home(value: Any) -> Any:
         return home if isinstance(value, torch.device) and value.type == traced.profile.target.device else value
 
-    held: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for node in graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, at_home)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, at_home)
         if node.op in ("call_module", "get_attr"):
             constant = traced.constants.get(node.target)
-            held[node.target] = operator.attrgetter(node.target)(model) if constant is None else constant
-    module = torch.fx.GraphModule(held, graph, class_name=type(model).__name__)
+            attributes[node.target] = operator.attrgetter(node.target)(model) if constant is None else constant
+    module = torch.fx.GraphModule(attributes, graph, class_name=type(model).__name__)
     module.training = model.training
     return module

@@ -1,14 +1,13 @@
 """Torch's process-wide switches that decide which kernels run, set for the time of an analysis or of a real run.
 
-An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Whoever wants to
-ask about other settings than this process's sets them through `applied`: the same flags, put back at the end. There is
-no second road.
+An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Other settings than
+this process's are set through `applied`: the same flags, restored at the end. There is no second road.
 
 What each moves in memory
 - the attention backend: everything, for `math` keeps the matrix of scores and the others do not;
 - TF32: which plan cuDNN takes for a float32 convolution, and so its workspace. Matrix products take the same memory
   either way, so `torch.backends.cuda.matmul` is left alone;
-- cuDNN's benchmarking: the plan is found by timing, which nobody can predict;
+- cuDNN's benchmarking: the plan is found by timing, which cannot be predicted;
 - determinism: cuDNN's and the attention kernels' choice, further buffers in flash attention's backward, and cuBLAS's
   workspace.
 """

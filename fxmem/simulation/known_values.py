@@ -199,8 +199,8 @@ def recover(
     """(whether known, result) of an op that a FakeTensor cannot answer: the number itself, or fakes of the true shape
     where the op's tensors are.
 
-    Unknown numbers picked by a known mask are as many as the mask picks; `note` is told of the places, which a kernel
-    finds first.
+    Unknown numbers picked by a known mask are as many as the mask picks; `note` is called with the
+    places, which a kernel finds first.
     """
     if func is aten.nonzero.default and (mask := known(args[0])) is not None:
         return True, _places(mask, mask.shape, mode, args[0].device)

@@ -11,7 +11,7 @@ Definition, for `mode="train"`:
 as the body of a function: `out` and `loss` live until it returns, and nothing else is kept. For `mode="infer"` it
 is the first line under `torch.no_grad()`. A precision puts the first two lines under autocast, as PyTorch
 recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the gradients in
-place; whoever runs it again clears them first.
+place; the caller clears them before the next run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fxmem.records.profile import Step
 from fxmem.simulation.request import OptimizerSpec, StepRequest
 
 Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
-"""Is told which part of the step begins. `loss` is part of the forward phase."""
+"""Called with the part of the step that begins. `loss` belongs to the forward phase."""
 
 _AUTOCAST_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -224,9 +224,9 @@ def _options_of(cls: Callable[..., Any]) -> list[str]:
 
 
 def _what(out: Any) -> str:
-    """An output in a few words: which tensors are in it, or what it is."""
-    held = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in tensors_in(out))
-    return ", ".join(held) or type(out).__name__
+    """Describe an output by its tensors, or else by its type."""
+    tensors = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in tensors_in(out))
+    return ", ".join(tensors) or type(out).__name__
 
 
 def _name(spec: Any) -> str:

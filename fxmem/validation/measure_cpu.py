@@ -1,7 +1,7 @@
-"""What one real step on the CPU takes: its allocator's log, with every operator's own scratch memory told apart.
+"""Measures one real step on the CPU: its allocator's log, with every operator's own scratch memory set apart.
 
 `torch.profiler` with `profile_memory=True` reports each allocation and free of the CPU allocator in order, in the
-bytes that were asked for (c10/core/CPUAllocator.cpp, `ProfiledCPUMemoryReporter`: no rounding, no alignment). Their
+requested bytes (c10/core/CPUAllocator.cpp, `ProfiledCPUMemoryReporter`: no rounding, no alignment). Their
 running sum over what was alive before the step is the number of bytes alive. That is the truth a lifetime model is
 held to, and it needs no GPU.
 
@@ -56,7 +56,7 @@ WORKSPACE_KERNELS = (
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
 )
-"""Leaf operators whose scratch is set aside unless told otherwise: oneDNN lays out the memory of convolutions and
+"""Leaf operators whose scratch is set aside by default: oneDNN lays out the memory of convolutions and
 recurrent layers as it likes, and the CPU's flash attention takes buffers for each thread."""
 
 _RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
@@ -245,7 +245,7 @@ def _mark(part: str) -> None:
 
 @contextlib.contextmanager
 def without_garbage() -> Iterator[None]:
-    """No garbage at the start, and no collector that frees what a plain step would keep."""
+    """Collect garbage at the start; no collector frees what a plain step would keep."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -299,7 +299,7 @@ def resident_bytes(
     seen: set[int] = set()
     sizes: dict[Kind, int] = defaultdict(int)
     for kind, leaves in owners:
-        for leaf in (part for held in leaves if isinstance(held, torch.Tensor) for part in parts(held)):
+        for leaf in (part for tensor in leaves if isinstance(tensor, torch.Tensor) for part in parts(tensor)):
             if leaf.device.type == device_type and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
                 if storage.data_ptr() not in seen:

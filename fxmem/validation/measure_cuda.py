@@ -1,4 +1,4 @@
-"""What one real step on a card takes: the caching allocator's peaks phase by phase, and its log.
+"""Measures one real step on a card: the caching allocator's peaks phase by phase, and its log.
 
 The step is `fxmem.simulation.step.run_step`, the very function that is predicted. Before the one that is measured come
 warm-up steps (they bring optimizer state, the libraries' workspaces and the allocator's segments), a garbage collection
@@ -172,7 +172,7 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
     """Run `steps` real steps on the current card and measure the last.
 
     The model is moved there and trained in place: hand in a copy, on the CPU as its inputs are. Workspaces that cuBLAS
-    held before are given back, to be taken anew as in a process of the step's own. Where the step has no optimizer,
+    kept before are freed, to be allocated anew as in a process of the step's own. Where the step has no optimizer,
     gradients are cleared before each step.
 
     Raises:

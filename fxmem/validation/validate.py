@@ -1,4 +1,4 @@
-"""Hold a prediction against a real run of the same step.
+"""Compare a prediction with a real run of the same step.
 
 The model handed in is not touched: the run is on a copy. A model on meta has no values; its parameters get small random
 ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to
@@ -129,10 +129,10 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if not isinstance(model, nn.Module):
         return _built(model)
     model, _ = plain_model(model)
-    held = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     memo: dict[int, Any] = {
         id(tensor): _real_state(name, tensor)
-        for name, tensor in held
+        for name, tensor in tensors
         if _is_valueless(tensor) or tensor.device.type != "cpu"
     }
     kind = type(model).__name__

@@ -178,7 +178,7 @@ _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
 def replacement(function: Any) -> Callable[..., Any] | None:
     """What to run instead of a torch function, with the same arguments; None to run it as it is.
 
-    For whoever sees the calls of a program (a TorchFunctionMode): inside `target_kernels` they see torch's own function
+    For an observer of a program's calls (a TorchFunctionMode): inside `target_kernels` they see torch's own function
     objects, and the choice of a kernel is left to them.
     """
     try:
@@ -188,7 +188,7 @@ def replacement(function: Any) -> Callable[..., Any] | None:
 
 
 def _routed(builtin: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands where programs look `builtin` up: hands it to whoever watches calls, else to its replacement."""
+    """Stands where programs look `builtin` up: hands it to an observer of calls, else to its replacement."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = None if torch_kernels.is_watched() else replacement(builtin)

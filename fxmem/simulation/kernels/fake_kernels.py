@@ -119,7 +119,7 @@ def _use_cudnn_ctc_loss(
     target_lengths: Any,
     blank: int,
 ) -> Any:
-    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it can be told without lengths: cuDNN takes flat int32
+    """`_use_cudnn_ctc_loss` (cudnn/LossCTC.cpp), as far as it is decided without lengths: cuDNN takes flat int32
     targets and blank 0 only."""
     kinds = [each.dtype for each in (targets, input_lengths, target_lengths) if isinstance(each, Tensor)]
     allowed = torch.backends.cudnn.enabled and blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32
@@ -172,7 +172,7 @@ def _elementwise_loss(
     """A mean or sum in the memory of the unreduced loss: the result is made of its size and resized to a number, which
     frees nothing.
 
-    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Held until the loss is let go, as
+    `TORCH_META_FUNC(mse_loss)`, `smooth_l1_loss`; `soft_margin_loss_out` (Loss.cpp). Kept until the loss is freed, as
     a rule by the step's end.
     """
     if reduction == 0:

@@ -91,16 +91,18 @@ class Rebinder:
     def _closure(self, function: types.FunctionType) -> Any:
         self._remade[id(function)] = function  # one that closes over itself
         cells = function.__closure__ or ()
-        held = [_content(cell) for cell in cells]
-        values = [self._value(value) for value in held]
+        contents = [_content(cell) for cell in cells]
+        values = [self._value(value) for value in contents]
         defaults = tuple(self._value(value) for value in function.__defaults__ or ())
         named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
         moved = {name: new for name, value in named.items() if (new := self._global(value)) is not value}
-        same = all(a is b for a, b in zip((*held, *(function.__defaults__ or ())), (*values, *defaults), strict=True))
+        same = all(
+            a is b for a, b in zip((*contents, *(function.__defaults__ or ())), (*values, *defaults), strict=True)
+        )
         if same and not moved:
             return function
         closure = tuple(
-            cell if new is old else types.CellType(new) for cell, old, new in zip(cells, held, values, strict=True)
+            cell if new is old else types.CellType(new) for cell, old, new in zip(cells, contents, values, strict=True)
         )
         scope = {**function.__globals__, **moved} if moved else function.__globals__
         made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, closure or None)

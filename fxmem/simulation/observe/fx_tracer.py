@@ -7,8 +7,8 @@ flow and keeps its own references.
 
 What equals `torch.fx.symbolic_trace` on every model it accepts: the sequence of `call_module` nodes and of calls that
 produce tensors. What differs by construction: `x + y` is written as the method the interpreter calls (`add`) where the
-two cannot be told apart; shapes and other numbers are constants of this run; functions marked with `torch.fx.wrap` are
-looked into.
+two cannot be distinguished; shapes and other numbers are constants of this run; functions marked with `torch.fx.wrap`
+are looked into.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ run."""
 
 
 class CallObserver(Protocol):
-    """Who is told which node the program is working for."""
+    """What a tracer reports to: which node the program works for."""
 
     def on_call(self, node: int) -> None:
         """Everything from here until the next `on_call` happens for the node with this index in the graph."""
@@ -80,23 +80,23 @@ class CallObserver(Protocol):
         """How many ops have run."""
 
     def current_call(self) -> int:
-        """The node announced last, or whatever stands for none."""
+        """The node announced last, or the number that stands for none."""
 
     def resume_call(self, node: int) -> None:
-        """Go on with what `current_call` told before an interruption."""
+        """Go on with what `current_call` returned before an interruption."""
 
     def recomputing(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a checkpointed region runs again."""
 
 
 class ProgramTracer(torch.fx.Tracer):
-    """Traces one call of `root`, made by whoever runs the program inside `observe_calls()`.
+    """Traces one call of `root`, which the caller makes inside `observe_calls()`.
 
     Args:
-        root: the module whose first call is written down.
-        observer: told about node boundaries as they happen.
+        root: the module whose first call becomes the graph.
+        observer: called at every border of a node.
         replacement: given a torch function, what to run in its place (or None); always the same answer.
-        on_tensor_method: told of `Tensor.register_hook` and `Tensor.retain_grad` calls as `(name, tensor)`.
+        on_tensor_method: called as `(name, tensor)` for `Tensor.register_hook` and `Tensor.retain_grad`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ProgramTracer(torch.fx.Tracer):
         """Tensors the program used that neither a call nor the module made, by the attribute the graph reads them
         from."""
         self.opaque = self._writer.opaque
-        """Arguments the graph can only name, not hold; a graph with any cannot be run."""
+        """Arguments that the graph can only name, not contain; a graph with any cannot be run."""
         self._observer = observer
         self._replacement = replacement
         self._on_tensor_method = on_tensor_method
@@ -151,8 +151,8 @@ class ProgramTracer(torch.fx.Tracer):
 
     @contextlib.contextmanager
     def observe_backward_calls(self) -> Iterator[None]:
-        """`Tensor.backward` is itself a call the listener is shown, and while it is, the listener is off; recomputation
-        needs it on."""
+        """Observe what backward recomputes: `Tensor.backward` is itself an observed call, during which the observer is
+        off."""
         if torch_common.is_function_mode_on():
             yield
         else:

@@ -109,7 +109,7 @@ class GraphWriter:
     Args:
         root: whose parameters, buffers and other tensors are read by their names.
         tracer_cls: whom the graph says it was made by.
-        returned: told of a node that is no call, its index and value: an input, or a tensor the module holds.
+        returned: called with index and value of a node that is no call: an input, or a tensor of the module.
 
     What it asks of a tensor are torch calls that are not the program's.
     """

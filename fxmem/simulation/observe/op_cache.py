@@ -1,4 +1,4 @@
-"""The results of operators on fake tensors, made again for calls that look alike without running FakeTensorMode.
+"""The results of operators on fake tensors, remade for calls that look alike, without running FakeTensorMode.
 
 A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if
 the operator, the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments

@@ -25,7 +25,7 @@ _NOT_THE_USERS = (
 
 
 def calling_line() -> SourceLine | None:
-    """The user's line behind whoever asks; None where none is."""
+    """The user's line that the caller runs for; None where there is none."""
     frame = user_frame(sys._getframe(2))
     return None if frame is None else _user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
@@ -34,7 +34,7 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost of a frame and its callers that is the user's own code; None where none is."""
     while frame is not None:
         if frame.f_code.co_filename == _STEP:
-            return None  # beyond it is whoever asked for the analysis
+            return None  # beyond it is the caller of the analysis
         if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             return frame
         frame = frame.f_back

@@ -8,7 +8,7 @@ Each rule below is one check of torch and bears its name:
 
 Assumptions. torch runs the decision on the card it finds; here it is run for a card that is not there, so the rules had
 to be written again. They are those of torch 2.11, with later changes marked by the release that brought them (read off
-the 2.12 to 2.15 wheels). Held against torch's own C++, made to believe in a card of any compute capability: 24,000
+the 2.12 to 2.15 wheels). Compared with torch's own C++, made to believe in a card of any compute capability: 24,000
 random calls on 2.11 and 6,000 on 2.15 without a difference. Not modelled: what 2.15 asks of cuDNN older than 9.26 on
 Hopper. Nested tensors are left to torch. External implementations (`torch.nn.attention.activate_flash_attention_impl`)
 are taken for the built-in ones.

@@ -128,7 +128,7 @@ def settings_on(
 
     Args:
         capability: of the target.
-        cudnn_version: the runtime version there; that of this process unless told otherwise.
+        cudnn_version: the runtime version there; by default that of this process.
         deprioritized: whether `TORCH_CUDNN_SDPA_DEPRIORITIZED` is set.
         unset: the orders this process has when the program sets none. Any other was set by the program
             (`sdpa_kernel(..., set_priority=True)`), and holds on the card too.
