@@ -1,5 +1,5 @@
 """Changes to a step, each made on fakes and analysed."""
 
-from fxmem.whatif.advice.ranking import advise
+from fxmem.whatif.advice.suggestions import advise
 
 __all__ = ["advise"]
