@@ -55,10 +55,10 @@ def _grouped_mm(
     bias: Any = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:
-    """torch's own takes bfloat16 only; the CUDA operator loops over the groups for other dtypes, with the same output.
+    """torch's own takes bfloat16 only; the operator loops over the groups for other dtypes, with the same output.
 
-    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp) and `create_grouped_gemm_output_tensor` (GroupedMMUtils.h): rows are
-    padded to 16 bytes.
+    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp), `_grouped_mm` (LinearAlgebra.cpp) and `create_grouped_gemm_output_tensor`
+    (GroupedMMUtils.h): rows are padded to 16 bytes.
     """
     dtype = out_dtype or a.dtype
     if a.dtype is b.dtype is torch.bfloat16 or dtype.itemsize not in (2, 4):
@@ -200,18 +200,38 @@ def _binary_cross_entropy(
         return torch.empty_like(source).resize_(())
 
 
-LOSSES: Final[dict[Any, Callable[..., Any]]] = {
+def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: Any) -> None:
+    """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
+    cuda/FusedSgdKernel.cu)."""
+    del args, kwargs
+
+
+def _margin_loss_backward(
+    fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any
+) -> Tensor:
+    """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp; the same in cuda/)."""
+    del grad, rest, kwargs
+    with fakes:
+        return source.new_empty(source.shape)
+
+
+EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.mse_loss.default: _elementwise_loss,
     aten.smooth_l1_loss.default: _elementwise_loss,
     aten.soft_margin_loss.default: _elementwise_loss,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten._grouped_mm.default: _grouped_mm,
+    aten._fused_sgd_.default: _write_only,
+    aten._fused_sgd_.tensor_lr: _write_only,
+    aten._fused_adagrad_.default: _write_only,
+    aten.multi_margin_loss_backward.default: _margin_loss_backward,
+    aten.multilabel_margin_loss_backward.default: _margin_loss_backward,
 }
 """The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
-decompositions of them."""
+decompositions of some of them."""
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
-    aten._grouped_mm.default: _grouped_mm,
     aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
     aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,

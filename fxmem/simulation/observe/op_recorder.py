@@ -20,7 +20,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
-from fxmem.simulation.kernels.fake_kernels import LOSSES, ONE_DTYPE, check_one_dtype
+from fxmem.simulation.kernels.fake_kernels import EVERYWHERE, ONE_DTYPE, check_one_dtype
 from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
@@ -162,8 +162,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             return number
         if func in ONE_DTYPE:
             check_one_dtype(func, args)
-        if func in LOSSES and (loss := LOSSES[func](self._fakes, func, *args, **kwargs)) is not NotImplemented:
-            return loss
+        if func in EVERYWHERE and (made := EVERYWHERE[func](self._fakes, func, *args, **kwargs)) is not NotImplemented:
+            return made
         try:
             needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
             result = None if needs_no_run else func(*args, **kwargs)
