@@ -28,7 +28,7 @@ import platform
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,6 +158,22 @@ def _read(profiled: profile) -> list[ProfilerEvent]:
     return list(_in_phases(entry for _, entry in found))
 
 
+def _with_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:
+    """The events, their calls with the shapes of the earlier steps' last calls of the same operators.
+
+    A call of an operator that the earlier steps called less often keeps no shapes.
+    """
+    shaped: dict[str, list[MeasuredCall]] = defaultdict(list)
+    for call in _calls(earlier):
+        shaped[call.name].append(call)
+    latest = {call: shaped[call.name].pop() for call in reversed(_calls(events)) if shaped[call.name]}
+    return [replace(event, call=latest.get(event.call, event.call)) if event.call else event for event in events]
+
+
+def _calls(events: Sequence[ProfilerEvent]) -> list[MeasuredCall]:
+    return list(dict.fromkeys(event.call for event in events if event.call))
+
+
 def _leaf_call(entry: Any) -> MeasuredCall | None:
     """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the
     operator itself."""
@@ -213,7 +229,9 @@ def measure_cpu(
     step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu")
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
-        with _quiet(), torch_profiler.profiler(acc_events=True):  # acc_events: else it warns of cycles there are not
+        # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So the measured
+        # step does without, and has its shapes from the steps before. acc_events: else it warns of cycles.
+        with _quiet(), torch_profiler.profiler(record_shapes=True, acc_events=True) as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
                 if request.mode == "train" and stepper is None:
@@ -221,17 +239,14 @@ def measure_cpu(
             for _ in range(request.accumulate - 1):
                 step(mark=_nowhere, optimizer=None)
         resident = resident_bytes(model, request, stepper)
-        with (
-            without_garbage(),
-            _quiet(),
-            torch_profiler.profiler(record_shapes=True, acc_events=True) as profiled,
-        ):
+        with without_garbage(), _quiet(), torch_profiler.profiler(acc_events=True) as profiled:
             step(mark=_mark)
     except FxmemError:
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
-    return _measurement(type(model).__name__, describe(request, stepper), resident, _read(profiled), set_aside)
+    events = _with_shapes(_read(profiled), _read(earlier))
+    return _measurement(type(model).__name__, describe(request, stepper), resident, events, set_aside)
 
 
 def _nowhere(_: str) -> None:

@@ -165,6 +165,16 @@ def test_a_cycle_in_the_program_is_not_collected_during_the_step() -> None:
     assert gc.isenabled()
 
 
+def test_a_transform_frees_what_it_wraps_within_the_step() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.vmap(lambda row: row.neg().exp().tanh())(x)
+
+    measured = measure(Rows(), torch.ones(7, N), mode="infer")
+    assert measured.resident_bytes == FLOAT * 7 * N
+    assert measured.peak_bytes == FLOAT * 7 * N * 3
+
+
 # --- scratch ----------------------------------------------------------------------------------------------------------
 
 

@@ -655,8 +655,7 @@ def test_a_loss_that_closes_over_the_model():
 ACTIVATION = 512 * WIDTH * 4
 PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH) * 4
 FUNC = {
-    # The profiler does not see what a transform frees, so these are counted by hand: activations alive at the peak,
-    # beside the input.
+    # Activations alive at the peak of an inference, beside the input.
     "vmap": (lambda m, x: torch.func.vmap(lambda row: torch.tanh(m.first(row)))(x), 2),
     "grad": (lambda m, x: torch.func.grad(lambda y: torch.tanh(m.first(y)).sum())(x), 3),
     "jvp": (lambda m, x: torch.func.jvp(torch.tanh, (m.first(x),), (x,))[1], 3),
@@ -665,6 +664,7 @@ FUNC = {
 
 @pytest.mark.parametrize(("function", "activations"), FUNC.values(), ids=FUNC)
 def test_transforms(function, activations):
+    assert_as_measured(Doing(function), batch(), modes=("infer",))
     analysis = analyze(Doing(function), batch(), mode="infer", target="cpu")
     assert 0 <= analysis.peak.requested_bytes - PARAMETERS - ACTIVATION * (1 + activations) <= 16
     assert analyze(Doing(function), batch(), loss=squares).profile.saved_bytes >= ACTIVATION
