@@ -1,4 +1,4 @@
-"""Copies that softmax and layer norm make of arguments that are not contiguous, on a card as on the CPU.
+"""Copies that softmax, layer norm and RMS norm make of arguments that are not contiguous, on a card as on the CPU.
 
 Logits of `(batch, classes, tokens)` made by a transpose are copied whole by the loss, images of `channels_last` too,
 and so is what `permute` hands a layer norm over channels.
@@ -21,6 +21,9 @@ COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     # input, ...
     "native_layer_norm": ((0,), ()),
     "native_layer_norm_backward": ((1,), (0,)),
+    # `_fused_rms_norm_cuda`, `_fused_rms_norm_backward_cuda` in the same file.
+    "_fused_rms_norm": ((0,), ()),
+    "_fused_rms_norm_backward": ((1,), (0,)),
 }
 """By operator, positions of the arguments that are copied before the results are made, and of those copied after."""
 

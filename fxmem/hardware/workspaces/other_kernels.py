@@ -55,8 +55,8 @@ def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targe
 
     Args:
         op: the op's name, e.g. `aten.embedding_dense_backward.default`. shapes: of its tensor arguments in order; for
-        `embedding_dense_backward` the shape of the result follows them; for `sort` that of one
-            row; for the forms of `index_put` those of the indices, where it accumulates.
+        `embedding_dense_backward` the shape of the result follows them; for `sort` those of
+            one row and of the tensor; for the forms of `index_put` those of the indices, where it accumulates.
         dtypes: of the same, torch's names.
         target: for kernels that look at the number of multiprocessors.
 
@@ -131,26 +131,31 @@ def _layer_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target:
     Arguments: grad_out, input, mean, rstd, weight, bias. Constants checked in the 2.11 binary. The sums over the blocks
     replace grad_weight and grad_bias, which were allocated before.
     """
+    weight = shapes[4] if len(shapes) > 4 else None
+    return _norm_backward(shapes[1], weight, dtypes[1], ("grad_weight", "grad_bias"), target)
+
+
+def _rms_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """As layer norm's, without the bias. Arguments: grad_out, input, rstd, weight."""
+    weight = shapes[3] if len(shapes) > 3 else None
+    return _norm_backward(shapes[1], weight, dtypes[1], ("grad_weight",), target)
+
+
+def _norm_backward(
+    shape: Shape, weight: Shape | None, dtype: str, names: Sequence[str], target: Target
+) -> HiddenMemory:
     source = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
-    grads = (output("grad_input"), output("grad_weight"), output("grad_bias"))
-    columns = shapes[4][-1] if len(shapes) > 4 else 0
-    if not columns:
+    if weight is None:
         return HiddenMemory(events=(output("grad_input"),), source=source)
-    rows = prod(shapes[1]) // columns
+    grads = (output("grad_input"), *(output(name) for name in names))
+    columns = weight[-1]
+    rows = prod(shape) // columns
     if not (rows > 64 * 1024 and columns // 32 < device_properties(target).multi_processor_count // 2):
         return HiddenMemory(events=grads, source=source)
     blocks = min((64 * 1024 // 2) // -(-columns // 32), -(-rows // 32))
-    nbytes = columns * ITEM_BYTES[dtypes[1]]
-    return HiddenMemory(
-        events=(
-            *grads,
-            alloc("partial grad_weight", blocks * nbytes),
-            alloc("partial grad_bias", blocks * nbytes),
-            alloc("summed grad_weight", nbytes),
-            alloc("summed grad_bias", nbytes),
-        ),
-        source=source,
-    )
+    nbytes = columns * ITEM_BYTES[dtype]
+    partial = (alloc(f"partial {name}", blocks * nbytes) for name in names)
+    return HiddenMemory(events=(*grads, *partial, *(alloc(f"summed {name}", nbytes) for name in names)), source=source)
 
 
 def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
@@ -162,16 +167,74 @@ def _softmax_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Ta
 
 
 def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`sort_cuda_kernel` (Sort.cpp, Sort.h): rows of up to 4096 are sorted in place in the results; the positions come
-    from a range.
+    """`sort_cuda_kernel` (Sort.cpp, Sort.h) and `do_launch_stable_sort_kernel` (SortStable.cu).
 
-    Arguments: one row. What CUB takes for longer rows is as large as the tensor, and decided inside CUB.
+    Arguments: one row, then the whole tensor (a single row without it). Rows of up to 4096 are sorted in place in the
+    results; the positions come from a range. CUB sorts longer ones and keeps values and positions a second time; from
+    128 rows on all rows have their positions, and CUB's own 512 bytes beside them are what published runs left over.
+    Fewer rows are sorted as one, with the number of the row beside each position, where what CUB takes is unknown.
     """
-    row, source = shapes[0], "aten/src/ATen/native/cuda/Sort.cpp"
+    length, total, item = prod(shapes[0]), prod(shapes[-1]), ITEM_BYTES[dtypes[-1]]
     results = (output("values"), output("indices"))
-    if prod(row) > 4096:
-        return HiddenMemory(events=(*results, alloc("CUB's buffers", None)), source=source)
-    return HiddenMemory(events=(*results, alloc("range", prod(row) * 8), *free("range")), source=source)
+    if length <= 4096:
+        events, source = (alloc("range", length * 8), *free("range")), "Sort.cpp"
+    else:
+        rows, source = total // length, "SortStable.cu"
+        if rows == 1 or length >= 1_000_000:
+            events = (alloc("positions", length * 8), alloc("CUB's buffers", None))
+        elif rows < 128:
+            events = (
+                alloc("rows and positions", total * 8),
+                alloc("rows and positions, sorted", total * 8),
+                alloc("CUB's buffers", None),
+            )
+        else:
+            events = (alloc("positions", total * 8), alloc("CUB's values and positions", total * (8 + item) + 512))
+    return HiddenMemory(events=(*results, *events), source=f"aten/src/ATen/native/cuda/{source}")
+
+
+def _group_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`GroupNormKernelImplInternal` (group_norm_kernel.cu): a factor and a summand for each channel of each image.
+
+    Arguments: `(N, C, HxW)`, `(N, G)`, then weight and bias as far as there are any. Half-precision statistics are
+    computed in float.
+    """
+    (count, channels, positions), groups = shapes[0], shapes[1]
+    item = _accumulated(dtypes[0])
+    of_groups, nbytes = prod(groups) * item, count * channels * item
+    half = dtypes[0] in ("float16", "bfloat16")
+    statistics = (alloc("float mean", of_groups), alloc("float rstd", of_groups)) if half else ()
+    fused = len(shapes) > 2 and positions > 1
+    factors = (alloc("factors", nbytes), alloc("summands", nbytes)) if fused else ()
+    return HiddenMemory(
+        events=(output("result"), output("mean"), output("rstd"), *statistics, *factors), source=_GROUP_NORM
+    )
+
+
+def _group_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
+    """`GroupNormBackwardKernelImplInternal` (group_norm_kernel.cu): two sums for each channel of each image, then a
+    factor for each of them and two for each group.
+
+    Arguments: `(N, C, HxW)`, `(N, G)` (empty if the input's gradient is not wanted), the weight if there is one.
+    Measured steps of a B200 have exactly these bytes more than their tensors (Liger-Kernel's published benchmarks).
+    """
+    (count, channels, positions), groups, *weight = shapes
+    nbytes, of_groups = count * channels * _accumulated(dtypes[0]), prod(groups) * _accumulated(dtypes[0])
+    sums = (alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)) if positions > 1 else ()
+    factors = (alloc("factors of the gradient", nbytes),) if weight and positions > 1 else ()
+    by_group = (alloc("factors of the input", of_groups), alloc("summands", of_groups))
+    return HiddenMemory(
+        events=(output("grad_input"), output("grad_weight"), output("grad_bias"), *sums, *by_group, *factors),
+        source=_GROUP_NORM,
+    )
+
+
+_GROUP_NORM = "aten/src/ATen/native/cuda/group_norm_kernel.cu"
+
+
+def _accumulated(dtype: str) -> int:
+    """Bytes of a number in the type that a kernel accumulates in (`acc_type`)."""
+    return max(4, ITEM_BYTES[dtype])
 
 
 def _index_put(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
@@ -252,7 +315,20 @@ def _describe_row(args: Sequence[Any], result: Any, deterministic: bool) -> Desc
     # last.
     row = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
     (shape,), dtypes = _describe(args[:1])
-    return [shape[row:][:1]], dtypes
+    return [shape[row:][:1], shape], dtypes * 2
+
+
+def _describe_group_norm(args: Sequence[Any], result: Any, deterministic: bool) -> Described:
+    source, weight, bias, count, channels, positions, groups = args[:7]
+    layout = read_layout(source)
+    affine = [(channels,) for parameter in (weight, bias) if parameter is not None]
+    return [(count, channels, positions), (count, groups), *affine], [layout.dtype]
+
+
+def _describe_group_norm_backward(args: Sequence[Any], result: Any, deterministic: bool) -> Described:
+    source, weight, (count, channels, positions, groups, mask) = args[1], args[4], args[5:10]
+    of_input: list[Shape] = [(count, groups), *([] if weight is None else [(channels,)])] if mask[0] else [(0,)]
+    return [(count, channels, positions), *of_input], [read_layout(source).dtype]
 
 
 def _describe_indices(args: Sequence[Any], result: Any, deterministic: bool) -> Described | None:
@@ -271,7 +347,10 @@ KERNELS: dict[str, Kernel] = {
         reads_result=True,
     ),
     "native_layer_norm_backward": Kernel(_layer_norm_backward),
+    "_fused_rms_norm_backward": Kernel(_rms_norm_backward),
     "_softmax_backward_data": Kernel(_softmax_backward),
+    "native_group_norm": Kernel(_group_norm, _describe_group_norm),
+    "native_group_norm_backward": Kernel(_group_norm_backward, _describe_group_norm_backward),
     "sort": Kernel(_sort, _describe_row),
     "index_put": _PUT,
     "index_put_": _PUT,

@@ -931,9 +931,63 @@ def test_what_is_not_in_the_table_is_unknown() -> None:
 
 def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
     assert kernel_scratch("aten.sort.default", [(4096,)], ["float32"], H100) == 4096 * 8
-    long = kernel_memory("aten.sort.stable", [(4097,)], ["float32"], H100)
-    assert long is not None
-    assert long.unknown == ("CUB's buffers",)
+    assert kernel_scratch("aten.sort.default", [(4096,), (512, 4096)], ["float32"] * 2, H100) == 4096 * 8
+    # Measured on an RTX 3090 for rows of 8192, 16384 and 32768 (Liger-Kernel's sparsemax).
+    for length in (8192, 16384, 32768):
+        shapes = [(length,), (4096, length)]
+        assert kernel_scratch("aten.sort.default", shapes, ["float32"] * 2, H100) == 4096 * length * 20 + 512
+    assert kernel_scratch("aten.sort.default", shapes, ["bfloat16"] * 2, H100) == 4096 * 32768 * 18 + 512
+    for rows, known in ((1, 8 * 4097), (127, 2 * 8 * 127 * 4097)):
+        few = kernel_memory("aten.sort.stable", [(4097,), (rows, 4097)], ["float32"] * 2, H100)
+        assert few is not None
+        assert few.unknown == ("CUB's buffers",)
+        assert few.peak_bytes() == known
+
+
+def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> None:
+    """Measured on a B200: backward takes three floats for each channel of each image, two for each group."""
+    x, weight, mean = tensor(8, 64, 16, 16), tensor(64), tensor(8, 32)
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    sizes = (8, 64, 256, 32)
+    half = tensor(8, 64, 16, 16, dtype="bfloat16")
+    calls = [
+        ("native_group_norm", (x, weight, weight, *sizes, 1e-5)),
+        ("native_group_norm", (half, weight, weight, *sizes, 1e-5)),
+        ("native_group_norm", (x, None, None, *sizes, 1e-5)),
+        ("native_group_norm_backward", (x, x, mean, mean, weight, *sizes, [True, True, True])),
+        ("native_group_norm_backward", (half, half, mean, mean, weight, *sizes, [True, True, True])),
+        ("native_group_norm_backward", (x, x, mean, mean, None, *sizes, [True, False, False])),
+        ("native_group_norm_backward", (x, x, mean, mean, weight, *sizes, [False, True, True])),
+        ("native_group_norm_backward", (x, x, mean, mean, weight, 8, 64, 1, 32, [True, True, True])),
+    ]
+    for at, (name, args) in enumerate(calls):
+        collector.note(at, f"aten.{name}.default", args, (x, weight, weight), Phase.BACKWARD)
+    channel, group = 8 * 64 * 4, 8 * 32 * 4
+    found = {at: memory.peak_bytes() for at, memory in collector.settle().items()}
+    assert found == {
+        0: 2 * channel,
+        1: 2 * channel + 2 * group,
+        2: 0,
+        3: 3 * channel + 2 * group,
+        4: 3 * channel + 2 * group,
+        5: 2 * channel + 2 * group,
+        6: 2 * channel,
+        7: 2 * group,
+    }
+
+
+def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_does() -> None:
+    def backward(rows: int, columns: int, grad: TensorLayout) -> int:
+        x, rstd, weight = tensor(rows, columns), tensor(rows, 1), tensor(columns)
+        collector = Collector(H100, "2.11.0", {}, ConvSettings())
+        args = (grad, x, [columns], rstd, weight, [True, True])
+        collector.note(0, "aten._fused_rms_norm_backward.default", args, (x, weight), Phase.BACKWARD)
+        return {at: memory.peak_bytes() for at, memory in collector.settle().items()}[0]
+
+    assert backward(2048, 4096, tensor(2048, 4096)) == 0
+    expanded = TensorLayout(shape=(2048, 4096), stride=(0, 0), dtype="float32")
+    assert backward(2048, 4096, expanded) == 2048 * 4096 * 4
+    assert backward(100_000, 96, tensor(100_000, 96)) == (3125 + 1) * 96 * 4
 
 
 def test_what_is_put_at_one_place_is_found_by_sorting() -> None:
