@@ -57,7 +57,7 @@ def _grouped_mm(
 ) -> Any:
     """torch's own takes bfloat16 only; the operator loops over the groups for other dtypes, with the same output.
 
-    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp), `_grouped_mm` (LinearAlgebra.cpp) and `create_grouped_gemm_output_tensor`
+    `_grouped_mm_cuda` (cuda/GroupedBlas.cpp), `_grouped_mm_fallback` and `create_grouped_gemm_output_tensor`
     (GroupedMMUtils.h): rows are padded to 16 bytes.
     """
     dtype = out_dtype or a.dtype

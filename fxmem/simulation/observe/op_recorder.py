@@ -25,7 +25,7 @@ from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
-from fxmem.simulation.observe.source_lines import user_frame
+from fxmem.simulation.observe.source_lines import checking_frame
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -183,7 +183,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     def _condition_that_passes(self) -> bool | None:
         """The value of a condition with which the program does not raise; None where it does more than check it."""
-        frame = user_frame(sys._getframe(1))
+        frame = checking_frame(sys._getframe(1))
         passed = None if frame is None else find_passing_value(frame)
         self.passed_checks += passed is not None
         return passed

@@ -23,6 +23,8 @@ _NOT_THE_USERS = (
     os.path.dirname(os.__file__) + os.sep + "functools.py",
 )
 
+_CHECKING = tuple(_TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep))
+
 
 def calling_line() -> SourceLine | None:
     """The user's line that the caller runs for; None where there is none."""
@@ -39,6 +41,17 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def checking_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost of a frame and its callers that may check a tensor's values: the user's code, or the functions,
+    layers and distributions that torch itself writes in Python."""
+    own = user_frame(frame)
+    while frame is not own and frame is not None:
+        if frame.f_code.co_filename.startswith(_CHECKING):
+            return frame
+        frame = frame.f_back
+    return own
 
 
 _LINES: dict[tuple[str, int, str], SourceLine] = {}

@@ -91,3 +91,17 @@ def test_a_check_whose_source_is_gone_is_refused(tmp_path):
         path.unlink()
     with pytest.raises(AnalysisError, match="do not depend on the data"):
         analyze(model, torch.zeros(2, 8), target="cpu")
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_checks_in_torch_s_own_functions_hold(target):
+    class Gaussian(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.spread = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.nn.functional.gaussian_nll_loss(self.mean(x), x, self.spread(x).exp())
+
+    profile = analyze(Gaussian(), torch.zeros(2, 8), target=target).profile
+    assert [assumption for assumption in profile.assumptions if "checks" in assumption.text]
