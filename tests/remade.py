@@ -9,18 +9,20 @@ from typing import Any
 from torch import nn
 
 from fxmem.checkpointing import surveyed
-from fxmem.planning.operators.choices import Call, Value
+from fxmem.planning import OperatorCall, OperatorValue
 from fxmem.records.plan import Region, Result
 
 
-def regions_of(calls: Sequence[Call], values: Sequence[Value], holds: Callable[[Value], bool]) -> list[Region]:
+def regions_of(
+    calls: Sequence[OperatorCall], values: Sequence[OperatorValue], holds: Callable[[OperatorValue], bool]
+) -> list[Region]:
     """One region, in which all that is saved is made again, but for what is held."""
     held = [value for value in values if not value.overwritten and holds(value)]
     dropped = [value for value in values if value.saved and value not in held]
     return [Region(first_node=0, last_node=1, holds=results(calls, held), remakes=results(calls, dropped))]
 
 
-def results(calls: Sequence[Call], values: Sequence[Value]) -> tuple[Result, ...]:
+def results(calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> tuple[Result, ...]:
     """The values as plans name them."""
     return tuple(
         Result(operator=calls[value.call].name, number=calls[value.call].number, outputs=(value.position,))
@@ -28,7 +30,7 @@ def results(calls: Sequence[Call], values: Sequence[Value]) -> tuple[Result, ...
     )
 
 
-def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[Call], list[Value]]:
+def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[OperatorCall], list[OperatorValue]]:
     """What a real forward of a copy of the model comes down to."""
     model = copy.deepcopy(model).train()
     survey = surveyed(model)
@@ -37,7 +39,7 @@ def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[Call], list[
 
 
 def remaking(
-    model: nn.Module, *args: Any, holds: Callable[[Value], bool] = lambda _: False, **kwargs: Any
+    model: nn.Module, *args: Any, holds: Callable[[OperatorValue], bool] = lambda _: False, **kwargs: Any
 ) -> list[Region]:
     """Of this model: all that is saved is made again, but for what is held."""
     return regions_of(*seen(model, *args, **kwargs), holds=holds)

@@ -9,7 +9,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.tape_values import OpKey, ValueKey
-from fxmem.planning.operators.choices import Call, Value
+from fxmem.planning import OperatorCall, OperatorValue
 
 __all__ = ["Survey"]
 
@@ -60,17 +60,17 @@ class Survey:
         """See `Observer`."""
         self._saved.add(key)
 
-    def found(self) -> tuple[list[Call], list[Value]]:
+    def found(self) -> tuple[list[OperatorCall], list[OperatorValue]]:
         """The calls and what they made, in order."""
-        calls: list[Call] = []
-        values: list[Value] = []
+        calls: list[OperatorCall] = []
+        values: list[OperatorValue] = []
         index: dict[ValueKey, int] = {}
         for (name, number), sources, made in self._calls:
             for position, key in enumerate(made):
                 index[key] = len(values)
                 hidden = key in self._hidden
                 values.append(
-                    Value(
+                    OperatorValue(
                         len(calls),
                         position,
                         self._storages[key],
@@ -79,7 +79,7 @@ class Survey:
                     )
                 )
             calls.append(
-                Call(
+                OperatorCall(
                     name,
                     number,
                     tuple(dict.fromkeys(index[source] for source in sources)),

@@ -7,9 +7,23 @@ What a planner says of a plan's peak is an estimate; a promise needs the plan ap
 """
 
 from fxmem.planning.certificate import certify
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.planner import OperatorPlanner
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.planner import Planner
 from fxmem.planning.regions.strategies import STRATEGIES, applications_of, register
 
-__all__ = ["STRATEGIES", "OperatorPlanner", "Planner", "Stretch", "Tables", "applications_of", "certify", "register"]
+__all__ = [
+    "STRATEGIES",
+    "CostTables",
+    "OperatorCall",
+    "OperatorPlanner",
+    "OperatorValue",
+    "Planner",
+    "Stretch",
+    "Tables",
+    "applications_of",
+    "certify",
+    "register",
+]

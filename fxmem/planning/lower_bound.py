@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
 from fxmem.planning.regions.candidates import module_spans
-from fxmem.planning.regions.cost_tables import OUTSIDE, Geometry, Ints
+from fxmem.planning.regions.cost_tables import OUTSIDE, CostTables, Ints
 from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
 
@@ -207,7 +207,7 @@ class _Builder:
         for node in self.nodes:
             add((-self.joined[node], self.inside[node]))
             add((-self.joined[node], self.inside[node - 1]) if node > self.nodes.start else (-self.joined[node],))
-        earliest = Geometry(self.profile, []).earliest
+        earliest = CostTables(self.profile, []).earliest
         for node in self.nodes:
             if earliest[node] < 0:
                 add((-self.inside[node],))

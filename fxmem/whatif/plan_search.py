@@ -10,8 +10,7 @@ from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware import roofline
 from fxmem.memory.budget import Budget
-from fxmem.planning import STRATEGIES, OperatorPlanner, Planner
-from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.planning import STRATEGIES, CostTables, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Phase, Profile
@@ -103,7 +102,7 @@ class PlanSearch:
         Raises:
             UsageError, AnalysisError: no application goes with the model.
         """
-        if self.budget is not None and Geometry(self.analysis.profile, ()).floor > self.budget.nbytes:
+        if self.budget is not None and CostTables(self.analysis.profile, ()).floor > self.budget.nbytes:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
         refused: list[FxmemError] = []

@@ -15,8 +15,7 @@ from dataclasses import replace
 from fxmem import checkpointing
 from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
-from fxmem.planning import STRATEGIES, OperatorPlanner, Planner, applications_of
-from fxmem.planning.operators.choices import Call, Value
+from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, applications_of
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind
@@ -152,7 +151,7 @@ def _ways(
         yield Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
 
-def survey(analysis: Analysis) -> tuple[list[Call], list[Value]]:
+def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]:
     """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
     found = checkpointing.surveyed(model)

@@ -14,7 +14,7 @@ from torch import nn
 import fxmem
 from fxmem.cli.specs import build_model
 from fxmem.planning import OperatorPlanner
-from fxmem.planning.operators.choices import Choice
+from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.records.names import Application
 from fxmem.simulation.analysis import Analysis
@@ -43,7 +43,7 @@ def gpt2() -> Analysis:
     )
 
 
-def applied(analysis: Analysis, planner: OperatorPlanner, choice: Choice) -> Analysis:
+def applied(analysis: Analysis, planner: OperatorPlanner, choice: RecomputeChoice) -> Analysis:
     return plan_search.apply_regions(analysis, planner._described(choice), Application.OPERATORS)
 
 
@@ -53,7 +53,7 @@ def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analy
     planner = OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis))
     cutter, chance = planner._cutter, random.Random(1)
     everything = range(len(cutter.calls))
-    choices = [cutter.choice(chance.sample(everything, len(everything) // share)) for share in (8, 3, 2)] + list(
+    choices = [cutter.choose(chance.sample(everything, len(everything) // share)) for share in (8, 3, 2)] + list(
         cutter.pool[1::3]
     )
     before = sum(op.flops or 0 for op in analysis.profile.ops)
@@ -72,26 +72,21 @@ def test_what_a_choice_is_estimated_at_an_analysis_says(make: Callable[[], Analy
 def test_a_course_followed_from_another_is_that_from_the_start() -> None:
     analysis = gpt2()
     cutter, chance = OperatorPlanner(analysis.profile, lambda: verified_plan.survey(analysis))._cutter, random.Random(3)
-    course = cutter.course(())
+    course = cutter.evaluate(())
     seen = set()
     for size in [1, 2, 5, 60, 1, 3, 90, 2] * 8:
-        course = cutter.moved(course, chance.sample(range(len(cutter.calls)), size))
-        afresh = cutter.course(course.choice.again)
+        course = cutter.toggle(course, chance.sample(range(len(cutter.calls)), size))
+        afresh = cutter.evaluate(course.choice.recomputed)
         assert course.choice == afresh.choice
-        assert (course.asked, course.needed, course.first, course.last) == (
-            afresh.asked,
-            afresh.needed,
-            afresh.first,
-            afresh.last,
-        )
-        assert (cutter.planned(course) == cutter.planned(afresh)).all()
+        assert (course.begins, course.uses) == (afresh.begins, afresh.uses)
+        assert (cutter.estimate(course) == cutter.estimate(afresh)).all()
         seen.add(course.choice)
     assert len(seen) > 50
 
 
-def every_choice(cutter: Cutter) -> list[Choice]:
+def every_choice(cutter: Cutter) -> list[RecomputeChoice]:
     calls = sorted({cutter.values[number].call for number in cutter._relevant})
-    return [cutter.choice(again) for size in range(len(calls) + 1) for again in itertools.combinations(calls, size)]
+    return [cutter.choose(again) for size in range(len(calls) + 1) for again in itertools.combinations(calls, size)]
 
 
 class Small(nn.Module):

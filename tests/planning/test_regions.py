@@ -17,7 +17,7 @@ from torch import nn
 from fxmem import analyze
 from fxmem.errors import ExceededError, UsageError
 from fxmem.planning import STRATEGIES, Planner, register
-from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.planning.regions.plan_text import described, edit_of
@@ -45,7 +45,7 @@ def random_profile(seed: int) -> Profile:
 def tables_of(profile: Profile) -> Tables:
     """Few units, any stretch of which may be a region."""
     nodes = len(profile.nodes)
-    geometry = Geometry(profile, sorted({round(nodes * k / UNITS) for k in range(1, UNITS)}))
+    geometry = CostTables(profile, sorted({round(nodes * k / UNITS) for k in range(1, UNITS)}))
     n = geometry.count
     regions = np.zeros((n + 1, n + 1), dtype=bool)
     for i, j in itertools.combinations(range(n + 1), 2):
@@ -288,9 +288,9 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(torch.tanh((self.wide(x) * 2)[:, :16].contiguous()))
 
-    geometry = Geometry(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
+    geometry = CostTables(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
     names = [node.name for node in geometry.profile.nodes]
-    selection = Selection(Geometry(geometry.profile, [names.index("wide"), names.index("last")]))
+    selection = Selection(CostTables(geometry.profile, [names.index("wide"), names.index("last")]))
     keeping = len(selection.thresholds) - 1
     assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
     assert described(selection, [Stretch(0, 1, level=keeping)], {}) == ()
@@ -298,7 +298,7 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
 
 def test_what_is_random_is_known_of_a_region() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8))
-    geometry = Geometry(analyze(model, torch.zeros(64, 8), target="cpu").profile, [])
+    geometry = CostTables(analyze(model, torch.zeros(64, 8), target="cpu").profile, [])
     assert not geometry.draws(1, 4)
     assert geometry.draws(4, 6)
 
@@ -315,7 +315,7 @@ def test_no_region_holds_what_must_not_run_twice() -> None:
             y.add_(1)
             return self.c(z) * y
 
-    geometry = Geometry(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
+    geometry = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
     names = [node.name for node in geometry.profile.nodes]
     a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
     assert not geometry.allowed(b, c)  # reads what is written to later
@@ -329,7 +329,7 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     model.statements = [("first", (0,)), ("checkpointed", (1,)), ("softmax", (2,)), ("gelu", (3,)), ("second", (4,))]
     analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
     own = analysis.profile.recomputed[0]
-    geometry = Geometry(analysis.profile, [])
+    geometry = CostTables(analysis.profile, [])
     assert not geometry.allowed(own.first_node - 1, own.last_node)
     assert not geometry.allowed(own.first_node, own.first_node + 1)
     assert geometry.allowed(own.last_node, own.last_node + 2)

@@ -18,7 +18,7 @@ from fxmem import analyze
 from fxmem.errors import AnalysisError, ExceededError, UsageError
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
-from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Phase
@@ -263,7 +263,7 @@ def test_below_what_the_optimizer_takes_only_the_smallest_plans_are_tried() -> N
     told: list[str] = []
     analysis = analyze(Stack(), torch.randn(256, 64), target="cpu", optimizer="adamw")
     with pytest.raises(ExceededError, match=r"reaches .* at the least"):
-        verified_plan.plan(analysis, budget=int(Geometry(analysis.profile, ()).floor) - 1, progress=told.append)
+        verified_plan.plan(analysis, budget=int(CostTables(analysis.profile, ()).floor) - 1, progress=told.append)
     tried = [each for each in told if "analysing the step" in each]
     assert 1 <= len(tried) <= len(Application)
 

@@ -1,9 +1,9 @@
-"""What making some calls of a step's forward again, instead of holding what they gave, does to its peak.
+"""What recomputing some operator calls of a step's forward, instead of keeping their results, does to its peak.
 
-The peak is estimated from the unplanned step: what is made again is taken off it from the last reader in forward on,
-and put back from the moment in backward that first asks for it or for something made from it. Analyses of the applied
-choices say the same to half a per cent, and the states of random generators, which are a few kilobytes each and on the
-CPU alone.
+The peak is estimated from the unplanned step: what is recomputed is taken off it from the last reader in forward on,
+and put back from the moment in backward that first needs it or something recomputed from it. Analyses of the applied
+choices agree to half a per cent, but for the states of random generators, which are a few kilobytes each and on the CPU
+alone.
 """
 
 from __future__ import annotations
@@ -12,53 +12,24 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from fxmem.errors import UsageError
-from fxmem.planning.regions.cost_tables import Floats, Geometry
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue
+from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
+from fxmem.planning.regions.cost_tables import CostTables, Floats, Ints
 from fxmem.records.profile import Kind, Phase, Profile
-
-__all__ = ["Call", "Choice", "Choices", "Course", "Value"]
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a storage holds between two writes to it, made in forward by a call that can be made again."""
-
-    call: int
-    """Index of the call."""
-    position: int
-    """Among the values that it made."""
-    storage: tuple[str, int, int]
-    """Name and number of the call that allocated the storage, and the position among the storages that call
-    allocated."""
-    saved: bool
-    """Whether autograd saves it."""
-    overwritten: bool
-    """Whether something else has been written there since, so that it cannot be held."""
+from fxmem.records.units import sum_known
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an operator in forward."""
+class RecomputeChoice:
+    """The calls that are recomputed; what else backward needs is kept."""
 
-    name: str
-    """Qualified overload."""
-    number: int
-    """How many of the same ran before."""
-    sources: tuple[int, ...]
-    """Indices of the values it read."""
-    values: tuple[int, ...]
-    """Indices of those it made."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is made again, and so what is held."""
-
-    again: frozenset[int]
-    """Calls that are made again, none of them needlessly."""
+    recomputed: frozenset[int]
+    """Calls that are recomputed, each of them needed."""
     cost: float
     """As planners count: FLOPs, and a little for what is written."""
     peak: float
@@ -66,54 +37,71 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """How a choice goes: by call, by value and by tick."""
+class ChoiceState:
+    """A choice with what follows from it for each call, value and tick."""
 
-    again: bytearray
-    """By call, whether it is made again."""
-    asked: list[int]
-    """By call that is made again, the tick at which backward first asks for something of it."""
-    needed: bytearray
-    """By value, whether backward needs it, or something that is made again does."""
-    first: list[int]
-    """By value that is needed, the tick at which backward first asks for it."""
-    last: list[int]
-    """And last."""
-    change: Floats
-    """By tick, how many bytes more are alive from it on than in the unplanned step."""
-    passing: dict[int, tuple[int, ...]]
-    """By tick, values that are there only while others are made from them."""
-    passed: Floats
-    """By tick, the most bytes of those."""
+    recomputed: bytearray
+    """By call, whether it is recomputed."""
+    begins: list[int]
+    """By recomputed call, the tick at which backward first needs a value of it."""
+    uses: list[ValueUse | None]
+    """By value, what backward needs it for, itself or to recompute others; None: for nothing."""
+    changes: LiveChanges
     cost: float
     peak: float
 
     @cached_property
-    def choice(self) -> Choice:
-        """What of it is worth keeping: it takes bytes in proportion to the step."""
-        return Choice(frozenset(index for index, again in enumerate(self.again) if again), self.cost, self.peak)
+    def choice(self) -> RecomputeChoice:
+        """The part of it worth keeping: the state takes bytes in proportion to the step."""
+        calls = frozenset(index for index, recomputed in enumerate(self.recomputed) if recomputed)
+        return RecomputeChoice(calls, self.cost, self.peak)
+
+    def spans(self, never: int) -> tuple[Ints, Ints]:
+        """By value, the first and the last tick at which backward needs it; `never` and 0 if it does not."""
+        table = [(never, 0) if use is None else use[1:] for use in self.uses]
+        first, last = np.asarray(table, dtype=np.int64).reshape(-1, 2).T
+        return first, last
+
+    @property
+    def needed(self) -> list[bool]:
+        """By value, whether backward needs it."""
+        return [use is not None for use in self.uses]
 
 
-class Choices:
-    """Choices for one step.
+class Demand(NamedTuple):
+    """What autograd and other calls want of a value, whatever the choice."""
+
+    value: int
+    first: int
+    """Tick at which autograd itself first needs it; -1 if it does not save it."""
+    last: int
+    """Tick at which autograd itself last needs it; 0 if it does not save it."""
+    overwritten: bool
+    """Whether it cannot be kept."""
+    readers: tuple[int, ...]
+    """Calls that read it."""
+
+
+class RecomputeChoices:
+    """The choices there are for one step.
 
     Args:
         profile: of the unplanned step.
-        calls: of its forward, in the order they were made.
+        calls: of its forward, in the order they ran.
         values: what they made, in that order.
 
     Raises UsageError if the calls are not those of the profile.
     """
 
-    def __init__(self, profile: Profile, calls: Sequence[Call], values: Sequence[Value]) -> None:
+    def __init__(self, profile: Profile, calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> None:
         self.profile, self.calls, self.values = profile, calls, values
-        self.geometry = Geometry(profile, ())
-        self.live = self.geometry.live
+        self.tables = CostTables(profile, ())
+        self.live = self.tables.live
         self._by_name: dict[str, list[int]] = {}
         for index, op in enumerate(profile.ops):
             if op.phase is Phase.FORWARD:
                 self._by_name.setdefault(op.name, []).append(index)
-        self.ops = [self._op(call.name, call.number) for call in calls]
+        self.ops = [self._find_op(call.name, call.number) for call in calls]
         """By call, its index in the profile."""
         self.readers: list[list[int]] = [[] for _ in values]
         """By value, the calls that read it."""
@@ -125,10 +113,10 @@ class Choices:
         self.saved, self.overwritten = (
             np.asarray([getattr(value, name) for value in values], dtype=bool) for name in ("saved", "overwritten")
         )
-        self.costs = np.asarray([self.geometry.cost_of(op) for op in self.ops])
-        self._sized()
+        self.costs = np.asarray([self.tables.cost_of(op) for op in self.ops])
+        self._place_values()
 
-    def _op(self, name: str, number: int) -> int:
+    def _find_op(self, name: str, number: int) -> int:
         try:
             return self._by_name[name][number]
         except (KeyError, IndexError):
@@ -136,236 +124,202 @@ class Choices:
                 "expected the model to run the same operators each time; between two analyses of it, it ran others"
             ) from None
 
-    def _sized(self) -> None:
-        """Bytes of each value, and when they are there in the unplanned step."""
-        profile = self.profile
-        begins: dict[int, int] = {}
-        for op in profile.ops:
-            if op.phase is Phase.BACKWARD:
-                begins[op.node] = min(begins.get(op.node, op.begin), op.begin)
-        used: dict[int, int] = {}
-        for index, node in enumerate(profile.nodes):
-            for storage in node.saved:
-                if index in begins:
-                    used[storage] = min(used.get(storage, begins[index]), begins[index])
-        flow = {made.index: made.flow_end for made in self.geometry.made}
+    def _place_values(self) -> None:
+        """Find the bytes of each value, and when it is alive in the unplanned step."""
+        flow_end = {made.index: made.flow_end for made in self.tables.made}
+        first_use = self._first_uses()
         allocated: dict[int, list[int]] = {}
-        for index, one in enumerate(profile.storages):
-            if one.op is not None and one.kind is not Kind.WORKSPACE and index in flow:
+        for index, one in enumerate(self.profile.storages):
+            if one.op is not None and one.kind is not Kind.WORKSPACE and index in flow_end:
                 allocated.setdefault(one.op, []).append(index)
         count = len(self.values)
         self.nbytes = np.zeros(count)
         self.storages: list[int | None] = [None] * count
-        """By value, what it lies in; None where it is written over."""
+        """By value, its storage; None where it is written over."""
         self.flow_end, self.death, self.first_use = (np.full(count, len(self.live), dtype=np.int64) for _ in range(3))
         for index, value in enumerate(self.values):
             name, number, position = value.storage
-            own = allocated.get(self._op(name, number), [])
+            own = allocated.get(self._find_op(name, number), [])
             if value.overwritten or position >= len(own):
                 continue
             storage = self.storages[index] = own[position]
-            self.nbytes[index] = profile.storages[storage].nbytes
-            self.flow_end[index], self.death[index] = flow[storage], profile.storages[storage].death
-            self.first_use[index] = used.get(storage, profile.storages[storage].death)
+            self.nbytes[index] = self.profile.storages[storage].nbytes
+            self.flow_end[index], self.death[index] = flow_end[storage], self.profile.storages[storage].death
+            self.first_use[index] = first_use.get(storage, self.profile.storages[storage].death)
 
-    # --- what a choice means ------------------------------------------------------------------------------------------
+    def _first_uses(self) -> dict[int, int]:
+        """By saved storage, the tick at which the backward of a node that saves it begins."""
+        begins: dict[int, int] = {}
+        for op in self.profile.ops:
+            if op.phase is Phase.BACKWARD:
+                begins[op.node] = min(begins.get(op.node, op.begin), op.begin)
+        first: dict[int, int] = {}
+        for index, begin in begins.items():
+            for storage in self.profile.nodes[index].saved:
+                first[storage] = min(first.get(storage, begin), begin)
+        return first
 
-    def choice(self, again: Iterable[int]) -> Choice:
-        """What follows from making these calls again, as far as they are needed."""
-        return self.course(again).choice
+    # --- what follows from a choice -----------------------------------------------------------------------------------
 
-    def course(self, again: Iterable[int]) -> Course:
-        """How that goes."""
-        return self.moved(self._unplanned, again)
+    def choose(self, calls: Iterable[int]) -> RecomputeChoice:
+        """The choice to recompute these calls, as far as they are needed."""
+        return self.evaluate(calls).choice
+
+    def evaluate(self, calls: Iterable[int]) -> ChoiceState:
+        """What follows from recomputing these calls."""
+        return self.toggle(self._unplanned, calls)
 
     @cached_property
-    def _unplanned(self) -> Course:
-        """Nothing is made again, but what cannot be held."""
-        never, ticks = len(self.live), len(self.live)
-        values, calls = len(self.values), len(self.calls)
-        nothing = Course(
-            again=bytearray(calls),
-            asked=[never] * calls,
-            needed=bytearray(values),
-            first=[never] * values,
-            last=[0] * values,
-            change=np.zeros(ticks + 2),
-            passing={},
-            passed=np.zeros(ticks),
-            cost=0.0,
-            peak=0.0,
-        )
-        return self._followed(nothing, bytes(calls), range(calls))
+    def _unplanned(self) -> ChoiceState:
+        """Nothing is recomputed, but what cannot be kept."""
+        calls, never = len(self.calls), len(self.live)
+        changes = LiveChanges.none(self.lives, len(self.live))
+        nothing = ChoiceState(bytearray(calls), [never] * calls, [None] * len(self.values), changes, 0.0, 0.0)
+        return _Update(self, nothing, bytes(calls), range(calls)).run()
 
-    def moved(self, course: Course, calls: Iterable[int]) -> Course:
-        """The course with these calls on the other side: made again where they were not, no longer where they were."""
+    def toggle(self, state: ChoiceState, calls: Iterable[int]) -> ChoiceState:
+        """The state with these calls recomputed where they were not, and no longer recomputed where they were."""
         changed = list(calls)
-        wanted = bytearray(course.again)
+        wanted = bytearray(state.recomputed)
         for index in changed:
             wanted[index] ^= 1
-        return self._followed(course, wanted, changed)
-
-    def _followed(self, course: Course, wanted: bytes | bytearray, changed: Iterable[int]) -> Course:
-        """The course with calls made again as wanted, where they are needed, and where something that cannot be held
-        is.
-
-        Args:
-            changed: the calls for which that differs. From them it is followed to the calls they read from, and so on,
-            as far as anything changes.
-        """
-        never, ticks = len(self.live), len(self.live)
-        again, asked, needed = bytearray(course.again), course.asked.copy(), bytearray(course.needed)
-        first_of, last_of = course.first.copy(), course.last.copy()
-        change, passing, touched = course.change.copy(), course.passing.copy(), set[int]()
-        pending = [-index for index in changed]
-        heapq.heapify(pending)
-        queued = set(pending)
-        while pending:
-            index = -heapq.heappop(pending)
-            forced, begin, found = False, never, []
-            for number, first, last, overwritten, readers in self._by_call[index]:
-                need = first >= 0
-                first = first if need else never
-                for reader in readers:
-                    if again[reader]:
-                        need, at = True, asked[reader]
-                        first, last = min(first, at), max(last, at)
-                found.append((number, need, first, last))
-                if need:
-                    forced = forced or overwritten
-                    begin = min(begin, first)
-            now = (forced or bool(wanted[index])) and any(need for _, need, _, _ in found)
-            before = bool(again[index])
-            for number, need, first, last in found:
-                first = begin if now and need else first
-                was = bool(needed[number]), before, first_of[number], last_of[number]
-                if was == (need, now, first, last):
-                    continue
-                if was[0]:
-                    self._counted(number, *was[1:], -1.0, change, passing, touched)
-                if need:
-                    self._counted(number, now, first, last, 1.0, change, passing, touched)
-                needed[number], first_of[number], last_of[number] = need, first, last
-            at = begin if now else never
-            if now != before or at != asked[index]:
-                again[index], asked[index] = now, at
-                for source in self.calls[index].sources:
-                    earlier = -self.values[source].call
-                    if earlier not in queued:
-                        queued.add(earlier)
-                        heapq.heappush(pending, earlier)
-        passed = course.passed.copy()
-        for tick in touched:
-            passed[min(max(tick - 1, 0), ticks - 1)] = self._passing(sorted(passing[tick]), again)
-        cost, peak = (
-            float(self.costs[np.frombuffer(again, dtype=bool)].sum()),
-            float(self._alive(change, passed).max(initial=0.0)),
-        )
-        return Course(again, asked, needed, first_of, last_of, change, passing, passed, cost, peak)
-
-    def _counted(
-        self,
-        number: int,
-        again: bool,
-        first: int,
-        last: int,
-        sign: float,
-        change: Floats,
-        passing: dict[int, tuple[int, ...]],
-        touched: set[int],
-    ) -> None:
-        """Add what a needed value does to the bytes alive, or with a sign of -1 take it off."""
-        nbytes, flow, death, saved = self._lasting[number]
-        if not nbytes:
-            return
-        nbytes *= sign
-        if not again:
-            begin = death if saved else flow
-            if last > begin:
-                change[begin] += nbytes
-                change[last] -= nbytes
-            return
-        if saved and death > flow:
-            change[flow] -= nbytes
-            change[death] += nbytes
-        if last > first:
-            change[max(first - 1, 0)] += nbytes
-            change[last] -= nbytes
-        else:
-            touched.add(first)
-            group = passing.get(first, ())
-            passing[first] = (*group, number) if sign > 0 else tuple(each for each in group if each != number)
+        return _Update(self, state, wanted, changed).run()
 
     @cached_property
-    def _by_call(self) -> list[list[tuple[int, int, int, bool, tuple[int, ...]]]]:
-        """Of each value that a call makes, when autograd itself first and last asks for it, whether it cannot be held,
-        and what reads it.
+    def demands(self) -> list[list[Demand]]:
+        """By call, what is wanted of each value it makes."""
+        return [[self._demand(number) for number in call.values] for call in self.calls]
 
-        Of one that is not saved -1 and 0.
-        """
-
-        def row(number: int) -> tuple[int, int, int, bool, tuple[int, ...]]:
-            value = self.values[number]
-            last = int(self.death[number]) if value.saved and not value.overwritten else 0
-            return (
-                number,
-                int(self.first_use[number]) if value.saved else -1,
-                last,
-                value.overwritten,
-                tuple(self.readers[number]),
-            )
-
-        return [[row(number) for number in call.values] for call in self.calls]
+    def _demand(self, number: int) -> Demand:
+        value = self.values[number]
+        first = int(self.first_use[number]) if value.saved else -1
+        last = int(self.death[number]) if value.saved and not value.overwritten else 0
+        return Demand(number, first, last, value.overwritten, tuple(self.readers[number]))
 
     @cached_property
-    def _lasting(self) -> list[tuple[float, int, int, bool]]:
-        """By value: bytes, the last reader in forward, the end of its storage in the unplanned step, whether autograd
-        saves it."""
+    def lives(self) -> list[ValueLife]:
+        """By value, its life in the unplanned step."""
         return [
-            (float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved)
+            ValueLife(float(self.nbytes[i]), int(self.flow_end[i]), int(self.death[i]), value.saved)
             for i, value in enumerate(self.values)
         ]
 
-    def planned(self, course: Course) -> Floats:
-        """Estimated bytes alive at every tick."""
-        return self._alive(course.change, course.passed)
+    def estimate(self, state: ChoiceState) -> Floats:
+        """Estimate the bytes alive at every tick."""
+        return state.changes.apply(self.live)
 
-    def _alive(self, change: Floats, passed: Floats) -> Floats:
-        alive: Floats = self.live + np.cumsum(change)[: len(self.live)] + passed
-        return alive
+    def flops(self, choice: RecomputeChoice) -> int | None:
+        """FLOPs of what is recomputed; None where an operator has no formula."""
+        return sum_known(self.profile.ops[self.ops[index]].flops for index in choice.recomputed)
 
-    def _passing(self, group: Sequence[int], again: bytearray) -> float:
-        """The most bytes of values that are there only while others are made from them."""
+    def kept(self, choice: RecomputeChoice) -> frozenset[int]:
+        """Values that are kept for backward, or for others to be recomputed from."""
+        uses = self.evaluate(choice.recomputed).uses
+        return frozenset(
+            number
+            for number, value in enumerate(self.values)
+            if uses[number] is not None and value.call not in choice.recomputed
+        )
+
+    def dropped(self, choice: RecomputeChoice) -> frozenset[int]:
+        """Values that autograd saves and that are recomputed instead."""
+        return frozenset(
+            number for index in choice.recomputed for number in self.calls[index].values if self.values[number].saved
+        )
+
+
+class _Update:
+    """One change of a choice, followed from the changed calls to those they read from, as far as anything changes.
+
+    A call is recomputed where that is wanted and backward needs a value of it, or where it needs one that cannot be
+    kept. Calls are visited last first, so those that read a call's values are decided before it.
+
+    Args:
+        choices: of the step.
+        state: before the change.
+        wanted: by call, whether it should be recomputed.
+        changed: the calls for which that differs from the state.
+    """
+
+    def __init__(
+        self, choices: RecomputeChoices, state: ChoiceState, wanted: bytes | bytearray, changed: Iterable[int]
+    ) -> None:
+        self._choices, self._wanted, self._never = choices, wanted, len(choices.live)
+        self._recomputed, self._begins = bytearray(state.recomputed), state.begins.copy()
+        self._uses, self._changes = state.uses.copy(), state.changes.copy()
+        self._pending = [-index for index in changed]
+        heapq.heapify(self._pending)
+        self._queued = set(self._pending)
+
+    def run(self) -> ChoiceState:
+        """Visit the calls; return the state after the change."""
+        while self._pending:
+            self._visit(-heapq.heappop(self._pending))
+        self._changes.settle(self._most_transient)
+        cost = float(self._choices.costs[np.frombuffer(self._recomputed, dtype=bool)].sum())
+        peak = float(self._changes.apply(self._choices.live).max(initial=0.0))
+        return ChoiceState(self._recomputed, self._begins, self._uses, self._changes, cost, peak)
+
+    def _visit(self, call: int) -> None:
+        """Decide whether a call is recomputed, and what its values are needed for."""
+        spans, begin, needed, forced = [], self._never, False, False
+        for demand in self._choices.demands[call]:
+            span = self._span(demand)
+            spans.append((demand.value, span))
+            if span is not None:
+                begin, needed = min(begin, span[0]), True
+                forced = forced or demand.overwritten
+        recomputed = forced or (needed and bool(self._wanted[call]))
+        if not recomputed:
+            begin = self._never
+        for value, span in spans:
+            use = None if span is None else ValueUse(recomputed, begin if recomputed else span[0], span[1])
+            if use != self._uses[value]:
+                self._record_use(value, use)
+        if recomputed != bool(self._recomputed[call]) or begin != self._begins[call]:
+            self._recomputed[call], self._begins[call] = recomputed, begin
+            self._queue_sources(call)
+
+    def _span(self, demand: Demand) -> tuple[int, int] | None:
+        """The first and the last tick at which backward or a recomputed reader needs a value; None if nothing does."""
+        _, first, last, _, readers = demand
+        needed = first >= 0
+        if not needed:
+            first = self._never
+        for reader in readers:
+            if self._recomputed[reader]:
+                needed, at = True, self._begins[reader]
+                first, last = min(first, at), max(last, at)
+        return (first, last) if needed else None
+
+    def _record_use(self, value: int, use: ValueUse | None) -> None:
+        before = self._uses[value]
+        if before is not None:
+            self._changes.count(value, before, -1.0)
+        if use is not None:
+            self._changes.count(value, use, 1.0)
+        self._uses[value] = use
+
+    def _queue_sources(self, call: int) -> None:
+        for source in self._choices.calls[call].sources:
+            earlier = -self._choices.values[source].call
+            if earlier not in self._queued:
+                self._queued.add(earlier)
+                heapq.heappush(self._pending, earlier)
+
+    def _most_transient(self, group: Sequence[int]) -> float:
+        """The most bytes of transient values, each of which dies after its last recomputed reader."""
+        choices = self._choices
         if len(group) < 2:
-            return sum(self._lasting[number][0] for number in group)
+            return sum(choices.lives[number].nbytes for number in group)
         ends: dict[int, float] = {}
         alive = most = 0.0
         for number in group:
-            call, nbytes = self.values[number].call, self._lasting[number][0]
+            call, nbytes = choices.values[number].call, choices.lives[number].nbytes
             for done in [end for end in ends if end < call]:
                 alive -= ends.pop(done)
             alive += nbytes
             most = max(most, alive)
-            end = max((each for each in self.readers[number] if again[each]), default=call)
+            end = max((each for each in choices.readers[number] if self._recomputed[each]), default=call)
             ends[end] = ends.get(end, 0.0) + nbytes
         return most
-
-    # --- what is told of one ------------------------------------------------------------------------------------------
-
-    def flops(self, choice: Choice) -> int | None:
-        """FLOPs of what is made again; None where an operator has no formula."""
-        known = [self.profile.ops[self.ops[index]].flops for index in choice.again]
-        return None if None in known else sum(each or 0 for each in known)
-
-    def held(self, choice: Choice) -> frozenset[int]:
-        """Values that are held for backward, or for others to be made from."""
-        needed = self.course(choice.again).needed
-        return frozenset(
-            number for number, value in enumerate(self.values) if needed[number] and value.call not in choice.again
-        )
-
-    def dropped(self, choice: Choice) -> frozenset[int]:
-        """Values that autograd saves and that are made again instead."""
-        return frozenset(
-            number for index in choice.again for number in self.calls[index].values if self.values[number].saved
-        )

@@ -1,4 +1,4 @@
-"""Choices brought within a budget, and made cheaper there, call by call: what cuts leave undone.
+"""RecomputeChoices brought within a budget, and made cheaper there, call by call: what cuts leave undone.
 
 A cut takes the same side for all that its prices do not tell apart, so equal blocks change sides together. Two choices
 are therefore mixed, one of them for what runs first and the other for the rest; single calls change sides until the
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fxmem.planning.operators.choices import Choice, Choices, Course
+from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 
 __all__ = ["Refiner"]
 
@@ -35,22 +35,22 @@ class Refiner:
         budget: bytes that the estimated peak may have.
     """
 
-    def __init__(self, step: Choices, budget: float) -> None:
+    def __init__(self, step: RecomputeChoices, budget: float) -> None:
         self._step, self._budget = step, budget
         calls = len(step.calls)
         self.moves = _MOVES // (_BESIDE + max(calls, calls * calls // _MANY))
         """Changes that may still be tried."""
-        self._courses: dict[frozenset[int], Course] = {}
+        self._states: dict[frozenset[int], ChoiceState] = {}
 
-    def between(self, cheaper: Choice, deeper: Choice) -> Iterator[Choice]:
+    def between(self, cheaper: RecomputeChoice, deeper: RecomputeChoice) -> Iterator[RecomputeChoice]:
         """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the
         budget; and the other way round."""
-        differing = sorted(cheaper.again ^ deeper.again)
-        for is_deeper_first, rest in ((True, self._course(cheaper)), (False, self._course(deeper))):
+        differing = sorted(cheaper.recomputed ^ deeper.recomputed)
+        for is_deeper_first, rest in ((True, self._state(cheaper)), (False, self._state(deeper))):
             low, high = 0, len(differing)
             while low < high:
                 middle = (low + high) // 2
-                mixed = self._step.moved(rest, differing[: middle + 1])
+                mixed = self._step.toggle(rest, differing[: middle + 1])
                 fits = mixed.peak <= self._budget
                 if fits:
                     yield mixed.choice
@@ -59,26 +59,26 @@ class Refiner:
                 else:
                     low = middle + 1
 
-    def freed(self, choice: Choice, tries: int) -> Choice | None:
+    def freed(self, choice: RecomputeChoice, tries: int) -> RecomputeChoice | None:
         """The choice with one call after the other on the other side until it keeps the budget; None if so many tries
         do not suffice."""
-        found = self._freed(self._course(choice), tries)
+        found = self._freed(self._state(choice), tries)
         return None if found is None else found.choice
 
-    def settled(self, choice: Choice, moves: int) -> Choice:
+    def settled(self, choice: RecomputeChoice, moves: int) -> RecomputeChoice:
         """The choice, which keeps the budget, with its costliest calls spared, one after the other, as long as that is
         cheaper."""
-        course, end = self._course(choice), self.moves - moves
+        course, end = self._state(choice), self.moves - moves
         costs = self._step.costs
         tried: set[int] = set()
         while self.moves > max(end, 0):
-            again = np.flatnonzero(np.frombuffer(course.again, dtype=bool)).tolist()
+            again = np.flatnonzero(np.frombuffer(course.recomputed, dtype=bool)).tolist()
             costliest = max((call for call in again if call not in tried), key=costs.item, default=None)
             if costliest is None:
                 break
             tried.add(costliest)
             self.moves -= 1
-            spared = self._step.moved(course, (costliest,))
+            spared = self._step.toggle(course, (costliest,))
             if spared.cost >= course.cost:
                 continue
             repaired = self._freed(spared, _REPAIRS, below=course.cost, but=costliest)
@@ -86,12 +86,14 @@ class Refiner:
                 course = repaired
         return course.choice
 
-    def _course(self, choice: Choice) -> Course:
-        if choice.again not in self._courses:
-            self._courses[choice.again] = self._step.course(choice.again)
-        return self._courses[choice.again]
+    def _state(self, choice: RecomputeChoice) -> ChoiceState:
+        if choice.recomputed not in self._states:
+            self._states[choice.recomputed] = self._step.evaluate(choice.recomputed)
+        return self._states[choice.recomputed]
 
-    def _freed(self, course: Course, tries: int, *, below: float = float("inf"), but: int = -1) -> Course | None:
+    def _freed(
+        self, course: ChoiceState, tries: int, *, below: float = float("inf"), but: int = -1
+    ) -> ChoiceState | None:
         """The course with one call after the other on the other side, what frees most at the peak for its cost first,
         until it keeps the budget.
 
@@ -104,7 +106,7 @@ class Refiner:
         """
         last = self.moves - tries
         while course.peak > self._budget:
-            better: list[Course] = []
+            better: list[ChoiceState] = []
             movable = [call for call in self._movable(course) if call != but]
             changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
             for begin in range(0, len(changes), _ABREAST):
@@ -128,13 +130,13 @@ class Refiner:
             )
         return course
 
-    def _changed(self, course: Course, calls: Iterable[int]) -> Course:
+    def _changed(self, course: ChoiceState, calls: Iterable[int]) -> ChoiceState:
         """These calls on the other side; with those that are made again now, the ones that are needed for nothing
         else."""
         step = self._step
         changed: set[int] = set()
         for call in calls:
-            if course.again[call]:
+            if course.recomputed[call]:
                 changed.add(call)
                 continue
             pending = [call]
@@ -143,27 +145,27 @@ class Refiner:
                 for source in step.calls[pending.pop()].sources:
                     before = step.values[source].call
                     if (
-                        not course.again[before]
+                        not course.recomputed[before]
                         and before not in changed
-                        and not any(course.needed[made] for made in step.calls[before].values)
+                        and all(course.uses[made] is None for made in step.calls[before].values)
                     ):
                         pending.append(before)
-        return step.moved(course, changed)
+        return step.toggle(course, changed)
 
-    def _movable(self, course: Course) -> list[int]:
+    def _movable(self, course: ChoiceState) -> list[int]:
         """Calls whose results are there at the peak because they are held, or because they have been made again, those
         that free most for their cost first."""
         step = self._step
-        at = int(step.planned(course).argmax())
-        first, last = np.asarray(course.first), np.asarray(course.last)
-        remade = np.frombuffer(course.again, dtype=bool)[step.makers]
+        at = int(step.estimate(course).argmax())
+        first, last = course.spans(len(step.live))
+        remade = np.frombuffer(course.recomputed, dtype=bool)[step.makers]
         made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
         held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
         rate = (
             np.where(made_there, step.nbytes, 0.0)
             + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
         )
-        rate[~np.frombuffer(course.needed, dtype=bool)] = 0.0
+        rate[~np.asarray(course.needed, dtype=bool)] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)
         ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()

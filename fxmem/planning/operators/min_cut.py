@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fxmem.planning.operators.choices import Choice, Choices, Course
+from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.local_search import Refiner
 from fxmem.planning.regions.cost_tables import Floats
 from fxmem.records.pause_gc import uncollected
@@ -47,7 +47,7 @@ _MOST, _LEAST = 0.7, 1e-5
 """By which power of e a price changes in one step at most, and what part of the highest price the others have at
 least."""
 _NEAREST = 4, 2
-"""Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
+"""RecomputeChoices on either side of a budget that are mixed with each other, of such graphs and of others."""
 _SETTLED = 8, 3
 """Of what keeps the budget, how many are made cheaper, of such graphs and of others."""
 
@@ -63,8 +63,8 @@ class _Network(NamedTuple):
     """By edge, whose it is: a value's, a call's, or endless."""
 
 
-class Cutter(Choices):
-    """Choices for one step, found by cuts."""
+class Cutter(RecomputeChoices):
+    """RecomputeChoices for one step, found by cuts."""
 
     # --- cuts ---------------------------------------------------------------------------------------------------------
 
@@ -118,18 +118,18 @@ class Cutter(Choices):
                     found.add(number)
         return sorted(found)
 
-    def _near_peak(self, course: Course) -> Floats:
+    def _near_peak(self, course: ChoiceState) -> Floats:
         """Weights of moments, 1 in sum, most of it on those near the peak."""
-        planned = self.planned(course)
+        planned = self.estimate(course)
         top = float(planned.max(initial=1.0))
         weights = np.exp((planned - top) / (_NEAR * top))
         shares: Floats = weights / weights.sum()
         return shares
 
-    def _priced(self, course: Course, weights: Floats) -> tuple[Floats, Floats]:
+    def _priced(self, course: ChoiceState, weights: Floats) -> tuple[Floats, Floats]:
         """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time."""
         end, share = len(self.live), np.concatenate([[0.0], np.cumsum(weights)])
-        first, last = np.minimum(course.first, end), np.asarray(course.last)
+        first, last = course.spans(end)
         first = np.where(first == end, np.minimum(self.first_use, end), first)
         last = np.minimum(np.where(self.saved, np.maximum(self.death, last), np.maximum(last, first)), end)
         held = share[last] - share[np.minimum(self.flow_end, last)]
@@ -137,9 +137,9 @@ class Cutter(Choices):
         return held, made
 
     @cached_property
-    def pool(self) -> tuple[Choice, ...]:
-        """Choices of many prices, none of which is worse than another in both; the cheapest first."""
-        found: dict[frozenset[int], Choice] = {}
+    def pool(self) -> tuple[RecomputeChoice, ...]:
+        """RecomputeChoices of many prices, none of which is worse than another in both; the cheapest first."""
+        found: dict[frozenset[int], RecomputeChoice] = {}
         for price in self._prices:
             course = None
             held, made = np.ones(len(self.values)), np.zeros(len(self.values))
@@ -147,11 +147,11 @@ class Cutter(Choices):
                 if course is not None:
                     now_held, now_made = self._priced(course, self._near_peak(course))
                     held, made = (held + now_held) / 2, (made + now_made) / 2
-                course = self.course(
+                course = self.evaluate(
                     self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made))
                 )
-                found.setdefault(course.choice.again, course.choice)
-        found.setdefault(frozenset(), self.choice(()))
+                found.setdefault(course.choice.recomputed, course.choice)
+        found.setdefault(frozenset(), self.choose(()))
         return tuple(_front(found.values()))
 
     def _of_calls(self, by_value: Floats) -> Floats:
@@ -176,19 +176,22 @@ class Cutter(Choices):
     # --- for a budget -------------------------------------------------------------------------------------------------
 
     @uncollected()
-    def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[Choice]:
+    def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[RecomputeChoice]:
         """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest
         first."""
         return list(_front(self._known(seeds)))
 
-    def _known(self, seeds: Iterable[Iterable[int]]) -> list[Choice]:
+    def _known(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:
         found = list(self.pool)
-        for seed in map(self.course, seeds):
-            found += [seed.choice, *(self.moved(seed, cut.again - seed.choice.again).choice for cut in self.pool[1:])]
+        for seed in map(self.evaluate, seeds):
+            found += [
+                seed.choice,
+                *(self.toggle(seed, cut.recomputed - seed.choice.recomputed).choice for cut in self.pool[1:]),
+            ]
         return found
 
     @uncollected()
-    def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> Choice | None:
+    def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> RecomputeChoice | None:
         """The cheapest choice found whose estimated peak is within the budget; None if there is none.
 
         Args:
@@ -208,7 +211,7 @@ class Cutter(Choices):
         ]
         if not fitting:
             return None
-        cheapest = sorted({choice.again: choice for choice in fitting}.values(), key=_cost)[
+        cheapest = sorted({choice.recomputed: choice for choice in fitting}.values(), key=_cost)[
             : _SETTLED[len(self.calls) >= _MANY]
         ]
         settled = [
@@ -216,7 +219,7 @@ class Cutter(Choices):
         ]
         return min(settled, key=_cost)
 
-    def _ascended(self, budget: float) -> Iterator[Choice]:
+    def _ascended(self, budget: float) -> Iterator[RecomputeChoice]:
         """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it
         is below.
 
@@ -225,23 +228,23 @@ class Cutter(Choices):
         over = np.maximum(self.live - budget, 0.0)
         if not self._prices or not over.any() or budget <= 0:
             return
-        course = self.course(())
+        course = self.evaluate(())
         weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
         for step in range(_STEPS[len(self.calls) >= _MANY]):
             held, made = self._priced(course, weights)
             cut = set(self._cut(self.nbytes * held, self.costs + self._of_calls(self.nbytes * made)))
-            course = self.moved(course, cut ^ course.choice.again)
+            course = self.toggle(course, cut ^ course.choice.recomputed)
             yield course.choice
-            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.planned(course) / budget - 1)
+            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.estimate(course) / budget - 1)
             weights = weights * np.exp(np.clip(share, -_MOST, _MOST))
             weights = np.maximum(weights, _LEAST * weights.max()) * (self.live > 0)
 
 
-def _cost(choice: Choice) -> float:
+def _cost(choice: RecomputeChoice) -> float:
     return choice.cost
 
 
-def _front(choices: Iterable[Choice]) -> Iterator[Choice]:
+def _front(choices: Iterable[RecomputeChoice]) -> Iterator[RecomputeChoice]:
     """Those of which none is better in both cost and peak, cheapest first."""
     lowest = float("inf")
     for choice in sorted(choices, key=lambda each: (each.cost, each.peak)):

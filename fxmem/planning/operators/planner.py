@@ -7,7 +7,8 @@ from functools import cached_property
 from itertools import groupby
 
 from fxmem.errors import ExceededError
-from fxmem.planning.operators.choices import Call, Choice, Value
+from fxmem.planning.operators.calls import OperatorCall, OperatorValue
+from fxmem.planning.operators.choices import RecomputeChoice
 from fxmem.planning.operators.min_cut import Cutter
 from fxmem.planning.regions.planner import Planner
 from fxmem.records.names import Application
@@ -32,7 +33,9 @@ class OperatorPlanner:
         needed; whatever it raises is passed on.
     """
 
-    def __init__(self, profile: Profile, survey: Callable[[], tuple[Sequence[Call], Sequence[Value]]]) -> None:
+    def __init__(
+        self, profile: Profile, survey: Callable[[], tuple[Sequence[OperatorCall], Sequence[OperatorValue]]]
+    ) -> None:
         self.profile, self._survey = profile, survey
 
     @cached_property
@@ -51,8 +54,8 @@ class OperatorPlanner:
             UsageError: the model ran other operators than those of the profile.
         """
         cutter = self._cutter
-        if budget_bytes is None or budget_bytes >= cutter.geometry.unplanned:
-            return self._made(strategy, cutter.choice(()), budget_bytes)
+        if budget_bytes is None or budget_bytes >= cutter.tables.unplanned:
+            return self._made(strategy, cutter.choose(()), budget_bytes)
         choice = self._within(budget_bytes)
         if choice is None:
             raise ExceededError(
@@ -62,7 +65,7 @@ class OperatorPlanner:
             )
         return self._made(strategy, choice, budget_bytes)
 
-    def _within(self, budget: float) -> Choice | None:
+    def _within(self, budget: float) -> RecomputeChoice | None:
         tried = (self._cutter.within(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
         return next((found for found in tried if found is not None), None)
 
@@ -73,7 +76,7 @@ class OperatorPlanner:
     def curve(self) -> tuple[Plan, ...]:
         """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes
         nothing again."""
-        highest, lowest = self._cutter.geometry.unplanned, self._least.peak
+        highest, lowest = self._cutter.tables.unplanned, self._least.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
         return tuple(
             {
@@ -83,7 +86,7 @@ class OperatorPlanner:
         )
 
     @cached_property
-    def _least(self) -> Choice:
+    def _least(self) -> RecomputeChoice:
         lowest = self._regions.tables.smallest()
         return min(self._cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak)
 
@@ -118,7 +121,7 @@ class OperatorPlanner:
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
-    def _made(self, strategy: str, choice: Choice, budget_bytes: int | None) -> Plan:
+    def _made(self, strategy: str, choice: RecomputeChoice, budget_bytes: int | None) -> Plan:
         regions = self._described(choice)
         return self._regions.proposed(
             strategy,
@@ -130,10 +133,10 @@ class OperatorPlanner:
             self._cutter.flops(choice),
         )
 
-    def _described(self, choice: Choice) -> tuple[Region, ...]:
+    def _described(self, choice: RecomputeChoice) -> tuple[Region, ...]:
         """A region for each run of calls that are made again in the same part of the model."""
         cutter, profile = self._cutter, self.profile
-        all_dropped, all_held = cutter.dropped(choice), cutter.held(choice)
+        all_dropped, all_held = cutter.dropped(choice), cutter.kept(choice)
         if not all_dropped:
             return ()
         held: set[int] = set()
@@ -160,13 +163,13 @@ class OperatorPlanner:
             )
         return tuple(regions)
 
-    def _parts(self, choice: Choice) -> list[tuple[str, list[int]]]:
+    def _parts(self, choice: RecomputeChoice) -> list[tuple[str, list[int]]]:
         """The calls that are made again, by the part of the model they are for; parts share no node."""
         cutter, profile = self._cutter, self.profile
         found: list[tuple[str, list[int]]] = []
         parents = {path.rpartition(".")[0] for path in (node.module for node in profile.nodes)}
         last = -1
-        for call in sorted(choice.again):
+        for call in sorted(choice.recomputed):
             node = profile.ops[cutter.ops[call]].node
             part = _part(profile.nodes[node].module, parents)
             if found and (found[-1][0] == part or node <= last):

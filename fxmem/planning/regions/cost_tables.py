@@ -25,7 +25,7 @@ from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_pl
 from fxmem.planning.regions.peaks_by_unit import most_beyond, running
 from fxmem.records.profile import Kind, Node, Phase, Profile
 
-__all__ = ["OUTSIDE", "Floats", "Geometry", "Ints"]
+__all__ = ["OUTSIDE", "CostTables", "Floats", "Ints"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,7 +50,7 @@ class _Made:
     saved: bool
 
 
-class Geometry:
+class CostTables:
     """The tables for one profile and one choice of cuts.
 
     Args:

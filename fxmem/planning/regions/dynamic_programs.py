@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fxmem.planning.regions.candidates import Span, siblings
-from fxmem.planning.regions.cost_tables import Floats, Geometry
+from fxmem.planning.regions.cost_tables import CostTables, Floats
 from fxmem.planning.regions.kept_products import Selection
 
 __all__ = ["FRONT", "SLOTS", "Offer", "Stretch", "Tables"]
@@ -64,7 +64,7 @@ class Tables:
         spans: the calls of modules that regions have to be; None: regions may be anything.
     """
 
-    def __init__(self, geometry: Geometry, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
+    def __init__(self, geometry: CostTables, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
         self.geometry, self.regions, self.spans = geometry, regions, spans
 
     @cached_property

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.hardware.op_classes import is_product
-from fxmem.planning.regions.cost_tables import Floats, Geometry
+from fxmem.planning.regions.cost_tables import Floats, CostTables
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Kind, Phase
 
@@ -52,7 +52,7 @@ class Product:
 class Selection:
     """The products of a geometry's units, and what keeping their results means for any stretch of units."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: CostTables) -> None:
         self.geometry = geometry
 
     @cached_property

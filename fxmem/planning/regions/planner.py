@@ -20,7 +20,7 @@ from fxmem.planning.regions.candidates import (
     module_spans,
     worthwhile_cuts,
 )
-from fxmem.planning.regions.cost_tables import Geometry
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.plan_text import described
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
@@ -89,7 +89,7 @@ class Planner:
         return self._tables(sorted(best.values()))
 
     def _tables(self, cuts: Sequence[int]) -> Tables:
-        geometry = Geometry(self.profile, cuts)
+        geometry = CostTables(self.profile, cuts)
         n = geometry.count
         allowed = np.zeros((n + 1, n + 1), dtype=bool)
         for i in range(n):

@@ -1,0 +1,36 @@
+"""The operator calls of a step's forward, and the values they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OperatorValue:
+    """What a storage contains between two writes to it, made in forward by a call that can be recomputed."""
+
+    call: int
+    """Index of the call."""
+    position: int
+    """Among the values that it made."""
+    storage: tuple[str, int, int]
+    """Name and number of the call that allocated the storage, and the position among the storages that call
+    allocated."""
+    saved: bool
+    """Whether autograd saves it."""
+    overwritten: bool
+    """Whether a later call wrote to the storage, so that the value cannot be kept."""
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator in forward."""
+
+    name: str
+    """Qualified overload."""
+    number: int
+    """How many calls of the same overload ran before."""
+    sources: tuple[int, ...]
+    """Indices of the values it read."""
+    values: tuple[int, ...]
+    """Indices of the values it made."""
