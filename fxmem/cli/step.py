@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
 
     from fxmem.cli.specs import BuiltModel
-    from fxmem.memory.budget import Budget, PeakShare
+    from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.request import StepRequest
 
 
-def read_budget(options: argparse.Namespace) -> Budget | PeakShare | None:
+def read_budget(options: argparse.Namespace) -> Budget | BudgetShare | None:
     """Parse `--budget` before the analysis, so that a wrong one is refused first."""
     from fxmem.memory.budget import parse_budget
 

@@ -51,7 +51,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class PeakShare:
+class BudgetShare:
     """A budget given as a share of the peak of the step as it is."""
 
     fraction: float
@@ -61,11 +61,11 @@ class PeakShare:
         return Budget(math.floor(self.fraction * counted_bytes), bounds_allocator=False)
 
 
-BudgetLike = Budget | PeakShare | str | int | float
+BudgetLike = Budget | BudgetShare | str | int | float
 """What `parse_budget` accepts."""
 
 
-def parse_budget(spec: BudgetLike) -> Budget | PeakShare:
+def parse_budget(spec: BudgetLike) -> Budget | BudgetShare:
     """Parse a budget as users write it; return one that is parsed already as it is.
 
     A whole number is bytes; a number with a decimal point at most 1, or a percentage, is a share of the unplanned peak.
@@ -74,7 +74,7 @@ def parse_budget(spec: BudgetLike) -> Budget | PeakShare:
     Raises:
         UsageError: it is none of these, or not above zero.
     """
-    if isinstance(spec, (Budget, PeakShare)):
+    if isinstance(spec, (Budget, BudgetShare)):
         return spec
     if isinstance(spec, bool) or not isinstance(spec, (str, int, float)):
         raise UsageError(f"{_EXPECTED}, got {spec!r}")
@@ -106,7 +106,7 @@ def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
         UsageError: it is no budget, or a share.
     """
     budget = parse_budget(spec)
-    if isinstance(budget, PeakShare):
+    if isinstance(budget, BudgetShare):
         raise UsageError(f"expected {name} in bytes or with a unit (16GiB), got {spec!r}, a share of the step's peak")
     return budget
 
@@ -136,7 +136,7 @@ def _budget(nbytes: int, spec: object) -> Budget:
     return Budget(nbytes)
 
 
-def _share(fraction: float, spec: object) -> PeakShare:
+def _share(fraction: float, spec: object) -> BudgetShare:
     if not 0 < fraction <= 1:
         raise UsageError(f"{_EXPECTED}, a share being above 0 and at most 1; got {spec!r}")
-    return PeakShare(fraction)
+    return BudgetShare(fraction)

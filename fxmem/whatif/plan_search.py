@@ -33,7 +33,7 @@ def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Ap
 
 
 @dataclass(frozen=True)
-class Way:
+class PlannedWay:
     """A way of applying plans, and the planner for it."""
 
     application: Application
@@ -47,7 +47,7 @@ class Way:
 class Proposal:
     """A plan that has been applied and analysed."""
 
-    way: Way
+    way: PlannedWay
     chosen: str
     regions: tuple[Region, ...]
     analysis: Analysis
@@ -71,7 +71,7 @@ class PlanSearch:
     analysis: Analysis
     strategy: str
     budget: Budget | None
-    ways: tuple[Way, ...]
+    ways: tuple[PlannedWay, ...]
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class PlanSearch:
         """Whether a step keeps the budget."""
         return self.budget is None or self.budget.keeps(analysis.profile, analysis.peak)
 
-    def analyse(self, way: Way, proposed: Plan) -> Proposal:
+    def analyse(self, way: PlannedWay, proposed: Plan) -> Proposal:
         """Apply what a planner proposes, and analyse it; no plan is analysed twice."""
         regions = tuple(_name_nodes(region, way.names) for region in proposed.regions)
         parts = ((r.first_node, r.last_node, r.keeps, r.remakes, r.holds) for r in proposed.all_regions())
@@ -115,7 +115,7 @@ class PlanSearch:
             raise refused[-1]
         return best
 
-    def _cheapest_applied(self, way: Way, rival: Proposal | None) -> Proposal | None:
+    def _cheapest_applied(self, way: PlannedWay, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one way that keeps the budget."""
         if self.budget is None or not STRATEGIES.get(self.strategy).follows_budget:
             return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
@@ -131,7 +131,7 @@ class PlanSearch:
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
         return proposal if self.keeps(proposal.analysis) else None
 
-    def _cheapest_of(self, way: Way, strategy: str, nbytes: int, rival: Proposal | None) -> Proposal | None:
+    def _cheapest_of(self, way: PlannedWay, strategy: str, nbytes: int, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
         best, peak = None, self.analysis.peak
         bracket = BudgetBracket.open(
@@ -160,7 +160,7 @@ class PlanSearch:
                 break
         return best
 
-    def _propose(self, way: Way, strategy: str, nbytes: int) -> Plan | None:
+    def _propose(self, way: PlannedWay, strategy: str, nbytes: int) -> Plan | None:
         """The planner's plan within so many requested bytes; None if it has none."""
         self.tell(f"looking for a plan ({way.application.value}) within {format_bytes(nbytes)}")
         try:

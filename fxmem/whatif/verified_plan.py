@@ -24,7 +24,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.whatif import max_batch
-from fxmem.whatif.plan_search import REFUSALS, PlanSearch, Proposal, Way, apply_regions
+from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions
 from fxmem.whatif.resize import resizing_of
 
 
@@ -122,7 +122,7 @@ def check_training(analysis: Analysis) -> None:
 
 def _ways(
     analysis: Analysis, strategy: str, application: Application | str | None, regions_only: bool = False
-) -> Iterator[Way]:
+) -> Iterator[PlannedWay]:
     wanted = applications_of(strategy, application, regions_only=regions_only)
     if not wanted:
         asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
@@ -132,7 +132,7 @@ def _ways(
         )
     note = ""
     if Application.OPERATORS in wanted:
-        yield Way(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
+        yield PlannedWay(Application.OPERATORS, OperatorPlanner(analysis.profile, functools.partial(survey, analysis)))
     if Application.GRAPH in wanted:
         try:
             names = checkpointing.graph_names(
@@ -143,12 +143,12 @@ def _ways(
                 raise
             note = f"regions are whole modules: {refused}"
         else:
-            yield Way(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
+            yield PlannedWay(Application.GRAPH, Planner(analysis.profile, Application.GRAPH), names)
             if strategy == "norms" and application is None:
                 # modules are seldom a norm with its convolution: their plan is the cheaper one because it does less
                 return
     if Application.MODULES in wanted:
-        yield Way(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
+        yield PlannedWay(Application.MODULES, Planner(analysis.profile, Application.MODULES), note=note)
 
 
 def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]:

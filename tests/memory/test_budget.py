@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fxmem.errors import UsageError
 from fxmem.memory import allocator
-from fxmem.memory.budget import Budget, PeakShare, parse_budget, parse_bytes, peak_in_memory
+from fxmem.memory.budget import Budget, BudgetShare, parse_budget, parse_bytes, peak_in_memory
 from fxmem.records.profile import Peak, Phase, Profile
 from tests.profiles import small_profile
 
@@ -23,14 +23,14 @@ from tests.profiles import small_profile
         ("1.5GB", Budget(1_500_000_000)),
         ("1,024 B", Budget(1024)),
         ("512_000", Budget(512_000)),
-        (0.6, PeakShare(0.6)),
-        ("0.6", PeakShare(0.6)),
-        ("60%", PeakShare(0.6)),
-        ("100 %", PeakShare(1.0)),
-        (".5", PeakShare(0.5)),
+        (0.6, BudgetShare(0.6)),
+        ("0.6", BudgetShare(0.6)),
+        ("60%", BudgetShare(0.6)),
+        ("100 %", BudgetShare(1.0)),
+        (".5", BudgetShare(0.5)),
     ],
 )
-def test_a_budget_is_read_as_it_is_written(spec: Any, expected: Budget | PeakShare) -> None:
+def test_a_budget_is_read_as_it_is_written(spec: Any, expected: Budget | BudgetShare) -> None:
     assert parse_budget(spec) == expected
 
 

@@ -61,7 +61,7 @@ def test_no_plan_of_a_small_step_is_below_the_bound_and_most_optima_meet_it() ->
 
 
 def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.Random) -> list[Region]:
-    geometry = Planner(profile, Application.GRAPH).tables.geometry
+    units = Planner(profile, Application.GRAPH).tables.units
 
     def region(first: int, last: int, inner: tuple[Region, ...] = ()) -> Region:
         products = sum(
@@ -76,16 +76,14 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
             keeps=keeps,
         )
 
-    borders = sorted(rng.sample(range(geometry.first, geometry.last + 1), rng.choice((2, 2, 4))))
+    borders = sorted(rng.sample(range(units.first, units.last + 1), rng.choice((2, 2, 4))))
     found = []
     for first, last in zip(borders[::2], borders[1::2], strict=True):
         middle = (first + last) // 2
         inner = (
-            (region(first, middle),)
-            if last - first > 3 and geometry.allowed(first, middle) and rng.random() < 0.5
-            else ()
+            (region(first, middle),) if last - first > 3 and units.allowed(first, middle) and rng.random() < 0.5 else ()
         )
-        if geometry.allowed(first, last):
+        if units.allowed(first, last):
             found.append(region(first, last, inner))
     return found
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fxmem
 from fxmem.planning.regions import candidates
 from fxmem.planning.regions.candidates import Span, fewer, graph_cuts
-from fxmem.planning.regions.peaks_by_unit import most_beyond, running
+from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Op, Phase
 from tests import ROOT
 from tests.profiles import make_profile
@@ -96,7 +96,7 @@ def test_the_sweep_is_what_adding_up_gives(
     births, deaths, sizes, units = columns.T
     at, of_unit = np.asarray(sorted(visited), dtype=np.int64).reshape(-1, 2).T
     others = np.arange(40, dtype=np.float64) % 7
-    table = most_beyond(at, of_unit, births, deaths, sizes.astype(float), units, others, 4)
+    table = most_above(at, of_unit, births, deaths, sizes.astype(float), units, others, 4)
     for unit in range(4):
         for cut in range(5):
             sums = [
@@ -106,7 +106,7 @@ def test_the_sweep_is_what_adding_up_gives(
                 if of == unit
             ]
             assert table[unit, cut] == max(sums, default=0)
-    live = running(births, deaths, sizes.astype(float), 43)
+    live = sum_alive(births, deaths, sizes.astype(float), 43)
     assert live.tolist() == [
         sum(size for birth, death, size, _ in columns.tolist() if birth <= tick < death) for tick in range(43)
     ]

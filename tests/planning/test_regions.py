@@ -45,17 +45,17 @@ def random_profile(seed: int) -> Profile:
 def tables_of(profile: Profile) -> Tables:
     """Few units, any stretch of which may be a region."""
     nodes = len(profile.nodes)
-    geometry = CostTables(profile, sorted({round(nodes * k / UNITS) for k in range(1, UNITS)}))
-    n = geometry.count
+    units = CostTables(profile, sorted({round(nodes * k / UNITS) for k in range(1, UNITS)}))
+    n = units.count
     regions = np.zeros((n + 1, n + 1), dtype=bool)
     for i, j in itertools.combinations(range(n + 1), 2):
-        regions[i, j] = geometry.allowed(geometry.cuts[i], geometry.cuts[j])
-    return Tables(geometry, regions)
+        regions[i, j] = units.allowed(units.cuts[i], units.cuts[j])
+    return Tables(units, regions)
 
 
 def choices(tables: Tables, start: int = 0) -> Iterator[tuple[Stretch, ...]]:
     """Every set of regions that do not overlap, at every level of what they keep."""
-    n = tables.geometry.count
+    n = tables.units.count
     if start == n:
         yield ()
         return
@@ -70,13 +70,13 @@ def choices(tables: Tables, start: int = 0) -> Iterator[tuple[Stretch, ...]]:
 
 def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float]:
     """Peak and cost of a set of regions, event after event."""
-    geometry, kept, peak, cost = tables.geometry, 0.0, 0.0, 0.0
+    units, kept, peak, cost = tables.units, 0.0, 0.0, 0.0
     inside = {unit: stretch for stretch in chosen for unit in range(stretch.first, stretch.last)}
-    for unit in range(geometry.count):
+    for unit in range(units.count):
         stretch = inside.get(unit)
         if stretch is None:
-            peak = max(peak, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
-            kept += geometry.keeps[unit]
+            peak = max(peak, kept + units.storing[unit, unit], kept + units.running[unit, unit])
+            kept += units.keeps[unit]
         elif unit == stretch.first:
             more, stays, costs = of_region(tables, stretch)
             peak, kept, cost = max(peak, kept + more), kept + stays, cost + costs
@@ -86,32 +86,32 @@ def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float
 @functools.cache
 def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     """Bytes a region needs and bytes that stay of it, beyond what older units keep; its cost."""
-    geometry, i, j = tables.geometry, stretch.first, stretch.last
-    again = geometry.again[i, j] + geometry.gradients[j]
-    backward = max(geometry.storing[v, i] for v in range(i, j))
-    passing = max(geometry.passing[v, i] for v in range(i, j))
-    outputs, inputs = geometry.outputs()[i, j], geometry.inputs()[i, j]
+    units, i, j = tables.units, stretch.first, stretch.last
+    again = units.again[i, j] + units.gradients[j]
+    backward = max(units.storing[v, i] for v in range(i, j))
+    passing = max(units.passing[v, i] for v in range(i, j))
+    outputs, inputs = units.outputs()[i, j], units.inputs()[i, j]
     spared, held, more = results_kept(tables, stretch)
     return (
         max(again + inputs + more, backward + inputs, passing + held),
         outputs + inputs + held,
-        geometry.cost[i, j] - spared,
+        units.cost[i, j] - spared,
     )
 
 
 def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     """Cost spared by the results that a region keeps, bytes they hold, and those of them that nothing would keep in a
     stored region."""
-    geometry, profile, spared, held, more = tables.geometry, tables.geometry.profile, 0.0, 0.0, 0.0
+    units, profile, spared, held, more = tables.units, tables.units.profile, 0.0, 0.0, 0.0
     keeper = {
         storage: unit
         for index in reversed(range(len(profile.nodes)))
         for storage in profile.nodes[index].saved
-        for unit in [geometry.unit_of[index]]
+        for unit in [units.unit_of[index]]
     }
-    for _, product in tables.selection.kept(geometry.cuts[stretch.first], geometry.cuts[stretch.last], stretch.level):
+    for _, product in tables.selection.kept(units.cuts[stretch.first], units.cuts[stretch.last], stretch.level):
         spared += product.cost
-        own = [storage for storage in product.storages if geometry.last_reader.get(storage, -1) < stretch.last]
+        own = [storage for storage in product.storages if units.last_reader.get(storage, -1) < stretch.last]
         held += sum(profile.storages[storage].nbytes for storage in own)
         more += sum(
             profile.storages[storage].nbytes
@@ -143,10 +143,10 @@ def test_flat_is_as_cheap_as_the_best_of_all_choices(monkeypatch: pytest.MonkeyP
 
 def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
     """Least cost of a pass over units and of their backward, in so much memory: every way of splitting, no slots."""
-    geometry, whole, n = tables.geometry, tables.whole_cost, tables.geometry.count
+    units, whole, n = tables.units, tables.whole_cost, tables.units.count
     best = math.inf
     if memory >= (tables.stored_peak if j == n else tables.peak)[i, j]:
-        best = whole[j] - whole[i] if j == n else geometry.cost[i, j]
+        best = whole[j] - whole[i] if j == n else units.cost[i, j]
     for k in range(i + 1, j):
         if tables.regions[i, k] and memory >= tables.forward_peak[i, k]:
             rest = exhaustive(tables, k, j, memory - tables.kept[i, k])
@@ -157,8 +157,8 @@ def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
                 best = min(
                     best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k])
                 )
-    if j > i + 1 and memory >= max(geometry.storing[i, i], geometry.running[i, i]):
-        best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - geometry.keeps[i]))
+    if j > i + 1 and memory >= max(units.storing[i, i], units.running[i, i]):
+        best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - units.keeps[i]))
     if i == 0 and j == n and tables.regions[i, j] and memory >= tables.forward_peak[i, j]:
         best = min(best, whole[j] - whole[i] + best)
     return best
@@ -168,14 +168,14 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
     compared = 0
     for seed in range(12):
         tables = tables_of(random_profile(seed))
-        low, high = tables.geometry.floor, tables.geometry.unplanned
+        low, high = tables.units.floor, tables.units.unplanned
         for part in (0.5, 0.7, 0.8, 0.9, 1.0):
             budget = low + (high - low) * part
             found = tables.nested(budget)
             # Bytes are rounded up to steps of a two-hundredth: what fits in a little less must be found.
             tight, loose = (
-                exhaustive(tables, 0, tables.geometry.count, budget * (1 - 4 / 200)),
-                exhaustive(tables, 0, tables.geometry.count, budget),
+                exhaustive(tables, 0, tables.units.count, budget * (1 - 4 / 200)),
+                exhaustive(tables, 0, tables.units.count, budget),
             )
             if found is None:
                 assert tight == math.inf
@@ -189,7 +189,7 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
 def _solved_cost(tables: Tables, budget: float) -> float:
     from fxmem.planning.regions.dynamic_programs import SLOTS, _Nested
 
-    return float(_Nested(tables, budget).best[0, tables.geometry.count, SLOTS])
+    return float(_Nested(tables, budget).best[0, tables.units.count, SLOTS])
 
 
 # --- what the tables say of real models -------------------------------------------------------------------------------
@@ -288,9 +288,9 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(torch.tanh((self.wide(x) * 2)[:, :16].contiguous()))
 
-    geometry = CostTables(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
-    names = [node.name for node in geometry.profile.nodes]
-    selection = Selection(CostTables(geometry.profile, [names.index("wide"), names.index("last")]))
+    units = CostTables(analyze(Narrowing(), torch.zeros(8, 16), target="cpu").profile, [])
+    names = [node.name for node in units.profile.nodes]
+    selection = Selection(CostTables(units.profile, [names.index("wide"), names.index("last")]))
     keeping = len(selection.thresholds) - 1
     assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
     assert described(selection, [Stretch(0, 1, level=keeping)], {}) == ()
@@ -298,9 +298,9 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
 
 def test_what_is_random_is_known_of_a_region() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8))
-    geometry = CostTables(analyze(model, torch.zeros(64, 8), target="cpu").profile, [])
-    assert not geometry.draws(1, 4)
-    assert geometry.draws(4, 6)
+    units = CostTables(analyze(model, torch.zeros(64, 8), target="cpu").profile, [])
+    assert not units.draws(1, 4)
+    assert units.draws(4, 6)
 
 
 def test_no_region_holds_what_must_not_run_twice() -> None:
@@ -315,13 +315,13 @@ def test_no_region_holds_what_must_not_run_twice() -> None:
             y.add_(1)
             return self.c(z) * y
 
-    geometry = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
-    names = [node.name for node in geometry.profile.nodes]
+    units = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
+    names = [node.name for node in units.profile.nodes]
     a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
-    assert not geometry.allowed(b, c)  # reads what is written to later
-    assert not geometry.allowed(add, c)  # writes to what another made
-    assert geometry.allowed(a, c)
-    assert geometry.allowed(c, c + 1)
+    assert not units.allowed(b, c)  # reads what is written to later
+    assert not units.allowed(add, c)  # writes to what another made
+    assert units.allowed(a, c)
+    assert units.allowed(c, c + 1)
 
 
 def test_what_checkpoints_already_is_left_alone() -> None:
@@ -329,10 +329,10 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     model.statements = [("first", (0,)), ("checkpointed", (1,)), ("softmax", (2,)), ("gelu", (3,)), ("second", (4,))]
     analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
     own = analysis.profile.recomputed[0]
-    geometry = CostTables(analysis.profile, [])
-    assert not geometry.allowed(own.first_node - 1, own.last_node)
-    assert not geometry.allowed(own.first_node, own.first_node + 1)
-    assert geometry.allowed(own.last_node, own.last_node + 2)
+    units = CostTables(analysis.profile, [])
+    assert not units.allowed(own.first_node - 1, own.last_node)
+    assert not units.allowed(own.first_node, own.first_node + 1)
+    assert units.allowed(own.last_node, own.last_node + 2)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
@@ -352,7 +352,7 @@ def test_a_strategy_from_outside_plans_like_any_other(resnet: Profile, monkeypat
 
     monkeypatch.setattr(STRATEGIES, "_registered", dict(STRATEGIES._registered))
     register("everything", everything)
-    register("illegal", lambda tables, budget: [Stretch(0, tables.geometry.count)])
+    register("illegal", lambda tables, budget: [Stretch(0, tables.units.count)])
     planner, peak = Planner(resnet, Application.MODULES), analyze_peak(resnet)
     plan = planner.plan("everything", None)
     assert plan.strategy == plan.chosen == "everything"

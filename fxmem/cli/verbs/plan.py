@@ -15,7 +15,7 @@ from fxmem.records.names import EFFORT, Application
 from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
-    from fxmem.memory.budget import Budget, PeakShare
+    from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile, Timeline
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 0, write_json(options, plan.to_json(), show)
 
 
-def _plan_model(options: argparse.Namespace, budget: Budget | PeakShare | None) -> tuple[Plan, Profile, Timeline]:
+def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:
     with Progress(options.quiet) as progress:
         analysis = analyze_model(options, progress)
         from fxmem.whatif import verified_plan
@@ -98,7 +98,7 @@ def _plan_model(options: argparse.Namespace, budget: Budget | PeakShare | None) 
     return plan, analysis.profile, analysis.timeline
 
 
-def _plan_report(options: argparse.Namespace, budget: Budget | PeakShare | None) -> tuple[Plan, Profile, Timeline]:
+def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:
     from fxmem.memory import report_reader
     from fxmem.planning import estimate
 

@@ -95,8 +95,8 @@ class RecomputeChoices:
 
     def __init__(self, profile: Profile, calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> None:
         self.profile, self.calls, self.values = profile, calls, values
-        self.tables = CostTables(profile, ())
-        self.live = self.tables.live
+        self.units = CostTables(profile, ())
+        self.live = self.units.live
         self._by_name: dict[str, list[int]] = {}
         for index, op in enumerate(profile.ops):
             if op.phase is Phase.FORWARD:
@@ -113,7 +113,7 @@ class RecomputeChoices:
         self.saved, self.overwritten = (
             np.asarray([getattr(value, name) for value in values], dtype=bool) for name in ("saved", "overwritten")
         )
-        self.costs = np.asarray([self.tables.cost_of(op) for op in self.ops])
+        self.costs = np.asarray([self.units.ops.cost(op) for op in self.ops])
         self._place_values()
 
     def _find_op(self, name: str, number: int) -> int:
@@ -126,7 +126,7 @@ class RecomputeChoices:
 
     def _place_values(self) -> None:
         """Find the bytes of each value, and when it is alive in the unplanned step."""
-        flow_end = {made.index: made.flow_end for made in self.tables.made}
+        flow_end = {made.index: made.flow_end for made in self.units.made}
         first_use = self._first_uses()
         allocated: dict[int, list[int]] = {}
         for index, one in enumerate(self.profile.storages):
@@ -273,9 +273,9 @@ class _Update:
         if not recomputed:
             begin = self._never
         for value, span in spans:
-            use = None if span is None else ValueUse(recomputed, begin if recomputed else span[0], span[1])
+            use = None if span is None else (recomputed, begin if recomputed else span[0], span[1])
             if use != self._uses[value]:
-                self._record_use(value, use)
+                self._record_use(value, None if use is None else ValueUse(*use))
         if recomputed != bool(self._recomputed[call]) or begin != self._begins[call]:
             self._recomputed[call], self._begins[call] = recomputed, begin
             self._queue_sources(call)

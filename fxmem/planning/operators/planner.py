@@ -54,7 +54,7 @@ class OperatorPlanner:
             UsageError: the model ran other operators than those of the profile.
         """
         cutter = self._cutter
-        if budget_bytes is None or budget_bytes >= cutter.tables.unplanned:
+        if budget_bytes is None or budget_bytes >= cutter.units.unplanned:
             return self._made(strategy, cutter.choose(()), budget_bytes)
         choice = self._within(budget_bytes)
         if choice is None:
@@ -76,7 +76,7 @@ class OperatorPlanner:
     def curve(self) -> tuple[Plan, ...]:
         """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes
         nothing again."""
-        highest, lowest = self._cutter.tables.unplanned, self._least.peak
+        highest, lowest = self._cutter.units.unplanned, self._least.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
         return tuple(
             {
@@ -93,18 +93,18 @@ class OperatorPlanner:
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
         """What the plans of regions within these budgets, wherever regions may begin and end, run again."""
         tables, cutter = self._regions.tables, self._cutter
-        geometry = tables.geometry
+        units = tables.units
         for budget in budgets:
             found: set[int] = set()
             for stretch in tables.flat(budget) or ():
-                first, last = geometry.cuts[stretch.first], geometry.cuts[stretch.last]
+                first, last = units.cuts[stretch.first], units.cuts[stretch.last]
                 kept = {product.op for _, product in tables.selection.kept(first, last, stretch.level)}
                 for index in (call for node in range(first, last) for call in self._calls_of.get(node, ())):
                     if cutter.ops[index] in kept:
                         continue
                     storages = [cutter.storages[number] for number in cutter.calls[index].values]
                     if not any(
-                        storage is not None and geometry.last_reader.get(storage, -1) >= stretch.last
+                        storage is not None and units.last_reader.get(storage, -1) >= stretch.last
                         for storage in storages
                     ):
                         found.add(index)

@@ -22,18 +22,15 @@ from numpy.typing import NDArray
 
 from fxmem.memory import liveness
 from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_place
-from fxmem.planning.regions.peaks_by_unit import most_beyond, running
+from fxmem.planning.regions.op_costs import Floats, OpCosts
+from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Kind, Node, Phase, Profile
 
 __all__ = ["OUTSIDE", "CostTables", "Floats", "Ints"]
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
-_TRAFFIC = 0.5
-"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
-that moves less."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,7 @@ class CostTables:
         self.unit_of[: self.first] = -1
         self.unit_of[self.last :] = self.count
         self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
-        self._ops()
-
-    def _ops(self) -> None:
-        profile = self.profile
+        self.ops = OpCosts(profile)
         self.forward_end = np.zeros(len(profile.nodes), dtype=np.int64)
         for op in profile.ops:
             if op.phase is Phase.FORWARD:
@@ -200,7 +194,7 @@ class CostTables:
     def _views(self, node: int) -> bool:
         """Whether a node gives what it was given, looked at in another way."""
         return self.profile.nodes[node].view_of is not None and not any(
-            writes_in_place(self.profile.ops[op].name) for op in self._forward_ops.get(node, ())
+            writes_in_place(self.profile.ops[op].name) for op in self.ops.forward.get(node, ())
         )
 
     @cached_property
@@ -219,8 +213,8 @@ class CostTables:
         """
         births, original, sizes, units = self._columns(kept_only=True)
         deaths = np.asarray([getattr(m, death) for m in self.made if m.saved], dtype=np.int64)
-        others = self.live - running(births, original, sizes, len(self.live))
-        return most_beyond(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
+        others = self.live - sum_alive(births, original, sizes, len(self.live))
+        return most_above(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
     def _columns(self, *, kept_only: bool) -> tuple[Ints, Ints, Floats, Ints]:
         """Birth, death, bytes and unit of everything that forward makes, or of what it keeps for backward."""
@@ -257,8 +251,8 @@ class CostTables:
         stops: dict[int, int] = {}
         for unit, index in saving.items():
             if 0 <= unit < self.count:
-                before = (op for at in range(self.cuts[unit], index) for op in self._forward_ops.get(at, ()))
-                stops[unit] = max(self._last_saved(index), max(before, default=-1))
+                before = (op for at in range(self.cuts[unit], index) for op in self.ops.forward.get(at, ()))
+                stops[unit] = max(self.ops.last_saved(index), max(before, default=-1))
         return stops
 
     @cached_property
@@ -281,9 +275,9 @@ class CostTables:
         """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch
         included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
-        others = self.live - running(births, deaths, sizes, len(self.live)) - self.resident
+        others = self.live - sum_alive(births, deaths, sizes, len(self.live)) - self.resident
         whole, stopped = (
-            most_beyond(
+            most_above(
                 *self._ticks(Phase.FORWARD, until_stop=until_stop), births, deaths, sizes, units, others, self.count
             )
             for until_stop in (False, True)
@@ -338,51 +332,10 @@ class CostTables:
     # --- compute ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
-        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a
-        FLOP count is missing."""
-        profile = self.profile
-        whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
-        packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
-        for index, node in enumerate(profile.nodes):
-            ops = self._forward_ops.get(index, [])
-            costs = [self.cost_of(op) for op in ops]
-            unknown[index] = any(profile.ops[op].flops is None for op in ops)
-            whole[index] = sum(costs)
-            packs[index] = bool(node.saved)
-            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= self._last_saved(index))
-        return whole, until, packs, unknown
-
-    def _last_saved(self, node: int) -> int:
-        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its
-        own."""
-        profile, ops = self.profile, self._forward_ops.get(node, [])
-        own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
-        last = max((op for op in own if op is not None), default=-1)
-        # On the CPU the mask of a dropout is allocated empty and then filled in place.
-        empty = last >= 0 and "empty" in profile.ops[last].name
-        while empty and last + 1 in ops and writes_in_place(profile.ops[last + 1].name):
-            last += 1
-        return last
-
-    @cached_property
-    def _written(self) -> Floats:
-        """By op: bytes it allocates."""
-        written = np.zeros(len(self.profile.ops))
-        for storage in self.profile.storages:
-            if storage.op is not None:
-                written[storage.op] += storage.nbytes
-        return written
-
-    def cost_of(self, op: int) -> float:
-        """What running an op once more costs: its FLOPs, and a little for what it writes."""
-        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
-
-    @cached_property
     def cost(self) -> Floats:
         """`[i, j]`: cost of running units `i` to `j - 1` again up to their last saved tensor; 0 where they save
         nothing."""
-        whole, until, packs, _ = self.node_costs
+        whole, until, packs, _ = self.ops.node_costs
         total = np.concatenate([[0.0], np.cumsum(whole)])
         table = np.zeros((self.count + 1, self.count + 1))
         stops = np.full(self.count, -1.0)
@@ -394,30 +347,6 @@ class CostTables:
             reached = np.maximum.accumulate(stops[i:])
             table[i, i + 1 :] = np.where(reached < 0, 0.0, np.maximum(reached - total[self.cuts[i]], 0.0))
         return table
-
-    def flops(self, first: int, last: int) -> int | None:
-        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no
-        formula."""
-        profile, (_, _, packs, unknown) = self.profile, self.node_costs
-        saving = [node for node in range(first, last) if packs[node]]
-        if not saving:
-            return 0
-        stop = saving[-1]
-        if any(unknown[first:stop]):
-            return None
-        ran = [op for node in range(first, stop) for op in self._forward_ops.get(node, ())]
-        ran += [op for op in self._forward_ops.get(stop, ()) if op <= self._last_saved(stop)]
-        flops = [profile.ops[op].flops for op in ran]
-        return None if None in flops else sum(each or 0 for each in flops)
-
-    @cached_property
-    def _forward_ops(self) -> dict[int, list[int]]:
-        """By node, the ops of its forward."""
-        found: dict[int, list[int]] = {}
-        for index, op in enumerate(self.profile.ops):
-            if op.phase is Phase.FORWARD:
-                found.setdefault(op.node, []).append(index)
-        return found
 
     # --- what may be a region -----------------------------------------------------------------------------------------
 

@@ -56,26 +56,26 @@ class Offer:
 
 
 class Tables:
-    """What storing and checkpointing any stretch of a geometry's units needs.
+    """What storing and checkpointing any stretch of a step's units needs.
 
     Args:
-        geometry: the units.
+        units: the units.
         regions: `[i, j]`, whether units `i` to `j - 1` may be one region.
         spans: the calls of modules that regions have to be; None: regions may be anything.
     """
 
-    def __init__(self, geometry: CostTables, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
-        self.geometry, self.regions, self.spans = geometry, regions, spans
+    def __init__(self, units: CostTables, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
+        self.units, self.regions, self.spans = units, regions, spans
 
     @cached_property
     def kept(self) -> Floats:
         """`[i, j]`: bytes that stay when units `i` to `j - 1` are checkpointed."""
-        return self.geometry.outputs() + self.geometry.inputs()
+        return self.units.outputs() + self.units.inputs()
 
     @cached_property
     def stored_peak(self) -> Floats:
         """`[i, j]`: bytes that the backward of units `i` to `j - 1` needs beyond what older units keep."""
-        return _running_maximum(self.geometry.storing)
+        return _running_maximum(self.units.storing)
 
     @cached_property
     def peak(self) -> Floats:
@@ -85,34 +85,34 @@ class Tables:
     @cached_property
     def backward_peak(self) -> Floats:
         """`[i, j]`: bytes that the backward of a region of units `i` to `j - 1` needs beyond what older units keep."""
-        return self.stored_peak + self.geometry.inputs()
+        return self.stored_peak + self.units.inputs()
 
     @cached_property
     def recomputing_peak(self) -> Floats:
         """`[i, j]`: the same of its recomputation before that."""
-        return self.geometry.again + self.geometry.gradients[None, :] + self.geometry.inputs()
+        return self.units.again + self.units.gradients[None, :] + self.units.inputs()
 
     @cached_property
     def forward_peak(self) -> Floats:
         """`[i, j]`: bytes that running them forward needs beyond what older units keep, if nothing is saved."""
-        return _running_maximum(self.geometry.passing)
+        return _running_maximum(self.units.passing)
 
     @cached_property
     def whole_cost(self) -> Floats:
         """By cut: cost of running every unit before it."""
-        geometry = self.geometry
-        total = np.concatenate([[0.0], np.cumsum(geometry.node_costs[0])])
-        return np.asarray([total[cut] - total[geometry.first] for cut in geometry.cuts])
+        units = self.units
+        total = np.concatenate([[0.0], np.cumsum(units.ops.node_costs[0])])
+        return np.asarray([total[cut] - total[units.first] for cut in units.cuts])
 
     @cached_property
     def selection(self) -> Selection:
         """The products whose results regions may keep."""
-        return Selection(self.geometry)
+        return Selection(self.units)
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
         """By level, what checkpointing a stretch takes when it keeps the results of that level's products."""
-        need, cost = np.maximum(self.peak, self.forward_peak), self.geometry.cost
+        need, cost = np.maximum(self.peak, self.forward_peak), self.units.cost
         found = [Offer(self.regions, self.kept, need, cost)]
         for spared, held, extra in self.selection.offers:
             left = np.maximum(cost - spared, 0.0)
@@ -126,9 +126,9 @@ class Tables:
     def blocks(self) -> tuple[tuple[int, int], ...]:
         """The model as a chain: every unit, or where regions are modules, the siblings that keep most for backward."""
         if self.spans is None:
-            return tuple((unit, unit + 1) for unit in range(self.geometry.count))
-        at = {cut: index for index, cut in enumerate(self.geometry.cuts)}
-        chain = siblings(self.geometry.profile, self.spans)
+            return tuple((unit, unit + 1) for unit in range(self.units.count))
+        at = {cut: index for index, cut in enumerate(self.units.cuts)}
+        chain = siblings(self.units.profile, self.spans)
         return tuple((at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at)
 
     def group(self, blocks: Sequence[tuple[int, int]], groups: Sequence[int]) -> tuple[Stretch, ...]:
@@ -154,11 +154,11 @@ class Tables:
 
     def estimate(self, stretches: Sequence[Stretch]) -> int:
         """Peak of the step in bytes under one level of regions."""
-        geometry, kept, most, cut = self.geometry, 0.0, self.geometry.floor, 0
-        for stretch in (*stretches, Stretch(geometry.count, geometry.count)):
+        units, kept, most, cut = self.units, 0.0, self.units.floor, 0
+        for stretch in (*stretches, Stretch(units.count, units.count)):
             for unit in range(cut, stretch.first):
-                most = max(most, kept + geometry.storing[unit, unit], kept + geometry.running[unit, unit])
-                kept += geometry.keeps[unit]
+                most = max(most, kept + units.storing[unit, unit], kept + units.running[unit, unit])
+                kept += units.keeps[unit]
             if stretch.first < stretch.last:
                 offer = self.offers[stretch.level]
                 most = max(most, kept + offer.need[stretch.first, stretch.last])
@@ -170,7 +170,7 @@ class Tables:
 
     def flat(self, budget: float) -> tuple[Stretch, ...] | None:
         """The cheapest regions within the budget of bytes; None if there are none."""
-        geometry, n = self.geometry, self.geometry.count
+        units, n = self.units, self.units.count
         kept, cost = np.full((n + 1, FRONT), np.inf), np.full((n + 1, FRONT), np.inf)
         origin = np.full(
             (n + 1, FRONT), -1, dtype=np.int64
@@ -180,7 +180,7 @@ class Tables:
         )  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
         kept[0, 0] = cost[0, 0] = 0.0
         offers = self.offers
-        unit_need = np.maximum(np.diagonal(geometry.storing), np.diagonal(geometry.running))
+        unit_need = np.maximum(np.diagonal(units.storing), np.diagonal(units.running))
         for cut in range(1, n + 1):
             starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in offers]
             sources = np.concatenate([[cut - 1], *starts])
@@ -190,7 +190,7 @@ class Tables:
                 [[unit_need[cut - 1]], *(offer.need[at, cut] for offer, at in zip(offers, starts, strict=True))]
             )
             adds = np.concatenate(
-                [[geometry.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))]
+                [[units.keeps[cut - 1]], *(offer.kept[at, cut] for offer, at in zip(offers, starts, strict=True))]
             )
             costs = np.concatenate([[0.0], *(offer.cost[at, cut] for offer, at in zip(offers, starts, strict=True))])
             fits = base + needs[:, None] <= budget
@@ -217,10 +217,10 @@ class Tables:
 
     def smallest(self) -> float:
         """The smallest budget that `flat` keeps, to a thousandth."""
-        low, high = self.geometry.floor, max(self.geometry.unplanned, self.geometry.floor) + 1
+        low, high = self.units.floor, max(self.units.unplanned, self.units.floor) + 1
         if self.flat(low) is not None:
             return low
-        while high - low > self.geometry.unplanned / 1000:
+        while high - low > self.units.unplanned / 1000:
             middle = (low + high) / 2
             if self.flat(middle) is None:
                 low = middle
@@ -243,8 +243,8 @@ class _Nested:
 
     def __init__(self, tables: Tables, budget: float, *, selective: bool = True) -> None:
         self.selective = tables.offers[1:] if selective else ()
-        self.tables, self.n = tables, tables.geometry.count
-        floor = float(tables.geometry.resident)
+        self.tables, self.n = tables, tables.units.count
+        floor = float(tables.units.resident)
         self.unit = max((budget - floor) / SLOTS, 1.0)
         self.floor = floor
         n = self.n
@@ -268,7 +268,7 @@ class _Nested:
         return self._slots(nbytes - self.floor)
 
     def _solve(self) -> None:
-        tables, geometry, n = self.tables, self.tables.geometry, self.n
+        tables, units, n = self.tables, self.tables.units, self.n
         whole, size = tables.whole_cost, SLOTS + 1
         for length in range(1, n + 1):
             for i in range(n + 1 - length):
@@ -277,7 +277,7 @@ class _Nested:
                 top = i == 0 and j == n
                 needed = self._needed(float(tables.stored_peak[i, j] if j == n else tables.peak[i, j]))
                 if needed < size:
-                    best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else geometry.cost[i, j]), -1
+                    best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else units.cost[i, j]), -1
                 for k in range(i + 1, j):
                     run = whole[k] - whole[i]
                     if tables.regions[i, k]:
@@ -302,8 +302,8 @@ class _Nested:
                             )
                 if length > 1:
                     k = i + 1
-                    shift = self._slots(float(geometry.keeps[i]))
-                    needed = self._needed(float(max(geometry.storing[i, i], geometry.running[i, i])))
+                    shift = self._slots(float(units.keeps[i]))
+                    needed = self._needed(float(max(units.storing[i, i], units.running[i, i])))
                     self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
                 if top and tables.regions[i, j]:
                     needed = self._needed(float(tables.forward_peak[i, j]))
@@ -348,7 +348,7 @@ class _Nested:
                 yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
                 slots -= self._slots(float(self.tables.kept[i, k]))
             else:
-                slots -= self._slots(float(self.tables.geometry.keeps[i]))
+                slots -= self._slots(float(self.tables.units.keeps[i]))
             i = k
 
 

@@ -50,16 +50,16 @@ class Product:
 
 
 class Selection:
-    """The products of a geometry's units, and what keeping their results means for any stretch of units."""
+    """The products of a step's units, and what keeping their results means for any stretch of units."""
 
-    def __init__(self, geometry: CostTables) -> None:
-        self.geometry = geometry
+    def __init__(self, units: CostTables) -> None:
+        self.units = units
 
     @cached_property
     def numbers(self) -> dict[int, list[int]]:
         """By node, its products as indices into the profile's ops, in the order they run."""
         found: dict[int, list[int]] = {}
-        for index, op in enumerate(self.geometry.profile.ops):
+        for index, op in enumerate(self.units.profile.ops):
             if op.phase is Phase.FORWARD and is_product(op.name):
                 found.setdefault(op.node, []).append(index)
         return found
@@ -67,7 +67,7 @@ class Selection:
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """Those whose results can be kept: known FLOPs, and nobody writes to the result in place later."""
-        geometry, profile = self.geometry, self.geometry.profile
+        units, profile = self.units, self.units.profile
         made: dict[int, list[int]] = {}
         for index, storage in enumerate(profile.storages):
             if storage.op is not None and storage.kind is not Kind.WORKSPACE:
@@ -75,7 +75,7 @@ class Selection:
         packs = [node for node, own in enumerate(profile.nodes) if own.saved]
         found = []
         for node, ops in self.numbers.items():
-            if not geometry.first <= node < geometry.last:
+            if not units.first <= node < units.last:
                 continue
             later = int(np.searchsorted(packs, node, side="right"))
             after = packs[later] if later < len(packs) else len(profile.nodes)
@@ -88,7 +88,7 @@ class Selection:
                 if not storages or not flops or self._overwritten.intersection(storages):
                     continue
                 nbytes = sum(profile.storages[index].nbytes for index in storages)
-                cost = geometry.cost_of(op)
+                cost = units.ops.cost(op)
                 found.append(Product(op, node, flops, cost, storages, nbytes, node if own >= op else after))
         return tuple(found)
 
@@ -100,15 +100,15 @@ class Selection:
     def _first_keeper(self) -> dict[int, int]:
         """By storage, the first unit that keeps it for backward."""
         first: dict[int, int] = {}
-        for index, node in enumerate(self.geometry.profile.nodes):
+        for index, node in enumerate(self.units.profile.nodes):
             for storage in node.saved:
-                first.setdefault(storage, int(self.geometry.unit_of[index]))
+                first.setdefault(storage, int(self.units.unit_of[index]))
         return first
 
     @cached_property
     def _overwritten(self) -> set[int]:
         """Storages that a node after the one that made them writes to."""
-        profile = self.geometry.profile
+        profile = self.units.profile
         written = {op.node for op in profile.ops if op.phase is Phase.FORWARD and writes_in_place(op.name)}
         owners = {owner for node in written if (owner := profile.nodes[node].view_of) is not None}
         return {
@@ -119,7 +119,7 @@ class Selection:
     def thresholds(self) -> tuple[float, ...]:
         """By level, the FLOPs per byte from which a product's result is kept; the densest first."""
         densities = sorted({product.density for product in self.products}, reverse=True)
-        most = _LEVELS if self.geometry.count < _MANY else _FEW
+        most = _LEVELS if self.units.count < _MANY else _FEW
         if len(densities) > most:
             densities = [densities[round((index + 1) * len(densities) / most) - 1] for index in range(most)]
         return (np.inf, *densities)
@@ -130,19 +130,19 @@ class Selection:
         `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a
         stored region would not hold, either.
         """
-        geometry, n = self.geometry, self.geometry.count
+        units, n = self.units, self.units.count
         grid = np.zeros((n + 1, n + 2))
         for product in self.products:
-            if product.density < self.thresholds[level] or product.needed >= geometry.last:
+            if product.density < self.thresholds[level] or product.needed >= units.last:
                 continue
-            unit, needed = int(geometry.unit_of[product.node]), int(geometry.unit_of[product.needed])
+            unit, needed = int(units.unit_of[product.node]), int(units.unit_of[product.needed])
             if value == "cost":
                 grid[unit, needed + 1] += product.cost
                 continue
             for index in product.storages:
-                nbytes = geometry.profile.storages[index].nbytes
+                nbytes = units.profile.storages[index].nbytes
                 if value == "kept":  # what later units read stays anyway
-                    grid[unit, min(max(needed, geometry.last_reader.get(index, -1)), n) + 1] += nbytes
+                    grid[unit, min(max(needed, units.last_reader.get(index, -1)), n) + 1] += nbytes
                 else:  # until its first keeper's backward has run, a stored region would have it too
                     grid[unit, needed + 1] += nbytes
                     grid[unit, max(needed, self._first_keeper.get(index, n)) + 1] -= nbytes

@@ -5,27 +5,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["most_beyond", "running"]
+from fxmem.planning.regions.op_costs import Floats
 
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
-_BATCH = 256
+_TICKS_TOGETHER = 256
 """Ticks looked at together: their table stays within a processor's cache."""
 
 
-def running(births: _Ints, deaths: _Ints, sizes: _Floats, ticks: int) -> _Floats:
+def sum_alive(births: Ints, deaths: Ints, sizes: Floats, ticks: int) -> Floats:
     """By tick: bytes of those alive, each over `[birth, death)`."""
     change = np.zeros(ticks + 1)
     np.add.at(change, births, sizes)
     np.add.at(change, deaths, -sizes)
-    alive: _Floats = np.cumsum(change[:ticks])
+    alive: Floats = np.cumsum(change[:ticks])
     return alive
 
 
-def most_beyond(
-    at: _Ints, of_unit: _Ints, births: _Ints, deaths: _Ints, sizes: _Floats, units: _Ints, others: _Floats, count: int
-) -> _Floats:
+def most_above(
+    at: Ints, of_unit: Ints, births: Ints, deaths: Ints, sizes: Floats, units: Ints, others: Floats, count: int
+) -> Floats:
     """`[v, i]`: the most bytes alive at unit `v`'s ticks, less what units before cut `i` made; 0 for a unit of no
     ticks.
 
@@ -43,8 +42,8 @@ def most_beyond(
     when, where, change = when[order], where[order], change[order]
     happened = np.searchsorted(when, at, side="right")
     alive_now, done = np.zeros(count + 1), 0
-    for start in range(0, len(at), _BATCH):
-        ticks, reached, of = (column[start : start + _BATCH] for column in (at, happened, of_unit))
+    for start in range(0, len(at), _TICKS_TOGETHER):
+        ticks, reached, of = (column[start : start + _TICKS_TOGETHER] for column in (at, happened, of_unit))
         upto = int(reached[-1])
         rows = np.searchsorted(reached, np.arange(done, upto), side="right")
         steps = np.zeros((len(ticks), count + 1))

@@ -25,19 +25,19 @@ def described(
 
 
 def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int], Span]) -> Region:
-    geometry = selection.geometry
-    first, last = geometry.cuts[stretch.first], geometry.cuts[stretch.last]
-    profile, span = geometry.profile, spans.get((first, last))
+    units = selection.units
+    first, last = units.cuts[stretch.first], units.cuts[stretch.last]
+    profile, span = units.profile, spans.get((first, last))
     saved = {storage for node in profile.nodes[first:last] for storage in node.saved}
-    own = {index for node in range(first, last) for index in geometry.made_by.get(node, ())}
-    stays = {index for index in own if geometry.last_reader.get(index, -1) >= stretch.last}
+    own = {index for node in range(first, last) for index in units.made_by.get(node, ())}
+    stays = {index for index in own if units.last_reader.get(index, -1) >= stretch.last}
     kept = selection.kept(first, last, stretch.level)
     keeps = tuple(number for number, _ in kept)
     held = {index for _, product in kept for index in product.storages}
     freed = sum(profile.storages[index].nbytes for index in (saved & own) - stays) - sum(
         profile.storages[index].nbytes for index in held - stays
     )
-    whole = geometry.flops(first, last)
+    whole = units.ops.flops(first, last)
     source = span.source if span is not None and span.source is not None else profile.nodes[first].source
     return Region(
         first_node=first,
@@ -48,7 +48,7 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
         freed_bytes=max(freed, 0),
         extra_flops=None if whole is None else whole - sum(product.flops for _, product in kept),
         keeps=keeps,
-        random=geometry.draws(first, last),
+        random=units.draws(first, last),
         edit=None
         if span is None or span.source is None or len(span.modules) != 1
         else edit_of(span.source, span.modules[0], keeps),

@@ -73,14 +73,14 @@ class Planner:
     def coarse(self) -> Tables:
         """The same with fewer cuts."""
         tables = self.tables
-        if tables.geometry.count > _NESTED_UNITS and self.application is Application.GRAPH:
+        if tables.units.count > _NESTED_UNITS and self.application is Application.GRAPH:
             tables = self._tables(worthwhile_cuts(self.profile))
-        if tables.geometry.count <= _NESTED_UNITS:
+        if tables.units.count <= _NESTED_UNITS:
             return tables
-        crossing = {cut: float(tables.geometry.outputs()[0, index]) for index, cut in enumerate(tables.geometry.cuts)}
-        inner = tables.geometry.cuts[1:-1]
+        crossing = {cut: float(tables.units.outputs()[0, index]) for index, cut in enumerate(tables.units.cuts)}
+        inner = tables.units.cuts[1:-1]
         # The narrowest cut of each of as many equal stretches of kept bytes.
-        kept = np.concatenate([[0.0], np.cumsum(tables.geometry.keeps)])
+        kept = np.concatenate([[0.0], np.cumsum(tables.units.keeps)])
         stretches = np.floor(kept[1:-1] / max(kept[-1], 1) * (_NESTED_UNITS - 1)).astype(int)
         best: dict[int, int] = {}
         for cut, stretch in zip(inner, stretches, strict=True):
@@ -89,22 +89,22 @@ class Planner:
         return self._tables(sorted(best.values()))
 
     def _tables(self, cuts: Sequence[int]) -> Tables:
-        geometry = CostTables(self.profile, cuts)
-        n = geometry.count
+        units = CostTables(self.profile, cuts)
+        n = units.count
         allowed = np.zeros((n + 1, n + 1), dtype=bool)
         for i in range(n):
-            lowest = np.minimum.accumulate(geometry.earliest[geometry.cuts[i] : geometry.last])
-            ends = np.asarray(geometry.cuts[i + 1 :]) - geometry.cuts[i] - 1
-            allowed[i, i + 1 :] = lowest[ends] >= geometry.cuts[i]
+            lowest = np.minimum.accumulate(units.earliest[units.cuts[i] : units.last])
+            ends = np.asarray(units.cuts[i + 1 :]) - units.cuts[i] - 1
+            allowed[i, i + 1 :] = lowest[ends] >= units.cuts[i]
         if self.application is Application.MODULES:
-            at = {cut: index for index, cut in enumerate(geometry.cuts)}
+            at = {cut: index for index, cut in enumerate(units.cuts)}
             modules = np.zeros_like(allowed)
             for first, last in self.spans:
                 if first in at and last in at:
                     modules[at[first], at[last]] = True
             allowed &= modules
         spans = tuple(self.spans.values()) if self.application is Application.MODULES else None
-        return Tables(geometry, allowed, spans)
+        return Tables(units, allowed, spans)
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Planner:
         """
         asked = STRATEGIES.get(strategy)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
-        if asked.has_curve and budget >= self.tables.geometry.unplanned:
+        if asked.has_curve and budget >= self.tables.units.unplanned:
             return self._plan(strategy, "flat", (), self.tables, budget_bytes)
         for name in asked.tries or (strategy,):
             plan = self._proposed(strategy, STRATEGIES.get(name), budget, budget_bytes)
@@ -154,7 +154,7 @@ class Planner:
 
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
-        low, high = self.tables.geometry.floor, self.tables.smallest()
+        low, high = self.tables.units.floor, self.tables.smallest()
         best = self._plan("flat", "flat", self.tables.flat(high) or (), self.tables, None)
         for _ in range(5):
             middle = (low + high) / 2
@@ -168,7 +168,7 @@ class Planner:
     def curve(self) -> tuple[Plan, ...]:
         """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first has no
         regions."""
-        highest, lowest = self.tables.geometry.unplanned, self.tables.smallest()
+        highest, lowest = self.tables.units.unplanned, self.tables.smallest()
         plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
             found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)

@@ -17,7 +17,7 @@ _POWERS = np.linspace(0.2, 1.0, 12)
 def propose(tables: Tables, budget: float) -> tuple[Stretch, ...] | None:
     """Of groups of blocks with about equal saved bytes, the cheapest that keep the budget; without one, the lowest."""
     blocks = tables.blocks
-    kept = [sum(tables.geometry.keeps[i:j]) for i, j in blocks]
+    kept = [sum(tables.units.keeps[i:j]) for i, j in blocks]
     found = []
     for count in sorted({max(round(len(blocks) ** power), 1) for power in _POWERS}):
         filled = np.cumsum([0.0, *kept[:-1]]) // max(sum(kept) / count, 1.0)

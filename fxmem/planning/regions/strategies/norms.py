@@ -14,14 +14,14 @@ from fxmem.planning.regions.strategies import register
 
 def propose(tables: Tables, budget: float) -> tuple[Stretch, ...]:
     """Units from one with a norm to the one that convolves next; where regions are modules, exact matches only."""
-    geometry = tables.geometry
-    runs = norm_runs(geometry.profile)
+    units = tables.units
+    runs = norm_runs(units.profile)
     if tables.spans is None:
-        units = [(int(geometry.unit_of[first]), int(geometry.unit_of[last - 1]) + 1) for first, last in runs]
+        stretches = [(int(units.unit_of[first]), int(units.unit_of[last - 1]) + 1) for first, last in runs]
     else:
-        at = {cut: index for index, cut in enumerate(geometry.cuts)}
-        units = [(at[first], at[last]) for first, last in runs if first in at and last in at]
-    return tuple(Stretch(i, j) for i, j in units if tables.regions[i, j])
+        at = {cut: index for index, cut in enumerate(units.cuts)}
+        stretches = [(at[first], at[last]) for first, last in runs if first in at and last in at]
+    return tuple(Stretch(i, j) for i, j in stretches if tables.regions[i, j])
 
 
 register("norms", propose, follows_budget=False)

@@ -1,0 +1,89 @@
+"""What running the calls of a step's forward once more costs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fxmem.planning.regions.legality import writes_in_place
+from fxmem.records.profile import Phase, Profile
+from fxmem.records.units import sum_known
+
+Floats = NDArray[np.float64]
+
+_TRAFFIC = 0.5
+"""FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
+that moves less."""
+
+
+class OpCosts:
+    """FLOPs, and the planners' cost, of the ops and nodes of an unplanned step."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    @cached_property
+    def forward(self) -> dict[int, list[int]]:
+        """By node, the ops of its forward."""
+        found: dict[int, list[int]] = {}
+        for index, op in enumerate(self.profile.ops):
+            if op.phase is Phase.FORWARD:
+                found.setdefault(op.node, []).append(index)
+        return found
+
+    @cached_property
+    def node_costs(self) -> tuple[Floats, Floats, list[bool], list[bool]]:
+        """By node: cost of its forward; of its forward up to its last saved tensor; whether it saves any; whether a
+        FLOP count is missing."""
+        profile = self.profile
+        whole, until = np.zeros(len(profile.nodes)), np.zeros(len(profile.nodes))
+        packs, unknown = [False] * len(profile.nodes), [False] * len(profile.nodes)
+        for index, node in enumerate(profile.nodes):
+            ops = self.forward.get(index, [])
+            costs = [self.cost(op) for op in ops]
+            unknown[index] = any(profile.ops[op].flops is None for op in ops)
+            whole[index] = sum(costs)
+            packs[index] = bool(node.saved)
+            until[index] = sum(cost for op, cost in zip(ops, costs, strict=True) if op <= self.last_saved(index))
+        return whole, until, packs, unknown
+
+    def last_saved(self, node: int) -> int:
+        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its
+        own."""
+        profile, ops = self.profile, self.forward.get(node, [])
+        own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
+        last = max((op for op in own if op is not None), default=-1)
+        # On the CPU the mask of a dropout is allocated empty and then filled in place.
+        empty = last >= 0 and "empty" in profile.ops[last].name
+        while empty and last + 1 in ops and writes_in_place(profile.ops[last + 1].name):
+            last += 1
+        return last
+
+    @cached_property
+    def _written(self) -> Floats:
+        """By op: bytes it allocates."""
+        written = np.zeros(len(self.profile.ops))
+        for storage in self.profile.storages:
+            if storage.op is not None:
+                written[storage.op] += storage.nbytes
+        return written
+
+    def cost(self, op: int) -> float:
+        """What running an op once more costs: its FLOPs, and a little for what it writes."""
+        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
+
+    def flops(self, first: int, last: int) -> int | None:
+        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no
+        formula."""
+        profile, (_, _, packs, unknown) = self.profile, self.node_costs
+        saving = [node for node in range(first, last) if packs[node]]
+        if not saving:
+            return 0
+        stop = saving[-1]
+        if any(unknown[first:stop]):
+            return None
+        ran = [op for node in range(first, stop) for op in self.forward.get(node, ())]
+        ran += [op for op in self.forward.get(stop, ()) if op <= self.last_saved(stop)]
+        return sum_known(profile.ops[op].flops for op in ran)
