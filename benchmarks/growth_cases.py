@@ -130,7 +130,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "allocator: replay", lambda: allocator.replay(report)
     yield (
         "allocator: replay, expandable segments",
-        lambda: allocator.replay(report, settings=allocator.Settings(expandable_segments=True)),
+        lambda: allocator.replay(report, settings=allocator.AllocatorSettings(expandable_segments=True)),
     )
     yield "allocator: levels by tick", lambda: allocator.levels(report, allocator.DEFAULT_SETTINGS)
     yield "table", lambda: text.table(report, timeline, width=100)

@@ -19,7 +19,7 @@ from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
 from fxmem.simulation.analysis import analyze_step
 from fxmem.simulation.request import StepRequest
-from fxmem.whatif.max_batch import curve_of
+from fxmem.whatif.max_batch import measure_curve
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = "rtx4090"
@@ -56,7 +56,7 @@ def main() -> int:
     rows, wrong = [], 0
     for spec, settings, inputs in MODELS:
         began = time.perf_counter()
-        curve = curve_of(analysed(spec, settings, inputs, 4))
+        curve = measure_curve(analysed(spec, settings, inputs, 4))
         seconds = time.perf_counter() - began
         largest = curve.largest or 0
         peaks = [analysed(spec, settings, inputs, size).peak for size in (largest, largest + 1)]

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import fxmem
-from fxmem.checkpointing.tape import rematerializing
+from fxmem.checkpointing.tape import rematerialize
 
 RUNS = 15
 
@@ -55,7 +55,7 @@ def main() -> None:
     chain, x = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(400))), torch.zeros(4, requires_grad=True)
 
     def taped() -> None:
-        with rematerializing((), ()):
+        with rematerialize((), ()):
             chain(x)
 
     print(f"400 calls of tanh on four numbers: {ratio(taped, lambda: chain(x)):.1f} times as long")

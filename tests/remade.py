@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fxmem.checkpointing import surveyed
+from fxmem.checkpointing import record_survey
 from fxmem.planning import OperatorCall, OperatorValue
 from fxmem.records.plan import Region, Result
 
@@ -16,7 +16,7 @@ from fxmem.records.plan import Region, Result
 def regions_of(
     calls: Sequence[OperatorCall], values: Sequence[OperatorValue], holds: Callable[[OperatorValue], bool]
 ) -> list[Region]:
-    """One region, in which all that is saved is made again, but for what is held."""
+    """One region, in which all that is saved is recomputed, but for what is kept."""
     held = [value for value in values if not value.overwritten and holds(value)]
     dropped = [value for value in values if value.saved and value not in held]
     return [Region(first_node=0, last_node=1, holds=results(calls, held), remakes=results(calls, dropped))]
@@ -33,7 +33,7 @@ def results(calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> t
 def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[OperatorCall], list[OperatorValue]]:
     """What a real forward of a copy of the model comes down to."""
     model = copy.deepcopy(model).train()
-    survey = surveyed(model)
+    survey = record_survey(model)
     model(*args, **kwargs)
     return survey.found()
 
@@ -41,5 +41,5 @@ def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[OperatorCall
 def remaking(
     model: nn.Module, *args: Any, holds: Callable[[OperatorValue], bool] = lambda _: False, **kwargs: Any
 ) -> list[Region]:
-    """Of this model: all that is saved is made again, but for what is held."""
+    """Of this model: all that is saved is recomputed, but for what is kept."""
     return regions_of(*seen(model, *args, **kwargs), holds=holds)

@@ -1,10 +1,10 @@
-"""Carries a plan out on a model: its regions are recomputed in backward instead of kept.
+"""Applies a plan to a model: its regions are recomputed in backward instead of kept.
 
 Three ways (`plan_records.Application`). MODULES: the module that is a region, or the `nn.Sequential` whose children are
 one, becomes an instance of a same-named subclass of its class whose `forward` runs the original one under
 `torch.utils.checkpoint`. GRAPH: the same is done to the model itself, and its `forward` runs the program that
 `torch.fx` traced, cut into one function per region. OPERATORS: the same is done to the model itself, and its own
-`forward` runs under a tape of the operators it comes down to, from which single results are made again; nothing of the
+`forward` runs under a tape of the operators it comes down to, from which single results are recomputed; nothing of the
 program runs twice (`taping`).
 
 In any way the model stays the very object it was: its class, modules, parameters, `state_dict` keys and hooks are the
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
 from fxmem.checkpointing.fx_names import graph_names
-from fxmem.checkpointing.operators import surveyed
+from fxmem.checkpointing.operators import record_survey
 from fxmem.checkpointing.selective import keep
 
-__all__ = ["apply", "checkpoint", "graph_names", "keep", "surveyed", "uncheckpoint"]
+__all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "uncheckpoint"]

@@ -19,8 +19,6 @@ from fxmem.errors import UsageError, closest
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 
-__all__ = ["apply", "checkpoint", "uncheckpoint"]
-
 
 def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
     """Make `model` train as `plan` says, and return it.
@@ -48,7 +46,7 @@ def uncheckpoint(model: nn.Module) -> nn.Module:
 def apply(model: nn.Module, regions: Sequence[Region], application: Application) -> nn.Module:
     """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`."""
     for path, module in model.named_modules():
-        if subclass.way_of(module) is not None:
+        if subclass.find_way(module) is not None:
             raise UsageError(
                 f"expected a model without checkpoints, but {_named(path)} has been checkpointed before; "
                 f"fxmem.uncheckpoint(model) undoes that"
@@ -240,7 +238,7 @@ def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple
 
 
 def _nested(slices: list[_Slice]) -> tuple[_Slice, ...]:
-    """The same with each inside the smallest that holds it; of equal ones, one."""
+    """The same with each inside the smallest that contains it; of equal ones, one."""
     outer: list[_Slice] = []
     open_slices: list[_Slice] = []
     for one in sorted(slices, key=lambda s: (s.first, -s.last)):

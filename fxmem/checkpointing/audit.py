@@ -9,7 +9,7 @@ Refused, each with the region's name and what to do:
 - collectives: the ranks of a job need not recompute in the same order;
 - results whose shape depends on values;
 - `torch.utils.checkpoint` inside it: it would be recomputed within a recomputation;
-- random numbers of Python or NumPy, and torch's where the plan says there are none: nobody winds those back.
+- random numbers of Python or NumPy, and torch's where the plan says there are none: nothing winds those back.
 
 Not seen: what the region does to files, to global variables, or deep inside objects that are no module's attribute or
 argument.
@@ -32,8 +32,6 @@ from fxmem._torch import checkpoint as torch_checkpoint
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.errors import UsageError
-
-__all__ = ["Audit"]
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
 _SAME_STORAGE = frozenset({"aten.lift_fresh.default"})
@@ -149,7 +147,7 @@ class Audit:
             self._compare_attributes(module, before)
         for (name, value), cached in zip(self._opaque, self._cached, strict=True):
             after = _reachable(value)
-            if len(after) != len(cached) or any(_gone(a, b) for a, b in zip(cached, after, strict=True)):
+            if len(after) != len(cached) or any(_is_changed(a, b) for a, b in zip(cached, after, strict=True)):
                 self.note(
                     f"it writes to its argument {name} ({type(value).__name__}); turn the cache off (use_cache=False)"
                 )
@@ -336,7 +334,7 @@ def _reachable(value: Any, depth: int = 5) -> list[Any]:
     return [found for part in parts for found in _reachable(part, depth - 1)]
 
 
-def _gone(before: Any, after: Any) -> bool:
+def _is_changed(before: Any, after: Any) -> bool:
     if isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
         return before() is not after()
     return bool(before != after)

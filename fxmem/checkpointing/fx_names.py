@@ -27,8 +27,6 @@ from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.step import set_training
 
-__all__ = ["graph_names"]
-
 
 def graph_names(
     model: nn.Module, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -51,7 +49,7 @@ def graph_names(
             f"{type(model).__name__} cannot be rewritten as a graph: it is given {given!r}, and torch.fx cannot "
             f"follow `{given} is None`"
         )
-    ours = [(i, _target(node.op, node.target)) for i, node in enumerate(profile.nodes) if _ran(node)]
+    ours = [(i, _target(node.op, node.target)) for i, node in enumerate(profile.nodes) if _has_run(node)]
     theirs = _calls(model, symbolic, args, kwargs)
     for (i, target), (other, _) in zip(ours, theirs, strict=False):
         if target != other:
@@ -70,15 +68,15 @@ def _given(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return [*zip(code.co_varnames[1 : code.co_argcount], args, strict=False), *kwargs.items()]
 
 
-def _ran(node: Node) -> bool:
-    """Whether a profile's node is a call the program made, and not the making or taking apart of a container."""
+def _has_run(node: Node) -> bool:
+    """Whether a profile's node is a call of the program, not the packing or unpacking of a container."""
     return node.op == "call_module" or (
         node.op in ("call_function", "call_method")
         and (bool(node.outputs) or _target(node.op, node.target) == "setitem")
     )
 
 
-def _ran_now(node: torch.fx.Node) -> bool:
+def _runs_now(node: torch.fx.Node) -> bool:
     """The same of a node that the tracer has just written: it notes what calls return."""
     return node.op in ("call_module", "call_function", "call_method") and "tensor_meta" in node.meta
 
@@ -103,8 +101,8 @@ def _disagreement(node: Node | None, other: str) -> str:
 def _calls(
     model: nn.Module, symbolic: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, str | None]]:
-    """What the symbolic graph runs, as a profile would name it, and the graph's node of each; None for all but the last
-    of a node's."""
+    """Yield what the symbolic graph runs, as a profile would name it, and the graph's node of each. None for all but
+    the last of a node's."""
     mode = torch_common.FakeTensorMode(allow_non_fake_inputs=True)
     cpu = torch.device("cpu")
     fake = fake_model(shadow_model(model), mode, cpu)
@@ -126,7 +124,7 @@ def _calls(
         ) from error
     found = []
     for first, last, name in running.spans:
-        calls = [node for node in tracer.nodes[first:last] if _ran_now(node)]
+        calls = [node for node in tracer.nodes[first:last] if _runs_now(node)]
         found += [(_target(node.op, node.target), name if node is calls[-1] else None) for node in calls]
     return found
 

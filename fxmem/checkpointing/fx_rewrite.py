@@ -1,8 +1,8 @@
-"""The traced program of a model, cut into one function per region; regions within regions are functions they call.
+"""The traced program of a model, cut into one function per region. Regions within regions are functions they call.
 
 A region's arguments are the values from before it that its nodes read, its results those that later nodes read. Every
-function lets go of a value after its last use, as `torch.fx`'s generated code does. Parameters and buffers are no
-arguments: whoever needs one reads it from the model.
+function frees a value after its last use, as `torch.fx`'s generated code does. Parameters and buffers are no
+arguments: the code that needs one reads it from the model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from fxmem.checkpointing.recompute import Recomputation
 from fxmem.errors import UsageError, closest
 from fxmem.records.plan import Region
 
-__all__ = ["Rewritten"]
-
 _NOT_THE_USERS = __file__ + ":"
-"""Begins the file name of generated code, so that nobody looks for the user's lines there."""
+"""Begins the file name of generated code, so that nothing looks for the user's lines there."""
 
 
 class Rewritten:
-    """How a model runs that a GRAPH plan was applied to. Copies share the code; a pickle holds the regions, and traces
+    """How a model runs that a GRAPH plan was applied to. Copies share the code; a pickle keeps the regions, and traces
     again."""
 
     def __init__(self, regions: tuple[Region, ...]) -> None:
@@ -204,7 +202,7 @@ class _Cutter:
         if results is not None:
             returned = [known[node] for node in results]
             graph.output(returned[0] if len(returned) == 1 else tuple(returned))
-        return _compiled(graph)
+        return _compile(graph)
 
     def _call(
         self, graph: torch.fx.Graph, cut: _Cut, known: dict[torch.fx.Node, torch.fx.Node], model: torch.fx.Node
@@ -228,8 +226,10 @@ class _Cutter:
     def _out_of_place(
         self, graph: torch.fx.Graph, node: torch.fx.Node, load: Callable[[torch.fx.Node], torch.fx.Node], first: int
     ) -> torch.fx.Node | None:
-        """A node that would overwrite its region's input, written so that it does not; None if it does not, or somebody
-        else might want it to."""
+        """The out-of-place form of a node that would overwrite its region's input.
+
+        None if it does not, or something else might want it to.
+        """
         written = node.args[0] if node.args else None
         if (
             not isinstance(written, torch.fx.Node)
@@ -266,7 +266,7 @@ class _Cutter:
         return self._model.get_submodule(str(node.target))
 
     def _is_new(self, node: torch.fx.Node) -> bool:
-        """Whether a result is surely nobody's view and no older tensor that somebody still reads."""
+        """Whether a result is surely nothing's view and no older tensor that something still reads."""
         if node.op == "call_module" and isinstance(self._module(node), _MAKE_NEW):
             return True
         if node.op in ("call_function", "call_method") and node.target in _ARE_NEW:
@@ -329,7 +329,7 @@ def _region(function: Callable[..., Any], modules: tuple[str, ...], recomputatio
 
 
 class _Constant:
-    """A function that returns a tensor the graph holds."""
+    """A function that returns a tensor the graph keeps."""
 
     __name__ = __qualname__ = "constant"
 
@@ -340,7 +340,7 @@ class _Constant:
         return self._value
 
 
-def _compiled(graph: torch.fx.Graph) -> Callable[..., Any]:
+def _compile(graph: torch.fx.Graph) -> Callable[..., Any]:
     code = graph.python_code("self")
     scope = dict(code.globals)
     exec(compile(code.src, f"{_NOT_THE_USERS}{id(graph)}", "exec"), scope)

@@ -1,4 +1,4 @@
-"""The graph that regions of a GRAPH plan are cut from: `torch.fx`'s symbolic trace of the model in `train()`.
+"""The graph that regions of a GRAPH plan are cut from: `torch.fx`'s symbolic trace.
 
 It differs from `torch.fx.symbolic_trace(model).graph` in three ways, all towards what the program does. Buffers are
 read when the graph runs, and so is what is computed from them; symbolic_trace would keep the result as a constant of
@@ -26,8 +26,6 @@ from fxmem.errors import UsageError, one_line
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.step import set_training
-
-__all__ = ["IN_PLACE", "Symbolic", "trace"]
 
 
 @dataclass(frozen=True)

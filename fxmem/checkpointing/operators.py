@@ -1,4 +1,4 @@
-"""Carrying out a plan for single results of operators: the model's own forward, under a tape."""
+"""Applies a plan for single results of operators: the model's own forward, under a tape."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ import torch
 from torch import nn
 
 from fxmem.checkpointing import subclass
-from fxmem.checkpointing.tape import rematerializing
+from fxmem.checkpointing.tape import rematerialize
 from fxmem.checkpointing.tape_survey import Survey
 from fxmem.checkpointing.tape_values import ValueKey
 from fxmem.records.plan import Region, Result
 
-__all__ = ["ByOperator", "surveyed"]
-
 
 @dataclass
 class ByOperator:
-    """A model of whose operators some results are held and some made again; see `fxmem.checkpointing.tape`."""
+    """A model of whose operators some results are kept and some recomputed; see `fxmem.checkpointing.tape`."""
 
-    held: frozenset[ValueKey]
+    kept: frozenset[ValueKey]
     dropped: frozenset[ValueKey]
     survey: Survey | None = None
     checked: bool = False
-    """Whether a forward has been run whose results, made again, were held against what they were."""
+    """Whether a forward has been run whose results, recomputed, were compared with what they were."""
 
     @staticmethod
     def of(regions: Iterable[Region]) -> ByOperator:
@@ -41,19 +39,18 @@ class ByOperator:
         """See `classes.Way`."""
         if (
             not (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling()
-        ):  # a compiler decides by itself what it holds
+        ):  # a compiler decides by itself what it keeps
             return forward(module, *args, **kwargs)
         if self.survey is not None:
             self.survey.begin()
-        with rematerializing(self.held, self.dropped, checked=not self.checked, observer=self.survey):
+        with rematerialize(self.kept, self.dropped, checked=not self.checked, observer=self.survey):
             result = forward(module, *args, **kwargs)
         self.checked = True
         return result
 
 
-def surveyed(model: nn.Module) -> Survey:
-    """From now on, until `uncheckpoint`, what each training forward of `model` comes down to is found in what is
-    returned; nothing else changes."""
+def record_survey(model: nn.Module) -> Survey:
+    """Record each training forward of `model`, until `uncheckpoint`, in the survey that is returned."""
     survey = Survey()
     subclass.become(model, ByOperator(frozenset(), frozenset(), survey))
     return survey

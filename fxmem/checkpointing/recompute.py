@@ -1,4 +1,4 @@
-"""One call of a region: run now, and run again, just as it was, when backward reaches it.
+"""One call of a region: run in forward, and recomputed in backward exactly as it was.
 
 `torch.utils.checkpoint` (non-reentrant, early stop on) recomputes under the same autocast and, where asked to, from
 the same state of the random generators. What it leaves to its caller is done here:
@@ -7,7 +7,7 @@ the same state of the random generators. What it leaves to its caller is done he
 - results of products that the plan keeps are handed out and not computed again;
 - modules are in `train()` or `eval()` as they were in the first run;
 - lists and dicts among the arguments are those of the first run, whatever their owner has done to them since;
-- every tensor among the arguments is saved as a tensor, so that a region around this one can let go of it.
+- every tensor among the arguments is saved as a tensor, so that a region around this one can free it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.checkpointing.audit import Audit
 from fxmem.checkpointing.selective import keep
-
-__all__ = ["Recomputation", "statistics_kept", "with_modules"]
 
 
 @dataclass
@@ -86,23 +84,22 @@ def with_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 class _Run:
-    """Calls the function with the arguments it was given, the first time, and with copies of their containers
-    afterwards."""
+    """Calls the function with its arguments the first time, and with copies of their containers afterwards."""
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], audit: Audit | None
     ) -> None:
         found: list[Any] = []
         self._function = function
-        self._shape = _flattened((args, kwargs), found)
+        self._shape = _flatten((args, kwargs), found)
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = args, kwargs
         self._audit = audit
         self.leaves = [found]
-        """What `_shape` stands for, in a list, so that whoever takes it is its only owner."""
+        """What `_shape` stands for, in a list, so that the code that takes it is its only owner."""
 
     def __call__(self, *leaves: Any) -> Any:
         if self._given is None:
-            args, kwargs = _rebuilt(self._shape, leaves)
+            args, kwargs = _unflatten(self._shape, leaves)
             del leaves
             return self._function(*args, **kwargs)
         (args, kwargs), self._given = self._given, None
@@ -119,18 +116,18 @@ class _Leaf:
     number: int
 
 
-def _flattened(value: Any, leaves: list[Any]) -> Any:
-    """`value` with a mark for everything that is no plain container; what was there is added to `leaves`, each object
-    once.
+def _flatten(value: Any, leaves: list[Any]) -> Any:
+    """Replace everything in `value` that is no plain container by a mark. What was there is added to `leaves`, each
+    object once.
 
     Unlike a pytree's, objects of other classes than these are leaves: a key-value cache, say, is shared and not copied.
     Each once, because what autograd has saved twice comes back as two objects, and programs ask whether two arguments
     are one: `nn.MultiheadAttention(x, x, x)` multiplies once, or three times.
     """
     if type(value) in (tuple, list):
-        return type(value)(_flattened(item, leaves) for item in value)
+        return type(value)(_flatten(item, leaves) for item in value)
     if type(value) is dict:
-        return {key: _flattened(item, leaves) for key, item in value.items()}
+        return {key: _flatten(item, leaves) for key, item in value.items()}
     for number, leaf in enumerate(leaves):
         if leaf is value:
             return _Leaf(number)
@@ -138,11 +135,11 @@ def _flattened(value: Any, leaves: list[Any]) -> Any:
     return _Leaf(len(leaves) - 1)
 
 
-def _rebuilt(shape: Any, leaves: Sequence[Any]) -> Any:
+def _unflatten(shape: Any, leaves: Sequence[Any]) -> Any:
     if type(shape) in (tuple, list):
-        return type(shape)(_rebuilt(item, leaves) for item in shape)
+        return type(shape)(_unflatten(item, leaves) for item in shape)
     if type(shape) is dict:
-        return {key: _rebuilt(item, leaves) for key, item in shape.items()}
+        return {key: _unflatten(item, leaves) for key, item in shape.items()}
     return leaves[shape.number]
 
 
@@ -179,7 +176,7 @@ class _AsItWas:
                 if module.training != training:
                     stack.callback(setattr, module, "training", module.training)
                     module.training = training
-            stack.enter_context(statistics_kept(module for module, _ in self._training))
+            stack.enter_context(keep_statistics(module for module, _ in self._training))
             self._entered.append(stack.pop_all())
 
     def __exit__(
@@ -189,7 +186,7 @@ class _AsItWas:
 
 
 @contextlib.contextmanager
-def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+def keep_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Running statistics of the modules come out as they went in, whatever runs inside.
 
     Batch norm: statistics become `(1 - momentum) * statistics + momentum * batch's`, so with a momentum of 0 they stay,
@@ -204,17 +201,17 @@ def statistics_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
             if isinstance(module, torch_common.InstanceNorm):
                 for name in ("running_mean", "running_var"):
                     stack.callback(buffers.__setitem__, name, buffers[name])
-                    buffers[name] = _copied(buffers[name])
+                    buffers[name] = _copy(buffers[name])
             else:
                 stack.callback(buffers.__setitem__, "num_batches_tracked", buffers.get("num_batches_tracked"))
                 stack.callback(setattr, module, "momentum", module.momentum)
                 # SyncBatchNorm insists on a counter, but reads it only where there is no momentum.
                 buffers["num_batches_tracked"] = (
-                    _copied(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
+                    _copy(module.num_batches_tracked) if isinstance(module, nn.SyncBatchNorm) else None
                 )
                 module.momentum = 0.0
         yield
 
 
-def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()

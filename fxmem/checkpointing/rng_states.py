@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch.utils.checkpoint import set_device_states
 
-__all__ = ["Generators"]
-
 
 @dataclass(frozen=True, slots=True)
 class Generators:
@@ -39,7 +37,7 @@ class Generators:
         set_device_states(self.devices, self.states, device_type=self.device_type)
 
     @contextlib.contextmanager
-    def meanwhile(self) -> Iterator[None]:
+    def rewound(self) -> Iterator[None]:
         """As they were, within; afterwards as they are."""
         now = self._of(self.device_type, self.devices)
         self.restore()

@@ -4,7 +4,7 @@ It is what `torch.utils.checkpoint.create_selective_checkpoint_contexts` does (t
 with three differences. There, a kept result leaves the random generators where they were before it, so that what draws
 after it in the second run (the dropout after an attention that drops out itself) draws other numbers than in the first,
 and gradients are silently wrong; here the generators go on from where they were in the first run. There, a second
-backward through the region raises, and so does a result that somebody has written to since; here the product is run
+backward through the region raises, and so does a result that something has written to since; here the product is run
 again then. And which results are kept is said by their number, not by their operator.
 """
 
@@ -22,8 +22,6 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
 from fxmem.hardware.op_classes import is_product
-
-__all__ = ["Keeping", "Results", "Reusing", "keep"]
 
 
 def keep(
@@ -55,7 +53,7 @@ class _Result:
     """After it, if it drew."""
 
     def untouched(self) -> bool:
-        """Whether nobody has written to it."""
+        """Whether nothing has written to it."""
         return self.versions == _versions(self.value)
 
 
@@ -84,7 +82,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             if self._number in self._keeps:
                 value = torch_common.detached_sharing_version(
                     result
-                )  # autograd makes the result itself hold the graph, which holds what is kept
+                )  # autograd gives the result itself the graph, which keeps what is kept alive
                 generators = Generators.now(torch_common.tensors_in((args, kwargs))) if _draws(func) else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result

@@ -16,19 +16,17 @@ from typing import Any, Protocol
 
 from torch import nn
 
-__all__ = ["Way", "become", "restore", "way_of"]
-
 _WAY = "_fxmem_checkpointing"
 
 
 class Way(Protocol):
-    """How a module's `forward` is carried out. Held by the instance, copied and pickled with it."""
+    """How a module's `forward` is carried out. Stored on the instance, copied and pickled with it."""
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `forward(module, *args, **kwargs)`, `forward` being the class's own."""
 
 
-def way_of(module: nn.Module) -> Way | None:
+def find_way(module: nn.Module) -> Way | None:
     """How a module runs its `forward`, if not as its class says."""
     way: Way | None = vars(module).get(_WAY) if hasattr(type(module), "_fxmem_original") else None
     return way
@@ -43,7 +41,7 @@ def become(module: nn.Module, way: Way) -> None:
 
 def restore(module: nn.Module) -> None:
     """Undo `become`, if it was done."""
-    if way_of(module) is not None:
+    if find_way(module) is not None:
         del vars(module)[_WAY]
         cls: Any = type(module)
         module.__class__ = cls._fxmem_original
@@ -56,14 +54,14 @@ def _subclass(cls: Any) -> type[nn.Module]:
         return vars(self)[_WAY].run(self, cls.forward, args, kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        with _as_before(self, cls):
+        with _with_class(self, cls):
             reduced: Any = self.__reduce_ex__(protocol)
         make, arguments, *rest = reduced
-        return _remade, (make, arguments, vars(self)[_WAY]), *rest
+        return _rebuild, (make, arguments, vars(self)[_WAY]), *rest
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         way = vars(self)[_WAY]
-        with _as_before(self, cls):
+        with _with_class(self, cls):
             copied = copy.deepcopy(self, memo)
         become(copied, copy.deepcopy(way, memo))
         return copied
@@ -83,7 +81,7 @@ def _subclass(cls: Any) -> type[nn.Module]:
 
 
 @contextlib.contextmanager
-def _as_before(module: nn.Module, cls: type[nn.Module]) -> Iterator[None]:
+def _with_class(module: nn.Module, cls: type[nn.Module]) -> Iterator[None]:
     now, module.__class__ = module.__class__, cls
     try:
         yield
@@ -91,7 +89,7 @@ def _as_before(module: nn.Module, cls: type[nn.Module]) -> Iterator[None]:
         module.__class__ = now
 
 
-def _remade(make: Callable[..., nn.Module], arguments: tuple[Any, ...], way: Way) -> nn.Module:
+def _rebuild(make: Callable[..., nn.Module], arguments: tuple[Any, ...], way: Way) -> nn.Module:
     """What `pickle` and `copy` call; the state follows."""
     module = make(*arguments)
     become(module, way)

@@ -1,23 +1,23 @@
-"""Single results of operators, let go of in forward and made again in backward, operator by operator.
+"""Single results of operators, freed in forward and recomputed in backward, operator by operator.
 
 A region of `recomputing` runs the program a second time. Here nothing of the program runs twice: while a module runs, a
 record is taken of the ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`).
 Of a tensor that autograd saves, the record of how it was made may then stand in for the tensor. When backward asks for
-it, the operators that lead to it from what is held run again, each once, and what they give stays until the last that
+it, the operators that lead to it from what is kept run again, each once, and what they give stays until the last that
 needs it has been asked for. It is what torch.compile's partitioner does with the graphs of AOTAutograd
 (torch/_functorch/partitioners.py), for programs that run eagerly. Modules, hooks, Python's side effects and statistics
 are as in one run: there is just one.
 
-What is made again is bit for bit what it was, where the kernels are deterministic:
+What is recomputed is bit for bit what it was, where the kernels are deterministic:
 
 - an operator that draws random numbers starts again from the generators' states it started from, which then go on as if
   it had not;
-- a write in place makes a new value of the storage; made again, it writes to a copy, or to a storage that nobody else
+- a write in place makes a new value of the storage; recomputed, it writes to a copy, or to a storage that nothing else
   needs;
 - batch norm's running statistics are left alone;
 - operators outside of ATen, with a generator of the caller's, of tensor subclasses or of conjugated views are never run
   again, nor are storages that were allocated empty and that a kernel unknown to the dispatcher may have filled: what
-  they gave is held by whoever needs it;
+  they gave is kept by the code that needs it;
 - what was read from outside, parameters included, must not have been written to since: RuntimeError, as autograd itself
   raises it.
 """
@@ -37,21 +37,19 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
 from fxmem.checkpointing.tape_values import (
-    Fresh,
-    Made,
+    EmptyTensor,
     Need,
-    Op,
     OpKey,
-    Outside,
-    Saved,
-    Value,
+    OutsideInput,
+    SavedStandIn,
+    TapedOp,
+    TapedValue,
+    ValueInput,
     ValueKey,
-    geometry_of,
-    mapped,
-    tensors_of,
+    gather_tensors,
+    map_leaves,
+    read_layout,
 )
-
-__all__ = ["Observer", "Tape", "rematerializing"]
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _OVERWRITES = frozenset(
@@ -82,7 +80,7 @@ class _Signature:
 
     name: str
     again: bool
-    """Whether it may be made again, as far as that does not depend on its arguments."""
+    """Whether it may be recomputed, as far as that does not depend on its arguments."""
     draws: bool
     written: tuple[tuple[int, str], ...]
     """Arguments that it writes to, by position and name."""
@@ -122,7 +120,7 @@ def _tensors_at(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> li
     return [tensor for place in places for tensor in torch_common.tensors_in(_argument(place, args, kwargs))]
 
 
-class Observer(Protocol):
+class TapeObserver(Protocol):
     """Is told what runs and what is saved."""
 
     def on_call(
@@ -131,12 +129,12 @@ class Observer(Protocol):
         """An operator has run.
 
         Args:
-            sources: what it read of what others made that can be made again. made: a tensor on each storage that now
-            holds something new, whether it has allocated that, and, if it has written over something, over what.
+            sources: what it read of what others made that can be recomputed. made: a tensor on each storage that now
+            contains something new, whether it has allocated that, and, if it has written over something, over what.
         """
 
     def on_hidden_write(self, key: ValueKey) -> None:
-        """A storage no longer holds what its last recorded writer left there."""
+        """A storage no longer contains what its last recorded writer left there."""
 
     def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
         """An operator that must not run again, or need not, has given these."""
@@ -149,24 +147,24 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a module's forward, with `saved_tensors_hooks(tape.pack, tape.unpack)`.
 
     Args:
-        held: values that are held from the start, for others to be made from. dropped: values that autograd saves and
-        that are made again instead. What neither names is saved as without a tape. checked: whether what is made again
-        is held against two sums of what it was. observer: told what happens.
+        kept: values that are kept from the start, for others to be made from. dropped: values that autograd saves and
+        that are recomputed instead. What neither names is saved as without a tape. checked: whether what is recomputed
+        is compared with two sums of what it was. observer: called with what happens.
     """
 
     def __init__(
         self,
-        held: Collection[ValueKey],
+        kept: Collection[ValueKey],
         dropped: Collection[ValueKey],
         *,
         checked: bool = False,
-        observer: Observer | None = None,
+        observer: TapeObserver | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._held, self._dropped, self._checked, self._observer = held, dropped, checked, observer
+        self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
         self._counts: dict[str, int] = {}
-        self._values: dict[int, tuple[Value, Need, weakref.ref[Any]]] = {}
-        """By storage that is alive, what it holds now."""
+        self._values: dict[int, tuple[TapedValue, Need, weakref.ref[Any]]] = {}
+        """By storage that is alive, what it contains now."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
@@ -182,7 +180,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         signature = _signature(func)
         number = self._counts[signature.name] = self._counts.get(signature.name, -1) + 1
-        op = self._recorded(func, signature, args, kwargs)
+        op = self._record(func, signature, args, kwargs)
         result = func(*args, **kwargs)
         key = signature.name, number
         if op is not None:
@@ -201,17 +199,17 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             )
         return result
 
-    def _recorded(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> Op | None:
-        """The call as it can be made again; None if it must not be."""
+    def _record(self, func: Any, signature: _Signature, args: Any, kwargs: Any) -> TapedOp | None:
+        """The call as it can be recomputed; None if it must not be."""
         if not signature.again:
             return None
         written = {id(tensor) for tensor in _tensors_at(signature.written, args, kwargs)} if signature.written else ()
         statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)} if signature.statistics else ()
         inputs: dict[int, int] = {}
-        values: list[Value] = []
+        values: list[TapedValue] = []
         writes: set[int] = set()
 
-        def marked(leaf: Any) -> Any:
+        def mark(leaf: Any) -> Any:
             if isinstance(leaf, torch.Generator):
                 raise _NotAgainError
             if not isinstance(leaf, torch.Tensor):
@@ -219,59 +217,59 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             if not _is_plain(leaf) or leaf.is_conj() or leaf.is_neg():
                 raise _NotAgainError
             if id(leaf) in statistics:
-                return Fresh(geometry_of(leaf), leaf.device)
+                return EmptyTensor(read_layout(leaf), leaf.device)
             entry = self._values.get(torch_common.storage_key(leaf))
             if entry is not None:
                 number = inputs.setdefault(id(entry[0]), len(values))
                 if number == len(values):
-                    values.append(entry[0].looked_at())
+                    values.append(entry[0].note_version())
                 if id(leaf) in written:
                     writes.add(number)
-                return Made(number, geometry_of(leaf))
+                return ValueInput(number, read_layout(leaf))
             if id(leaf) not in written:
-                return Outside(
+                return OutsideInput(
                     leaf if isinstance(leaf, torch.nn.Parameter) else torch_common.detached_sharing_version(leaf),
                     torch_autograd.version(leaf),
                 )
             if signature.overwrites and leaf.numel() * leaf.itemsize == leaf.untyped_storage().nbytes():
-                return Fresh(geometry_of(leaf), leaf.device)
+                return EmptyTensor(read_layout(leaf), leaf.device)
             raise _NotAgainError
 
         try:
-            given = mapped(marked, (args, kwargs))
+            given = map_leaves(mark, (args, kwargs))
         except _NotAgainError:
             return None
-        generators = Generators.now(tensors_of(None, args, kwargs)) if signature.draws else None
-        return Op(func, given, tuple(values), frozenset(writes), generators)
+        generators = Generators.now(gather_tensors(None, args, kwargs)) if signature.draws else None
+        return TapedOp(func, given, tuple(values), frozenset(writes), generators)
 
-    def _enter(self, key: OpKey, op: Op, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
-        """Note which storages hold what it made."""
-        given = {torch_common.storage_key(tensor) for tensor in tensors_of(None, args, kwargs) if _is_plain(tensor)}
+    def _enter(self, key: OpKey, op: TapedOp, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
+        """Note which storages contain what it made."""
+        given = {torch_common.storage_key(tensor) for tensor in gather_tensors(None, args, kwargs) if _is_plain(tensor)}
         old = given - {torch_common.storage_key(tensor) for tensor in _tensors_at(signature.written, args, kwargs)}
         for storage in {torch_common.storage_key(tensor) for tensor in _statistics(signature, args, kwargs)}:
             old.add(storage)
             if (hidden := self._values.pop(storage, None)) is not None and self._observer is not None:
                 self._observer.on_hidden_write(hidden[0].key)
-        needs = tuple(need for each in op.inputs if each.held is None and (need := each.need()) is not None)
+        needs = tuple(need for each in op.inputs if each.kept is None and (need := each.need()) is not None)
         made: list[tuple[torch.Tensor, bool, ValueKey | None]] = []
-        for at, tensor in enumerate(tensors_of(result, args, kwargs)):
+        for at, tensor in enumerate(gather_tensors(result, args, kwargs)):
             if not _is_plain(tensor) or (storage := torch_common.storage_key(tensor)) in old:
                 continue
             old.add(storage)
             need = Need(needs)
-            value = Value((*key, len(made)), op, need)
+            value = TapedValue((*key, len(made)), op, need)
             op.outputs.append((at, weakref.ref(value)))
-            if value.key in self._held:
-                value.hold(tensor)
+            if value.key in self._kept:
+                value.keep(tensor)
             before = self._values.get(storage)
             made.append((tensor, storage not in given, None if before is None else before[0].key))
-            self._values[storage] = value, need, self._watched(tensor, storage)
+            self._values[storage] = value, need, self._watch(tensor, storage)
         for each in op.inputs:
             each.users += 1
         if self._observer is not None and made:
             self._observer.on_call(key, [each.key for each in op.inputs], made)
 
-    def _watched(self, tensor: torch.Tensor, key: int) -> weakref.ref[Any]:
+    def _watch(self, tensor: torch.Tensor, key: int) -> weakref.ref[Any]:
         me = weakref.ref(self)
 
         def gone(reference: weakref.ref[Any]) -> None:
@@ -293,35 +291,35 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if entry is None:
             return tensor
         value, need, _ = entry
-        value.looked_at()
+        value.note_version()
         if self._observer is not None:
             self._observer.on_save(value.key)
-        if value.held is not None or value.key not in self._dropped:
+        if value.kept is not None or value.key not in self._dropped:
             return tensor
-        return Saved(value, need, tensor, checked=self._checked)
+        return SavedStandIn(value, need, tensor, checked=self._checked)
 
     @staticmethod
     def unpack(packed: Any) -> torch.Tensor:
         """For `torch.autograd.graph.saved_tensors_hooks`."""
-        return packed.unpacked() if isinstance(packed, Saved) else packed
+        return packed.recompute_tensor() if isinstance(packed, SavedStandIn) else packed
 
 
 @contextlib.contextmanager
-def rematerializing(
-    held: Collection[ValueKey],
+def rematerialize(
+    kept: Collection[ValueKey],
     dropped: Collection[ValueKey],
     *,
     checked: bool = False,
-    observer: Observer | None = None,
+    observer: TapeObserver | None = None,
 ) -> Iterator[None]:
-    """Within, of what autograd saves, `dropped` is made again when backward asks for it; arguments as of `Tape`."""
-    tape = Tape(held, dropped, checked=checked, observer=observer)
+    """Recompute what autograd saves of `dropped` inside when backward asks for it. Arguments as for `Tape`."""
+    tape = Tape(kept, dropped, checked=checked, observer=observer)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
         yield
 
 
 class _NotAgainError(Exception):
-    """A call that must not be made again."""
+    """A call that must not be recomputed."""
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

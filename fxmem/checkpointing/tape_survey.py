@@ -1,5 +1,4 @@
-"""What a model's forward comes down to: the calls of operators that can be made again, what each reads and makes, and
-what autograd saves of it."""
+"""A survey of a model's forward: its operator calls, their values, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -11,11 +10,9 @@ from fxmem._torch import common as torch_common
 from fxmem.checkpointing.tape_values import OpKey, ValueKey
 from fxmem.planning import OperatorCall, OperatorValue
 
-__all__ = ["Survey"]
-
 
 class Survey:
-    """An `Observer` of a module's forward; of several, it tells of the last."""
+    """An `TapeObserver` of a module's forward; of several, it tells of the last."""
 
     def __init__(self) -> None:
         self.begin()
@@ -33,18 +30,18 @@ class Survey:
         self._hidden: set[ValueKey] = set()
 
     def on_allocation(self, key: OpKey, tensors: list[torch.Tensor]) -> None:
-        """See `Observer`."""
+        """See `TapeObserver`."""
         for position, storage in enumerate(dict.fromkeys(map(torch_common.storage_key, tensors))):
             self._allocated[storage] = (*key, position)
 
     def on_hidden_write(self, key: ValueKey) -> None:
-        """See `Observer`. What it was cannot be made again in its place, so it is left as it is."""
+        """See `TapeObserver`. What it was cannot be recomputed in its place, so it is left as it is."""
         self._hidden.add(key)
 
     def on_call(
         self, key: OpKey, sources: list[ValueKey], made: list[tuple[torch.Tensor, bool, ValueKey | None]]
     ) -> None:
-        """See `Observer`."""
+        """See `TapeObserver`."""
         keys: list[ValueKey] = []
         for position, (tensor, new, before) in enumerate(made):
             keys.append((*key, position))
@@ -57,7 +54,7 @@ class Survey:
         self._calls.append((key, sources, keys))
 
     def on_save(self, key: ValueKey) -> None:
-        """See `Observer`."""
+        """See `TapeObserver`."""
         self._saved.add(key)
 
     def found(self) -> tuple[list[OperatorCall], list[OperatorValue]]:

@@ -1,8 +1,8 @@
-"""Values that a tape has recorded, made again: what they are made from, by which operators, and what is at hand by now.
+"""Values recorded on a tape: what they are computed from, and how to recompute them.
 
-A *value* is what a storage holds between two writes to it. Autograd holds a `Saved` for a tensor on it, which leads to
-the value, the operator that made it, that one's inputs and so on back to what is held or was there before; nothing else
-holds any of these, so they go when the last that needs them has gone.
+A *value* is what a storage contains between two writes to it. Autograd keeps a `SavedStandIn` for a tensor on it, which
+leads to the value, the operator that made it, that one's inputs and so on back to what is kept or was there before.
+Nothing else keeps any of these, so they are freed with the last that needs them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,6 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.checkpointing.rng_states import Generators
 
-__all__ = [
-    "Fresh",
-    "Geometry",
-    "Made",
-    "Need",
-    "Op",
-    "OpKey",
-    "Outside",
-    "Saved",
-    "Value",
-    "ValueKey",
-    "geometry_of",
-    "mapped",
-    "tensors_of",
-]
-
 OpKey = tuple[str, int]
 """An operator's qualified overload (`aten.addmm.default`), and how many of the same ran before in this forward."""
 ValueKey = tuple[str, int, int]
@@ -42,7 +26,7 @@ ValueKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class StridedLayout:
     """How a tensor lies in its storage."""
 
     dtype: torch.dtype
@@ -57,14 +41,13 @@ class Geometry:
         return base.as_strided(self.size, self.stride, self.offset)
 
 
-def geometry_of(tensor: torch.Tensor) -> Geometry:
+def read_layout(tensor: torch.Tensor) -> StridedLayout:
     """How `tensor` lies in its storage."""
-    return Geometry(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+    return StridedLayout(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
 class Need:
-    """Somebody has yet to ask for a value, or for one that is made from it; until then it is held once it has been
-    made."""
+    """Keeps a recomputed value until all that are made from it have been asked for."""
 
     __slots__ = ("__weakref__", "inputs", "tensor")
 
@@ -74,50 +57,51 @@ class Need:
         self.tensor: torch.Tensor | None = None
 
 
-class Value:
-    """What a storage holds between two writes to it."""
+class TapedValue:
+    """What a storage contains between two writes to it."""
 
-    __slots__ = ("__weakref__", "held", "key", "need", "op", "users", "version")
+    __slots__ = ("__weakref__", "kept", "key", "need", "op", "users", "version")
 
-    def __init__(self, key: ValueKey, op: Op, need: Need) -> None:
+    def __init__(self, key: ValueKey, op: TapedOp, need: Need) -> None:
         self.key = key
-        self.op: Op | None = op
-        """What makes it; None if it is held."""
+        self.op: TapedOp | None = op
+        """What makes it; None if it is kept."""
         self.need = weakref.ref(need)
-        self.held: torch.Tensor | None = None
+        self.kept: torch.Tensor | None = None
         self.version: int | None = None
         """Writes to it when it was first looked at: autograd counts one in place only when the operator has returned,
-        which is later than it is held."""
+        which is later than it is kept."""
         self.users = 0
         """Operators and saved tensors that need it."""
 
-    def hold(self, tensor: torch.Tensor) -> None:
+    def keep(self, tensor: torch.Tensor) -> None:
         """Have it at hand from the start."""
-        self.held, self.op = torch_common.detached_sharing_version(tensor), None
+        self.kept, self.op = torch_common.detached_sharing_version(tensor), None
 
-    def looked_at(self) -> Value:
-        """Itself; from now on it must not be written to if it is to be made anything from."""
-        if self.held is not None and self.version is None:
-            self.version = torch_autograd.version(self.held)
+    def note_version(self) -> TapedValue:
+        """Note the value's version, and return the value: from now on it must not be written to."""
+        if self.kept is not None and self.version is None:
+            self.version = torch_autograd.version(self.kept)
         return self
 
-    def at_hand(self, made: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-        """A tensor on its storage, if it need not be made; `made`: what has been, by value's id."""
-        if self.held is not None:
-            if self.version is not None and torch_autograd.version(self.held) != self.version:
-                raise _written(f"what {self.key[0]} made, which the plan holds", self.held)
-            return self.held
+    def find_tensor(self, made: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+        """Return a tensor on the value's storage, if it need not be recomputed. `made`: what has been, by value's
+        id."""
+        if self.kept is not None:
+            if self.version is not None and torch_autograd.version(self.kept) != self.version:
+                raise _written_error(f"what {self.key[0]} made, which the plan keeps", self.kept)
+            return self.kept
         need = self.need()
         return need.tensor if need is not None and need.tensor is not None else made.get(id(self))
 
-    def made_again(self) -> torch.Tensor:
-        """A tensor on its storage, made from what is at hand."""
+    def recompute(self) -> torch.Tensor:
+        """Return a tensor on the value's storage, computed from what is kept."""
         made: dict[int, torch.Tensor] = {}
         pending = [self]
-        while (found := self.at_hand(made)) is None:
+        while (found := self.find_tensor(made)) is None:
             op = pending[-1].op
-            assert op is not None  # what is held is at hand
-            missing = [each for each in op.inputs if each.at_hand(made) is None]
+            assert op is not None  # what is kept is at hand
+            missing = [each for each in op.inputs if each.find_tensor(made) is None]
             if missing:
                 pending += missing
                 continue
@@ -127,7 +111,7 @@ class Value:
                     made[id(output)] = tensor
                 else:
                     need.tensor, need.inputs = tensor, ()
-            while pending and pending[-1].at_hand(made) is not None:
+            while pending and pending[-1].find_tensor(made) is not None:
                 pending.pop()
         return found
 
@@ -136,15 +120,15 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ValueInput:
     """The value with this number among the inputs."""
 
     number: int
-    geometry: Geometry
+    geometry: StridedLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class OutsideInput:
     """A tensor that was there before, or whose making is not recorded."""
 
     tensor: torch.Tensor
@@ -156,31 +140,31 @@ class Outside:
             self.tensor.numel() and not self.tensor.untyped_storage().nbytes()
         )  # as a sharded parameter is between the uses of its module
         if torch_autograd.version(self.tensor) != self.version or freed:
-            raise _written("what the model reads", self.tensor)
+            raise _written_error("what the model reads", self.tensor)
         return self.tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class EmptyTensor:
     """A tensor of which nothing is read, and which only the operator itself writes to."""
 
-    geometry: Geometry
+    geometry: StridedLayout
     device: torch.device
 
-    def allocated(self) -> torch.Tensor:
+    def allocate(self) -> torch.Tensor:
         """An empty one."""
         return torch.empty_strided(
             self.geometry.size, self.geometry.stride, dtype=self.geometry.dtype, device=self.device
         )
 
 
-class Op:
-    """A call of an operator, such that it can be made again.
+class TapedOp:
+    """A call of an operator, such that it can be recomputed.
 
     Args:
         func: the operator.
         given: arguments and keyword arguments, with marks in place of tensors.
-        inputs: the values that `Made` counts.
+        inputs: the values that `ValueInput` counts.
         written: those of them that it writes to.
         generators: before it, if it draws.
     """
@@ -191,45 +175,45 @@ class Op:
         self,
         func: Any,
         given: tuple[Any, Any],
-        inputs: tuple[Value, ...],
+        inputs: tuple[TapedValue, ...],
         written: frozenset[int],
         generators: Generators | None,
     ) -> None:
         self.func, self.given, self.inputs, self.written, self.generators = func, given, inputs, written, generators
-        self.outputs: list[tuple[int, weakref.ref[Value]]] = []
-        """Values that it made, each with the position of a tensor on it in `tensors_of`."""
+        self.outputs: list[tuple[int, weakref.ref[TapedValue]]] = []
+        """Values that it made, each with the position of a tensor on it in `gather_tensors`."""
 
-    def run(self, made: Mapping[int, torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
+    def run(self, made: Mapping[int, torch.Tensor]) -> list[tuple[TapedValue, torch.Tensor]]:
         """Make its values again, from inputs that are at hand."""
         bases: list[torch.Tensor] = []
         for number, value in enumerate(self.inputs):
-            base = value.at_hand(made)
+            base = value.find_tensor(made)
             assert base is not None
             bases.append(_whole_storage(base).clone() if number in self.written and _is_shared(value) else base)
 
         def real(mark: Any) -> Any:
             match mark:
-                case Made():
+                case ValueInput():
                     return mark.geometry.of(bases[mark.number])
-                case Outside():
+                case OutsideInput():
                     return mark.read()
-                case Fresh():
-                    return mark.allocated()
+                case EmptyTensor():
+                    return mark.allocate()
             return mark
 
-        args, kwargs = mapped(real, self.given)
-        with contextlib.nullcontext() if self.generators is None else self.generators.meanwhile():
+        args, kwargs = map_leaves(real, self.given)
+        with contextlib.nullcontext() if self.generators is None else self.generators.rewound():
             result = self.func(*args, **kwargs)
-        tensors = tensors_of(result, args, kwargs)
+        tensors = gather_tensors(result, args, kwargs)
         return [(output, tensors[at]) for at, reference in self.outputs if (output := reference()) is not None]
 
 
-def _is_shared(value: Value) -> bool:
+def _is_shared(value: TapedValue) -> bool:
     """Whether others than the one who writes to it need it."""
-    return value.held is not None or value.users > 1
+    return value.kept is not None or value.users > 1
 
 
-def tensors_of(result: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def gather_tensors(result: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Tensors that a call of an ATen operator gave and was given, in order."""
     found: list[torch.Tensor] = []
     _gather(result, found)
@@ -247,44 +231,46 @@ def _gather(value: Any, found: list[torch.Tensor]) -> None:
             _gather(item, found)
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """What `function` makes of each leaf of an ATen operator's arguments: tuples, lists and a dict of keywords.
-    `tree_map` takes several times as long."""
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to each leaf of an ATen operator's arguments: tuples, lists and a dict of keywords.
+
+    `tree_map` takes several times as long.
+    """
     if type(value) in (tuple, list):
-        return type(value)([mapped(function, item) for item in value])
+        return type(value)([map_leaves(function, item) for item in value])
     if type(value) is dict:
-        return {name: mapped(function, item) for name, item in value.items()}
+        return {name: map_leaves(function, item) for name, item in value.items()}
     return function(value)
 
 
-# --- what autograd holds ----------------------------------------------------------------------------------------------
+# --- what autograd keeps ----------------------------------------------------------------------------------------------
 
 
-class Saved:
+class SavedStandIn:
     """What stands for a tensor that autograd saves.
 
     Args:
         value: what it lies on.
         need: of that value.
         tensor: the tensor; looked at only.
-        checked: whether what is made again is held against its sums.
+        checked: whether what is recomputed is compared with its sums.
     """
 
     __slots__ = ("geometry", "need", "sums", "value")
 
-    def __init__(self, value: Value, need: Need, tensor: torch.Tensor, *, checked: bool) -> None:
-        self.value, self.geometry = value, geometry_of(tensor)
+    def __init__(self, value: TapedValue, need: Need, tensor: torch.Tensor, *, checked: bool) -> None:
+        self.value, self.geometry = value, read_layout(tensor)
         self.need: Need | None = need
         self.sums = _sums(tensor) if checked else None
         value.users += 1
 
-    def unpacked(self) -> torch.Tensor:
+    def recompute_tensor(self) -> torch.Tensor:
         """The tensor."""
         with torch.no_grad(), _no_autocast():
-            found = self.geometry.of(self.value.made_again())
-            if self.sums is not None and not _alike(self.sums, _sums(found)):
+            found = self.geometry.of(self.value.recompute())
+            if self.sums is not None and not _are_alike(self.sums, _sums(found)):
                 raise RuntimeError(
-                    f"made again, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it "
+                    f"recomputed, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it "
                     f"was: something has written to it that "
                     "the dispatcher does not know of, a kernel called through its address for one. "
                     "fxmem.uncheckpoint(model), or plan with another application"
@@ -294,8 +280,10 @@ class Saved:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Two numbers that tell other contents; None for FakeTensors, and for types that cannot be added up. No temporary
-    of the tensor's size."""
+    """Return two numbers that change with the contents; None for FakeTensors and types without sums.
+
+    They need no temporary of the tensor's size.
+    """
     if isinstance(tensor, torch_common.FakeTensor) or not tensor.numel():
         return None
     if not tensor.is_floating_point():
@@ -306,7 +294,7 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
     return torch.stack([tensor.sum(dtype=kind), torch.linalg.vector_norm(tensor, 1, dtype=kind)]).double()
 
 
-def _alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
+def _are_alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:
     """To a thousandth: kernels that add atomically do not give the same bits twice."""
     return now is not None and torch.allclose(
         before, now, rtol=0, atol=1e-3 * max(float(before.nan_to_num().abs().max()), 1e-30), equal_nan=True
@@ -331,9 +319,9 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
-def _written(what: str, tensor: torch.Tensor) -> RuntimeError:
+def _written_error(what: str, tensor: torch.Tensor) -> RuntimeError:
     return RuntimeError(
         f"{what} ({tuple(tensor.shape)} {tensor.dtype}) has been written to, or freed, before backward, so what was "
-        f"made from it cannot be made again; "
+        f"made from it cannot be recomputed; "
         "fxmem.uncheckpoint(model), or plan with another application"
     )

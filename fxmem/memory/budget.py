@@ -43,7 +43,7 @@ class Budget:
         Args:
             profile: of the step.
             peak: of the profile.
-            environ: holds the allocator's settings; None: this process's environment.
+            environ: contains the allocator's settings; None: this process's environment.
         """
         if peak.counted_bytes > self.nbytes:
             return False
@@ -124,9 +124,9 @@ def peak_in_memory(profile: Profile, peak: Peak, memory_bytes: int, environ: Map
     elif peak.reserved_bytes is None:
         shortage = f"Its peak, in {peak.phase}, is {format_bytes(used - memory_bytes)} more"
     else:
-        settings = allocator.settings_of(os.environ if environ is None else environ)
+        settings = allocator.read_settings(os.environ if environ is None else environ)
         found = allocator.replay(profile, settings=settings, capacity_bytes=memory_bytes).shortage
-        shortage = "" if found is None else found.in_words
+        shortage = "" if found is None else found.sentence
     return peak.model_copy(update={"fits": not shortage, "shortage": shortage})
 
 

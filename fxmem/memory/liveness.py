@@ -46,7 +46,7 @@ def timeline(profile: Profile) -> Timeline:
         node=None if op is None else profile.nodes[profile.ops[op].node].name,
         by_kind={kind: live[tick] for kind, live in by_kind.items() if total and live[tick]},
     )
-    return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_at(profile, tick))
+    return Timeline(live_bytes=total, by_kind=by_kind, peak=peak, alive=alive_storages(profile, tick))
 
 
 def live_bytes(profile: Profile) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def peak_without_scratch_bytes(profile: Profile) -> int:
     )
 
 
-def alive_at(profile: Profile, tick: int) -> tuple[int, ...]:
+def alive_storages(profile: Profile, tick: int) -> tuple[int, ...]:
     """Indices of the storages alive at a tick, largest first, equal sizes in the order of their indices."""
     alive = [index for index, storage in enumerate(profile.storages) if storage.birth <= tick < storage.death]
     alive.sort(key=lambda index: -profile.storages[index].nbytes)
@@ -124,7 +124,7 @@ def _live(ticks: int, storages: Iterable[Storage]) -> tuple[int, ...]:
 def _find_op(ops: Sequence[Op], tick: int) -> int | None:
     latest = bisect_right(ops, tick, key=lambda op: op.begin) - 1
     holder = latest
-    # Ops that allocate nothing may begin at the same tick as, or inside the wake of, the one that holds it.
+    # Ops that allocate nothing may begin at the same tick as, or inside the wake of, the one that contains it.
     while holder >= 0 and ops[holder].begin == ops[holder].end:
         holder -= 1
     if holder >= 0 and tick < ops[holder].end:

@@ -1,4 +1,4 @@
-"""Where to checkpoint: planners from a profile and a budget to a plan, with no model and no torch.
+"""Planners of activation checkpoints: a profile and a budget in, a plan out, without torch.
 
 `register` adds a strategy of your own: a function from the tables and a budget to the stretches to checkpoint.
 
@@ -12,7 +12,7 @@ from fxmem.planning.operators.planner import OperatorPlanner
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.planner import Planner
-from fxmem.planning.regions.strategies import STRATEGIES, applications_of, register
+from fxmem.planning.regions.strategies import STRATEGIES, allowed_applications, register
 
 __all__ = [
     "STRATEGIES",
@@ -23,7 +23,7 @@ __all__ = [
     "Planner",
     "Stretch",
     "Tables",
-    "applications_of",
+    "allowed_applications",
     "certify",
     "register",
 ]

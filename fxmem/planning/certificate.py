@@ -1,4 +1,4 @@
-"""How far a plan may be from the cheapest one: a lower bound that CP-SAT proves for every plan within the same peak.
+"""A lower bound on the cost of every plan within a peak, proved by CP-SAT.
 
 What is bounded, and why it is a bound, stands in `fxmem.planning.lower_bound`. The search is OR-tools' CP-SAT on one
 thread with a fixed seed, ended by deterministic work and not by the clock.
@@ -11,22 +11,19 @@ from importlib import metadata
 from typing import Any
 
 from fxmem.errors import EnvironmentLacksError, UsageError
-from fxmem.planning.lower_bound import Relaxation, relaxed
+from fxmem.planning.lower_bound import Relaxation, relax
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.plan import Certificate, Plan
 from fxmem.records.profile import Profile
 
-__all__ = ["EFFORT", "certify", "cp_sat"]
-
 _STEPS = 1 << 20
-"""Steps that a budget is divided into; what is held is rounded down to them, so that the bound stays one."""
+"""Steps that a budget is divided into; what is kept is rounded down to them, so that the bound stays one."""
 _MOST_COST = 1 << 40
 """FLOPs are counted in steps so large that all together are no more than this."""
 
 
 def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate:
-    """A lower bound on the extra FLOPs of any plan that keeps what this plan keeps: its budget, or without one its own
-    peak.
+    """Bound from below the extra FLOPs of any plan that keeps this plan's budget. Without a budget its own peak counts.
 
     Args:
         profile: of the unplanned step that the plan is for.
@@ -60,7 +57,7 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
         )
     cp_model, version = cp_sat()
     budget = plan.after.requested_bytes if plan.budget_bytes is None else plan.budget_bytes
-    program = relaxed(profile, budget, plan.application)
+    program = relax(profile, budget, plan.application)
     bound, complete = (None, True) if program.short else _least(program, budget, effort, cp_model)
     gap = None if bound is None or plan.extra_flops is None else plan.extra_flops - bound
     if gap is not None and gap < 0 and not plan.analysed:
@@ -78,7 +75,7 @@ def certify(profile: Profile, plan: Plan, effort: float = EFFORT) -> Certificate
 
 
 def cp_sat() -> tuple[Any, str]:
-    """OR-tools' module, loaded when it is needed (it takes a second and brings pandas), and its release.
+    """Import OR-tools' CP-SAT; return the module and its release. It takes a second and brings pandas.
 
     Raises:
         EnvironmentLacksError: it is not installed.

@@ -1,4 +1,4 @@
-"""A checkpoint plan from a saved report: no model, no torch, and so an estimate instead of an analysis."""
+"""A checkpoint plan from a saved report: an estimate, without a model and without torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from fxmem.errors import ExceededError, UsageError
 from fxmem.memory.budget import BudgetLike, parse_budget
-from fxmem.planning import STRATEGIES, Planner, applications_of
+from fxmem.planning import STRATEGIES, Planner, allowed_applications
 from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Assumption, Peak, Profile
-
-__all__ = ["estimate"]
 
 
 def estimate(
@@ -21,7 +19,7 @@ def estimate(
     budget: BudgetLike | None,
     application: Application | str | None = None,
 ) -> Plan:
-    """The plan a planner proposes for a profile; its peak is the planner's own estimate and `analysed` is False.
+    """Return the plan a planner proposes for a profile. Its peak is the planner's estimate; `analysed` is False.
 
     Args as for `fxmem.whatif.verified_plan.plan`; `peak` is the profile's. Only the requested bytes are estimated; what
     the allocator adds to them is taken to stay what it is without a plan.
@@ -52,7 +50,7 @@ def estimate(
 def _plans(
     profile: Profile, strategy: str, nbytes: int | None, application: Application | str | None
 ) -> Iterator[Plan]:
-    wanted = applications_of(strategy, application, regions_only=True)
+    wanted = allowed_applications(strategy, application, regions_only=True)
     if not wanted:
         raise UsageError(
             "expected a model to plan single operators of; a report does not say what each operator reads. Other "

@@ -1,23 +1,23 @@
-"""A 0-1 program that every checkpoint plan within a budget satisfies, and that costs no more than the plan: what its
-least cost bounds.
+"""A 0-1 program whose least cost bounds the cost of every checkpoint plan within a budget. Every such plan is a
+solution of it, and costs no less.
 
 For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each
 product, is its result kept from the region's first run. From these follow
 
 - *cost*: the FLOPs of every region's first recomputation, up to the last tensor that its nodes keep for backward (early
   stop), without products whose results are kept. What regions within regions cost beyond that is left out;
-- *bytes held through forward*: a storage that a node outside all regions keeps for backward, and one that a region
+- *bytes kept through forward*: a storage that a node outside all regions keeps for backward, and one that a region
   reads and another part of the step has made, from the node that needs it until that node's backward; a product's
   result that is kept, from there on until forward ends (in backward it may be gone: its region hands it out once);
-- *bytes at a moment*: at one tick of each node's forward and one of its backward, what is held, what the unplanned step
+- *bytes at a moment*: at one tick of each node's forward and one of its backward, what is kept, what the unplanned step
   has there that no plan can take away (parameters, gradients, workspaces, outputs, what the node itself is working on),
   and nothing else.
 
-Everything that is not counted (what recomputation itself allocates, what the rest of a region holds meanwhile, deeper
+Everything that is not counted (what recomputation itself allocates, what the rest of a region keeps meanwhile, deeper
 levels, the allocator's rounding) could only add to bytes or to FLOPs. So a real plan of a given peak is a solution for
 any budget not below that peak, whatever regions it nests, and no plan costs less than the program's least cost.
 
-The variables for what is held are MOCCASIN's retention intervals (Bartan et al. 2023, arXiv:2304.14463) with their ends
+The variables for what is kept are MOCCASIN's retention intervals (Bartan et al. 2023, arXiv:2304.14463) with their ends
 at the nodes that need the storage. A second interval of a storage is not a variable, as there, but a region that is run
 again: MOCCASIN's bound on how often a tensor is computed would make this no bound for plans that nest more deeply.
 """
@@ -35,12 +35,11 @@ from numpy.typing import NDArray
 
 from fxmem.hardware.op_classes import is_product
 from fxmem.memory import liveness
+from fxmem.planning.arrays import Ints
 from fxmem.planning.regions.candidates import module_spans
-from fxmem.planning.regions.cost_tables import OUTSIDE, CostTables, Ints
+from fxmem.planning.regions.cost_tables import OUTSIDE, CostTables
 from fxmem.records.names import Application
 from fxmem.records.profile import Kind, Phase, Profile
-
-__all__ = ["Load", "Relaxation", "relaxed"]
 
 _SMALL = 1000
 """Storages that together are less than this part of the budget are not counted: a program of fewer variables, and a
@@ -69,7 +68,7 @@ class Relaxation:
 
     variables: int = 0
     clauses: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each, at least one literal holds."""
+    """Of each, at least one literal is true."""
     sums: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     """Variables of which as many are 1 as the last one says."""
     loads: list[Load] = field(default_factory=list)
@@ -84,14 +83,14 @@ class Relaxation:
         return self.variables
 
 
-def relaxed(profile: Profile, budget_bytes: int, application: Application) -> Relaxation:
-    """The program for the plans of a training step with a peak of at most so many requested bytes.
+def relax(profile: Profile, budget_bytes: int, application: Application) -> Relaxation:
+    """Build the program for plans with a peak of at most so many requested bytes.
 
     Args:
         profile: of the unplanned step. application: MODULES: outermost regions are calls of modules, or of consecutive
         children of an `nn.Sequential`. GRAPH: any nodes.
     """
-    return _Builder(profile, budget_bytes, application).built()
+    return _Builder(profile, budget_bytes, application).build()
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class _Builder:
         self.nodes = range(inside[0], inside[-1] + 1) if inside else range(0)
         self.program = Relaxation()
 
-    def built(self) -> Relaxation:
+    def build(self) -> Relaxation:
         """The whole program."""
         program = self.program
         self.inside = {node: program.variable() for node in self.nodes}
@@ -122,10 +121,10 @@ class _Builder:
         self.whole = {
             node: program.variable() for node in self.nodes
         }  # run again as a whole, not up to its last saved tensor only
-        self._regions()
+        self._add_regions()
         self.kept: dict[int, int] = {}  # by storage, whether it is a product's result that is kept
-        self._costs()
-        held = dict(self._held())
+        self._add_costs()
+        held = dict(self._find_retained())
         moments = sorted(self._moments(), key=lambda moment: -moment.unplanned)
         program.short = max(0, *(moment.nbytes - self.budget for moment in moments)) if moments else 0
         for moment in moments[:_MOMENTS]:
@@ -202,7 +201,7 @@ class _Builder:
 
     # --- regions and what they cost -----------------------------------------------------------------------------------
 
-    def _regions(self) -> None:
+    def _add_regions(self) -> None:
         add = self.program.clauses.append
         for node in self.nodes:
             add((-self.joined[node], self.inside[node]))
@@ -216,9 +215,9 @@ class _Builder:
             ):
                 add((-self.inside[node], self.joined[between]))
         if self.application is Application.MODULES:
-            self._spans()
+            self._add_spans()
 
-    def _spans(self) -> None:
+    def _add_spans(self) -> None:
         over: dict[int, list[int]] = defaultdict(list)
         across: dict[int, list[int]] = defaultdict(list)
         for first, last in sorted({(span.first, span.last) for span in module_spans(self.profile)}):
@@ -230,7 +229,7 @@ class _Builder:
         self.program.sums += [(tuple(over[node]), self.inside[node]) for node in self.nodes]
         self.program.sums += [(tuple(across[node]), self.joined[node]) for node in self.nodes]
 
-    def _costs(self) -> None:
+    def _add_costs(self) -> None:
         program, ops, storages = self.program, self.profile.ops, self.profile.storages
         for node in self.nodes:
             forward = self._ops[Phase.FORWARD].get(node, [])
@@ -239,14 +238,14 @@ class _Builder:
             for op in forward:
                 flops, run_again = ops[op].flops or 0, self.inside[node] if op <= last else self.whole[node]
                 if flops and is_product(ops[op].name):
-                    run_again = self._unless_kept(op, run_again)
+                    run_again = self._run_unless_kept(op, run_again)
                 if flops:
                     program.costs.append((flops, run_again))
         for before, node in pairwise(self.nodes):
             reached = (self.whole[before], -self.joined[node])
             program.clauses.append(reached if self._keeps(node) else (*reached, -self.whole[node]))
 
-    def _unless_kept(self, product: int, run_again: int) -> int:
+    def _run_unless_kept(self, product: int, run_again: int) -> int:
         """Whether a product runs again: if its node does, and its result is not kept."""
         runs, keeps = self.program.variable(), self.program.variable()
         self.program.clauses.append((-run_again, keeps, runs))
@@ -255,9 +254,9 @@ class _Builder:
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
-    def _held(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """By storage: nodes, ascending, with two variables: whether that node or one before it has the storage held
-        through backward; through forward."""
+    def _find_retained(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Yield each storage with the nodes that may retain it, ascending, and two variables for each node: whether
+        that node or one before it retains the storage through backward; through forward."""
         program = self.program
         for storage in self._counted:
             maker = self.profile.storages[storage].node
@@ -268,7 +267,7 @@ class _Builder:
             for node in self._readers.get(storage, ()):
                 holder = next((later for later in range(node, self.nodes.stop) if self._keeps(later)), None)
                 if node > maker and holder is not None:
-                    # Its region holds what it reads for as long as one of its nodes has a backward to come.
+                    # Its region keeps what it reads for as long as one of its nodes has a backward to come.
                     same = (-self.inside[node], *(-self.joined[between] for between in range(node + 1, holder + 1)))
                     reasons[holder] += [(*same, self.joined[border]) for border in range(maker + 1, node + 1)]
             held: list[tuple[int, int, int]] = []
@@ -360,7 +359,7 @@ class _Builder:
         return [storage for storage in saved if self._keepers.get(storage, [node])[0] == node or self._single(node)]
 
     def _backward_ops(self, node: int) -> list[int]:
-        """Ops of a node's backward that run while it is sure to hold what it kept.
+        """Ops of a node's backward that run while it is sure to have what it kept.
 
         Up to the first release of something that no other node keeps; where the node is several operators, the last of
         those ops alone: the others may belong to an operator that kept nothing. What the engine does to a gradient

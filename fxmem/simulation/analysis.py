@@ -106,14 +106,14 @@ class Analysis:
         """Write the report as one page (whole or not at all); options as in `fxmem.show.html.PageOptions`."""
         from fxmem.show.html import PageOptions, report_html
 
-        page = PageOptions(**{"settings": allocator.settings_of(os.environ), **options})
+        page = PageOptions(**{"settings": allocator.read_settings(os.environ), **options})
         write_text(Path(path), report_html(self.profile, self.timeline, page))
 
     def export(self, path: str | os.PathLike[str], *, to: str) -> None:
         """Write the step for another tool (whole or not at all); `to` is a name of `fxmem.show.export.EXPORTERS`."""
         from fxmem.show import export as exporting
 
-        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.settings_of(os.environ))
+        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.read_settings(os.environ))
 
     def to_networkx(self) -> networkx.DiGraph:
         """The step as a graph for algorithms of your own; see `fxmem.memory.graph.to_networkx`."""

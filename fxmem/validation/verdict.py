@@ -12,7 +12,7 @@ from collections import Counter
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.memory.allocator import replay, settings_of
+from fxmem.memory.allocator import read_settings, replay
 from fxmem.memory.log_diff import first_differences, predicted_events
 from fxmem.records.profile import Kind, Peak, Profile
 from fxmem.records.validation import (
@@ -64,7 +64,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
 def _phases(prediction: Profile, measurement: Measurement) -> tuple[ComparedPhase, ...]:
     if measurement.machine.device != "cuda":
         return ()
-    settings = settings_of({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
+    settings = read_settings({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
     predicted = {
         peak.phase: MeasuredPhase.model_validate(peak.model_dump())
         for peak in replay(prediction, settings=settings).phases

@@ -20,8 +20,6 @@ from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.whatif import verified_plan
 
-__all__ = ["cards", "cards_of"]
-
 
 def cards(
     model: torch.nn.Module | Callable[[], torch.nn.Module],
@@ -35,7 +33,7 @@ def cards(
     """Which cards of the catalogue a step fits, with what headroom.
 
     The step is analysed once for each compute capability, because that decides its kernels and their workspaces, and is
-    then held against the memory of each card of that capability: eight analyses for the whole catalogue.
+    then compared with the memory of each card of that capability: eight analyses for the whole catalogue.
 
     Args:
         model: as for `fxmem.analyze`.
@@ -43,7 +41,7 @@ def cards(
         names: the cards of interest; None for every card of the catalogue.
         plans: whether to look for the cheapest checkpoints with which it fits where it does not by itself. Cards on
             which the step is the same share one search.
-        progress: told of each analysis in a few words.
+        progress: called with a few words on each analysis.
         options: further ones of `fxmem.analyze`, but `target`.
 
     Raises:
@@ -51,8 +49,8 @@ def cards(
             is not of training.
         AnalysisError: the model cannot be analysed.
     """
-    chosen = _chosen(names)
-    return cards_of(
+    chosen = _choose_cards(names)
+    return fit_cards(
         analyze(model, inputs, target=chosen[0], progress=progress, **options),
         names=names,
         plans=plans,
@@ -60,7 +58,7 @@ def cards(
     )
 
 
-def cards_of(
+def fit_cards(
     analysis: Analysis,
     *,
     names: Iterable[str] | None = None,
@@ -68,12 +66,12 @@ def cards_of(
     change: Callable[[Analysis], Analysis] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> CardFits:
-    """`cards` for a step that has been analysed for one of them; `change` is done to the step before it is judged."""
+    """`cards` for an analysed step. `change` is applied to the step before it is judged."""
     tell = progress or (lambda _: None)
     if plans:
         verified_plan.check_training(analysis)
     alike: dict[tuple[int, int] | None, list[Target]] = {}
-    for card in _chosen(names):
+    for card in _choose_cards(names):
         alike.setdefault(card.capability, []).append(card)
     found: list[CardFit] = []
     steps: list[tuple[Analysis, list[CardFit]]] = []
@@ -82,12 +80,12 @@ def cards_of(
         judged = for_it if change is None else change(for_it)
         fits = [_card_fit(judged, card) for card in group]
         found += [fit for fit in fits if fit.fits or not plans]
-        _filed(steps, judged, [fit for fit in fits if not fit.fits and plans])
+        _file_short(steps, judged, [fit for fit in fits if not fit.fits and plans])
         what = f"{', '.join(card.name for card in group)}: peak {format_bytes(judged.peak.counted_bytes)}"
         tell(f"compute capability {'{}.{}'.format(*capability or ())}, {number} of {len(alike)}: {what}")
     plan_analyses = 0
     for step, short in steps:
-        planned, tried = _with_plans(step, short, tell)
+        planned, tried = _plan_short(step, short, tell)
         found, plan_analyses = [*found, *planned], plan_analyses + tried
     profile = analysis.profile
     return CardFits(
@@ -103,7 +101,7 @@ def cards_of(
     )
 
 
-def _chosen(names: Iterable[str] | None) -> list[Target]:
+def _choose_cards(names: Iterable[str] | None) -> list[Target]:
     wanted = (
         [card.target for card in CATALOGUE.values() if card.target.device == "cuda"]
         if names is None
@@ -119,7 +117,7 @@ def _chosen(names: Iterable[str] | None) -> list[Target]:
 
 def _card_fit(analysis: Analysis, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    peak = peak_in_memory(_on(card, analysis.profile), analysis.peak, memory)
+    peak = peak_in_memory(_retarget(card, analysis.profile), analysis.peak, memory)
     return CardFit(
         target=card,
         requested_bytes=peak.requested_bytes,
@@ -131,12 +129,12 @@ def _card_fit(analysis: Analysis, card: Target) -> CardFit:
     )
 
 
-def _on(card: Target, profile: Profile) -> Profile:
+def _retarget(card: Target, profile: Profile) -> Profile:
     return profile.model_copy(update={"target": card})
 
 
-def _filed(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, short: list[CardFit]) -> None:
-    """Put cards with those on which the step is the same, call for call and byte for byte."""
+def _file_short(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, short: list[CardFit]) -> None:
+    """Add cards to those for which the step is the same, call for call."""
     if not short:
         return
     profile = analysis.profile
@@ -151,24 +149,24 @@ def _filed(steps: list[tuple[Analysis, list[CardFit]]], analysis: Analysis, shor
     steps.append((analysis, short))
 
 
-def _with_plans(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
-    """The cards with the plans that make the step fit, and how many plans were analysed to find them."""
+def _plan_short(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], None]) -> tuple[list[CardFit], int]:
+    """Plan for the cards that the step does not fit; return them and the number of plans analysed."""
     tell(f"planning checkpoints for {', '.join(fit.target.name for fit in short)}")
-    found, tried = verified_plan.plans_within(step, [fit.target.memory_bytes or 0 for fit in short])
+    found, tried = verified_plan.plan_budgets(step, [fit.target.memory_bytes or 0 for fit in short])
     fits = []
     for fit in short:
         plan, planned = found.get(fit.target.memory_bytes or 0, (None, None))
         fits.append(
             fit
             if plan is None or planned is None
-            else fit.model_copy(update={"plan": _for_card(plan, fit.target, step, planned)})
+            else fit.model_copy(update={"plan": _move_plan(plan, fit.target, step, planned)})
         )
     return fits, tried
 
 
-def _for_card(plan: Plan, card: Target, before: Analysis, after: Analysis) -> Plan:
-    """A plan found on another card with the same step, with this one's times and process."""
-    one, other = _on(card, before.profile), _on(card, after.profile)
+def _move_plan(plan: Plan, card: Target, before: Analysis, after: Analysis) -> Plan:
+    """Return a plan of another card with the same step, with this card's times and process bytes."""
+    one, other = _retarget(card, before.profile), _retarget(card, after.profile)
     return plan.model_copy(
         update={
             "target": card,

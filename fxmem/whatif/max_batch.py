@@ -1,8 +1,8 @@
 """How large an input may be, found by analysing the step at each size.
 
 No formula decides. A line through the sizes analysed so far only proposes the next one, so that few are needed; the
-size returned was analysed and fits, the next one was analysed and does not. A larger size that nobody tried may fit all
-the same: library workspaces do not always grow with the input, and which pieces an allocator has left depends on every
+size returned was analysed and fits, the next one was analysed and does not. A larger size that was not tried may fit as
+well: library workspaces do not always grow with the input, and which pieces an allocator has left depends on every
 size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 686).
 """
 
@@ -23,9 +23,7 @@ from fxmem.records.sizes import SizeCurve, SizePoint
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.whatif.resize import Resizing, resizing_of
-
-__all__ = ["LIMIT", "Change", "curve_of", "fitted_line", "max_batch", "search"]
+from fxmem.whatif.resize import Resizing, find_resizing
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
@@ -50,7 +48,7 @@ def max_batch(
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> SizeCurve:
-    """The largest size of an input's dimension at which the step fits the target, with the curve of peak against size.
+    """Find the largest size of an input's dimension that fits, and the curve of peak against size.
 
     Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
     leaves uncertain, three for the curve below.
@@ -66,7 +64,7 @@ def max_batch(
             and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
             calls it.
         limit: no larger size is tried.
-        progress: told of each size in a few words.
+        progress: called with a few words on each size.
         options: further ones of `fxmem.analyze`.
 
     Raises:
@@ -79,7 +77,7 @@ def max_batch(
     _memory(
         catalogue.target(target) if isinstance(target, str) else target, budget
     )  # a wrong budget is found before the work is done
-    return curve_of(
+    return measure_curve(
         analyze(model, inputs, target=target, progress=progress, **options),
         budget=budget,
         dim=dim,
@@ -88,7 +86,7 @@ def max_batch(
     )
 
 
-def curve_of(
+def measure_curve(
     analysis: Analysis,
     *,
     budget: BudgetLike | None = None,
@@ -97,24 +95,23 @@ def curve_of(
     change: Change | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
-    """`max_batch` for a step that has been analysed; `change` is done to the step at every size, the given one
-    included."""
+    """`max_batch` for an analysed step. `change` is applied to the step at every size, the given one included."""
     profile, tell = analysis.profile, progress or (lambda _: None)
     memory = _memory(profile.target, budget)
     _check_limit(limit)
-    varied = resizing_of(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
+    varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
 
     start = min(varied.size, limit)
 
     def measure(size: int) -> SizePoint:
         try:
-            sized = analysis if size == varied.size else _at(analysis, varied, size)
+            sized = analysis if size == varied.size else _analyse_size(analysis, varied, size)
             point = _point(size, sized if change is None else change(sized), memory)
         except AnalysisError as error:
             if size == start:
                 raise
             point = SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
-        tell(_said(str(dim), point, memory))
+        tell(_describe_point(str(dim), point, memory))
         return point
 
     points = search(measure, memory, start=start, limit=limit)
@@ -124,7 +121,7 @@ def curve_of(
         measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
     ]
     points.sort(key=lambda point: point.size)
-    line = fitted_line(points, largest)
+    line = fit_line(points, largest)
     counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
     return SizeCurve(
         **profile.heading(),
@@ -139,7 +136,7 @@ def curve_of(
         constant_bytes=None if line is None else line[1],
         line_error_bytes=None if line is None else line[2],
         monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        assumptions=tuple(_noted(analysis.model, varied, largest)),
+        assumptions=tuple(_note_positions(analysis.model, varied, largest)),
     )
 
 
@@ -161,7 +158,7 @@ def _check_limit(limit: int) -> None:
         raise UsageError(f"expected a limit of at least 1, got {limit}")
 
 
-def _at(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
+def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
     args, kwargs = varied.at(analysis.request.args, analysis.request.kwargs, size)
     return analysis.again(args=args, kwargs=kwargs)
 
@@ -179,7 +176,7 @@ def _point(size: int, analysis: Analysis, memory: int) -> SizePoint:
     )
 
 
-def _noted(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Iterator[Assumption]:
+def _note_positions(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Iterator[Assumption]:
     """What an analysis without data cannot see of a size."""
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and largest is not None and largest > positions and "input_ids:1" in varied.names:
@@ -190,7 +187,7 @@ def _noted(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Ite
         yield Assumption(topic="size", text=text)
 
 
-def _said(dim: str, point: SizePoint, memory: int) -> str:
+def _describe_point(dim: str, point: SizePoint, memory: int) -> str:
     if point.counted_bytes is None:
         return f"{dim} {point.size}: cannot run"
     return (
@@ -203,7 +200,7 @@ def _said(dim: str, point: SizePoint, memory: int) -> str:
 
 
 def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limit: int) -> list[SizePoint]:
-    """Points that show a size that fits beside one that does not, in the order they were measured.
+    """Measure sizes until one that fits stands beside one that does not; return the points in that order.
 
     Between what fits and what does not, the next size is in the middle of where the line through the two nearest points
     says that reserved bytes (below it, all fits) and allocated bytes (above it, nothing does) reach the memory; after a
@@ -217,7 +214,7 @@ def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limi
     below, above = _bracket(points, limit)
     guided, before = True, 0
     while above - below > 1:
-        size = _proposed(points, memory, below, above, guided=guided, limit=limit)
+        size = _propose_size(points, memory, below, above, guided=guided, limit=limit)
         points[size] = measure(size)
         doubled, left, before = 2 * before, above - below, below
         below, above = _bracket(points, limit)
@@ -226,15 +223,17 @@ def search(measure: Callable[[int], SizePoint], memory: int, *, start: int, limi
 
 
 def _bracket(points: Mapping[int, SizePoint], limit: int) -> tuple[int, int]:
-    """The largest size known to fit (or too small to run; 0 if there is none), and the smallest known not to (or `limit
-    + 1`)."""
+    """Return the largest size known to fit and the smallest known not to. The first is 0 if there is none, or a size
+    too small to run; the second at most `limit + 1`."""
     smallest_run = min(size for size, point in points.items() if point.counted_bytes is not None)
     below = max((size for size, point in points.items() if point.fits or size < smallest_run), default=0)
     above = min((size for size, point in points.items() if size > below and not point.fits), default=limit + 1)
     return below, above
 
 
-def _proposed(points: Mapping[int, SizePoint], memory: int, below: int, above: int, *, guided: bool, limit: int) -> int:
+def _propose_size(
+    points: Mapping[int, SizePoint], memory: int, below: int, above: int, *, guided: bool, limit: int
+) -> int:
     """The size to measure next, strictly between `below` and `above`."""
     nothing_failed = above > limit
     middle = 2 * below if nothing_failed else (below + above) // 2
@@ -251,8 +250,8 @@ def _proposed(points: Mapping[int, SizePoint], memory: int, below: int, above: i
 
 
 def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int) -> tuple[int | None, int | None]:
-    """The sizes at which reserved and allocated bytes reach the memory, on the line through the two points nearest to
-    the bracket."""
+    """Return the sizes at which reserved and allocated bytes reach the memory, on the line through the two points
+    nearest to the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
     under, over = [size for size in ran if size <= below], [size for size in ran if size >= above]
     pair = sorted({*under[-1:], *over[:1]})
@@ -274,9 +273,9 @@ def _crossing(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) 
     return one.size + (memory - low) * (other.size - one.size) // (high - low)
 
 
-def fitted_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:
-    """Slope, intercept and largest distance, in bytes, of the least-squares line through the counted bytes near the
-    largest size.
+def fit_line(points: Sequence[SizePoint], largest: int | None) -> tuple[int, int, int] | None:
+    """Fit the least-squares line through the counted bytes near the largest size. Returns slope, intercept and largest
+    distance, in bytes.
 
     Near is from half of it to twice of it, or the two nearest points if there are no two there; None if fewer than two
     ran.

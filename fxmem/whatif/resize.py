@@ -1,5 +1,4 @@
-"""Inputs of another size: which dimensions of a step's arguments vary together, and the arguments with those
-changed."""
+"""Inputs of another size: the dimensions that vary together, and the arguments with them changed."""
 
 from __future__ import annotations
 
@@ -13,8 +12,6 @@ import torch
 from fxmem._torch.common import tensors_in, tree_map_only
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.units import format_shape
-
-__all__ = ["Resizing", "resizing_of"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Resizing:
         }
 
 
-def resizing_of(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resizing:
+def find_resizing(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resizing:
     """Which dimensions of the named arguments `dim` means; see `fxmem.max_batch`.
 
     Raises:

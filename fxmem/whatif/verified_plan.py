@@ -15,7 +15,7 @@ from dataclasses import replace
 from fxmem import checkpointing
 from fxmem.errors import ExceededError, FxmemError, UsageError
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
-from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, applications_of
+from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, allowed_applications
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Kind
@@ -25,7 +25,7 @@ from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.whatif import max_batch
 from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions
-from fxmem.whatif.resize import resizing_of
+from fxmem.whatif.resize import find_resizing
 
 
 def plan(
@@ -76,11 +76,10 @@ def plan(
     return search.finish(best)
 
 
-def plans_within(
+def plan_budgets(
     analysis: Analysis, budgets_bytes: Iterable[int], *, progress: Callable[[str], None] | None = None
 ) -> tuple[dict[int, tuple[Plan, Analysis]], int]:
-    """For each of several budgets the plan with the least recomputation that keeps it, and the step with it; and how
-    many plans were analysed.
+    """Plan for each of several budgets; return the plans, the planned steps and the number of plans analysed.
 
     As `plan` for each, but what was analysed for one budget is not analysed again for another. A budget that no plan
     keeps is left out, and so are all below it, which are not searched: there is only less to have.
@@ -104,7 +103,7 @@ def plans_within(
 
 
 def with_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
-    """The function from an analysis, at another size say, to that of the step with the plan's regions.
+    """Return the function from an analysis, at another size say, to that of the planned step.
 
     It raises UsageError if the plan was made for another model.
     """
@@ -123,7 +122,7 @@ def check_training(analysis: Analysis) -> None:
 def _ways(
     analysis: Analysis, strategy: str, application: Application | str | None, regions_only: bool = False
 ) -> Iterator[PlannedWay]:
-    wanted = applications_of(strategy, application, regions_only=regions_only)
+    wanted = allowed_applications(strategy, application, regions_only=regions_only)
     if not wanted:
         asked = f"strategy {strategy!r}" if application is None else f"application {str(application)!r}"
         raise UsageError(
@@ -154,7 +153,7 @@ def _ways(
 def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]:
     """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
-    found = checkpointing.surveyed(model)
+    found = checkpointing.record_survey(model)
     analysis.again(model)
     return found.found()
 
@@ -195,8 +194,8 @@ def _describe_batch(search: PlanSearch, reached: Proposal) -> str:
     search.tell("looking for the largest batch that fits")
     analysis, regions, application = search.analysis, reached.regions, reached.way.application
     try:
-        varied = resizing_of(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
-        curve = max_batch.curve_of(
+        varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
+        curve = max_batch.measure_curve(
             analysis,
             budget=search.budget,
             limit=varied.size,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fxmem import analyze
-from fxmem.checkpointing import apply, graph_names, surveyed, uncheckpoint
+from fxmem.checkpointing import apply, graph_names, record_survey, uncheckpoint
 from fxmem.cli.specs import build_model
 from fxmem.errors import UsageError
 from fxmem.records.names import Application
@@ -166,9 +166,9 @@ def halves(model):
 
 
 def remade(model, args, kwargs, share):
-    """All that is saved is made again, but for this share of values, which are held."""
+    """All that is saved is recomputed, but for this share of values, which are kept."""
     copied = copy.deepcopy(model)
-    survey = surveyed(copied)
+    survey = record_survey(copied)
     copied(*args, **kwargs)
     chance = random.Random(0)
     return regions_of(*survey.found(), holds=lambda value: chance.random() < share)

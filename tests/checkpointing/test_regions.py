@@ -97,7 +97,7 @@ def test_running_statistics_are_updated_once(norm, application, monkeypatch):
     model = blocks(norm(), nn.Tanh(), nn.Conv2d(4, 4, 1))
     regions = [region("1") if application is MODULES else region("_1_0", "_1_1", "_1_2", "_1_3", of=GRAPH)]
     assert compare(model, regions, IMAGES, application=application)
-    monkeypatch.setattr(recompute, "statistics_kept", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(recompute, "keep_statistics", lambda _: contextlib.nullcontext())
     assert not compare(model, regions, IMAGES, application=application)
 
 

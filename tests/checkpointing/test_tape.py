@@ -1,4 +1,4 @@
-"""Single results made again: what could go wrong, each case with its care and, where the care can be switched off,
+"""Single results recomputed: what could go wrong, each case with its care and, where the care can be switched off,
 without it."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
-from fxmem.checkpointing import apply, rng_states, surveyed, tape, tape_values, uncheckpoint
+from fxmem.checkpointing import apply, record_survey, rng_states, tape, tape_values, uncheckpoint
 from fxmem.cli.specs import build_model
 from fxmem.records.names import Application
 from fxmem.whatif import plan_search, verified_plan
@@ -86,7 +86,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
     seen(model, IMAGES)  # `train()` is called there
     model[1][1].eval()  # type: ignore[index]
     plain, planned = copy.deepcopy(model), copy.deepcopy(model)
-    survey = surveyed(planned)
+    survey = record_survey(planned)
     planned(IMAGES)
     regions = regions_of(*survey.found(), holds=lambda _: False)
     uncheckpoint(planned)
@@ -97,7 +97,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
-    monkeypatch.setattr(rng_states.Generators, "meanwhile", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(rng_states.Generators, "rewound", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
         alike(model, IMAGES)
 
@@ -211,13 +211,13 @@ def test_what_the_model_reads_must_be_as_it_was() -> None:
 def test_what_is_held_must_be_as_it_was() -> None:
     model = Of(lambda y: y.exp().sigmoid().tanh())
     regions = everything(model, X, holds=lambda value: value.storage[0] == "aten.exp.default")
-    held: list[torch.Tensor] = []
-    model.function = lambda y: (held.append(y.exp()) or held[0]).sigmoid().tanh()  # type: ignore[func-returns-value]
+    kept: list[torch.Tensor] = []
+    model.function = lambda y: (kept.append(y.exp()) or kept[0]).sigmoid().tanh()  # type: ignore[func-returns-value]
     apply(model, regions, OPERATORS)
     out = model(X)
     with torch.no_grad():
-        held[0].zero_()
-    with pytest.raises(RuntimeError, match=r"what aten\.exp\.default made, which the plan holds"):
+        kept[0].zero_()
+    with pytest.raises(RuntimeError, match=r"what aten\.exp\.default made, which the plan keeps"):
         out.sum().backward()
 
 
@@ -250,7 +250,7 @@ def test_a_write_that_the_dispatcher_does_not_see_is_noticed_in_the_first_step()
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             return gradients[0] * ctx.saved_tensors[0]
 
-    with pytest.raises(RuntimeError, match=r"made again, what aten.* gave .* is not what it was"):
+    with pytest.raises(RuntimeError, match=r"recomputed, what aten.* gave .* is not what it was"):
         alike(Of(lambda y: Kernel.apply(y.exp()).tanh()), X)
 
 
@@ -411,7 +411,9 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
     alive.clear()
     gc.collect()
     others = {
-        id(each) for each in gc.get_objects() if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need)
+        id(each)
+        for each in gc.get_objects()
+        if type(each) in (tape_values.TapedOp, tape_values.TapedValue, tape_values.Need)
     }
     gc.disable()  # reference counts alone have to do it
     try:
@@ -422,7 +424,7 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
         assert not [
             each
             for each in gc.get_objects()
-            if type(each) in (tape_values.Op, tape_values.Value, tape_values.Need) and id(each) not in others
+            if type(each) in (tape_values.TapedOp, tape_values.TapedValue, tape_values.Need) and id(each) not in others
         ]
     finally:
         gc.enable()

@@ -29,8 +29,8 @@ from fxmem.cli.specs.references import is_file_reference, is_reference
 from fxmem.errors import FxmemError
 from fxmem.hardware import catalogue
 from fxmem.memory import liveness, report_reader
-from fxmem.memory.allocator import settings_of
-from fxmem.memory.allocator.settings import Settings
+from fxmem.memory.allocator import read_settings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.budget import parse_budget
 from fxmem.records import json_reader
 from fxmem.records.plan import Plan
@@ -82,7 +82,7 @@ def _optimizer(text: str) -> None:
 
 
 def _allocator(text: str) -> None:
-    settings_of({"PYTORCH_CUDA_ALLOC_CONF": text})
+    read_settings({"PYTORCH_CUDA_ALLOC_CONF": text})
 
 
 def _command(text: str) -> None:
@@ -199,8 +199,8 @@ _WATCHED = (
         catalogue.target,
         step._parse,
         step._literal,
-        settings_of,
-        Settings.from_string,
+        read_settings,
+        AllocatorSettings.from_string,
         _parse,
         json_reader.parse,
         json_reader.validate,

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxmem.errors import ExceededError, UsageError
-from fxmem.memory.allocator import BlockView, CachingAllocator, OutOfMemory, Replay, Settings, fits, levels, replay
+from fxmem.memory.allocator import (
+    AllocatorSettings,
+    BlockView,
+    CachingAllocator,
+    OutOfMemory,
+    ReplayedLoop,
+    fits,
+    levels,
+    replay,
+)
 from fxmem.memory.liveness import timeline
 from fxmem.records.profile import Kind, Phase, Profile, Storage, Target
 from tests.profiles import CPU, TINY_CARD, Log, make_profile, profiles, small_profile
@@ -166,7 +175,7 @@ def test_out_of_memory_says_what_was_there() -> None:
 
 
 def test_oversize_blocks_are_kept_whole() -> None:
-    plain, limited = CachingAllocator(), CachingAllocator(Settings.from_string("max_split_size_mb:20"))
+    plain, limited = CachingAllocator(), CachingAllocator(AllocatorSettings.from_string("max_split_size_mb:20"))
     for allocator in (plain, limited):
         allocator.free(allocator.malloc(30 * MIB))
         allocator.malloc(12 * MIB)
@@ -179,7 +188,7 @@ def test_oversize_blocks_are_kept_whole() -> None:
 def test_a_split_limit_of_a_segment_defeats_the_cache() -> None:
     """PyTorch accepts 20, and then a segment of 20 MiB, once free again, is oversize itself: no smaller request gets
     it."""
-    allocator = CachingAllocator(Settings.from_string("max_split_size_mb:20"))
+    allocator = CachingAllocator(AllocatorSettings.from_string("max_split_size_mb:20"))
     for _ in range(3):
         allocator.free(allocator.malloc(2 * MIB))
     assert sizes_of(allocator) == [[(20 * MIB, False)]] * 3
@@ -190,7 +199,9 @@ def test_a_split_limit_of_a_segment_defeats_the_cache() -> None:
 )
 def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken: bool) -> None:
     """Of 60 MiB, 40 waste 20: less than 21, not less than 20. 20 are just oversize, and waste 40."""
-    allocator = CachingAllocator(Settings.from_string(f"max_split_size_mb:20,max_non_split_rounding_mb:{rounding}"))
+    allocator = CachingAllocator(
+        AllocatorSettings.from_string(f"max_split_size_mb:20,max_non_split_rounding_mb:{rounding}")
+    )
     allocator.free(allocator.malloc(60 * MIB))
     allocator.malloc(asked * MIB)
     assert sizes_of(allocator) == ([[(60 * MIB, True)]] if taken else [[(60 * MIB, False)], [(asked * MIB, True)]])
@@ -206,7 +217,7 @@ def test_how_much_an_oversize_request_may_waste(rounding: int, asked: int, taken
     ],
 )
 def test_oversize_blocks_go_back_before_everything_does(cached: tuple[int, ...], asked: int, left: list[int]) -> None:
-    allocator = CachingAllocator(Settings.from_string("max_split_size_mb:20"), capacity_bytes=100 * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string("max_split_size_mb:20"), capacity_bytes=100 * MIB)
     for address in [allocator.malloc(mib * MIB) for mib in cached]:
         allocator.free(address)
     allocator.malloc(asked * MIB)
@@ -215,7 +226,7 @@ def test_oversize_blocks_go_back_before_everything_does(cached: tuple[int, ...],
 
 
 def test_large_segment_size() -> None:
-    allocator = CachingAllocator(Settings.from_string("large_segment_size_mb:12"))
+    allocator = CachingAllocator(AllocatorSettings.from_string("large_segment_size_mb:12"))
     allocator.malloc(3 * MIB)
     assert sizes_of(allocator) == [[(3 * MIB, True), (9 * MIB, False)]]
 
@@ -249,19 +260,19 @@ def test_large_segment_size() -> None:
     ],
 )
 def test_round_size(text: str, nbytes: int, size: int) -> None:
-    assert Settings.from_string(text).round_size(nbytes) == size
+    assert AllocatorSettings.from_string(text).round_size(nbytes) == size
 
 
 def test_memory_fraction() -> None:
     allocator = CachingAllocator(
-        Settings(per_process_memory_fraction=0.5), capacity_bytes=90 * MIB, device_bytes=100 * MIB
+        AllocatorSettings(per_process_memory_fraction=0.5), capacity_bytes=90 * MIB, device_bytes=100 * MIB
     )
     with pytest.raises(OutOfMemory) as caught:
         allocator.malloc(51 * MIB)
     assert caught.value.free_bytes == 50 * MIB
     allocator.malloc(50 * MIB)
     with pytest.raises(UsageError, match="memory of the device"):
-        CachingAllocator(Settings(per_process_memory_fraction=0.5))
+        CachingAllocator(AllocatorSettings(per_process_memory_fraction=0.5))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +287,7 @@ def test_garbage_collection_takes_the_oldest(threshold: str, retries: int, segme
     Without collection 70 + 50 is too much, and everything goes.
     """
     allocator = CachingAllocator(
-        Settings.from_string(f"{threshold}per_process_memory_fraction:0.9"), capacity_bytes=100 * MIB
+        AllocatorSettings.from_string(f"{threshold}per_process_memory_fraction:0.9"), capacity_bytes=100 * MIB
     )
     for mib in (30, 40, 50):
         allocator.free(allocator.malloc(mib * MIB))
@@ -287,7 +298,7 @@ def test_garbage_collection_takes_the_oldest(threshold: str, retries: int, segme
 def test_garbage_collection_stops_at_the_threshold() -> None:
     """160 MiB are allowed, 70 are cached, and the threshold is 40: the older 30 are just enough."""
     allocator = CachingAllocator(
-        Settings.from_string("garbage_collection_threshold:0.25,per_process_memory_fraction:0.5"),
+        AllocatorSettings.from_string("garbage_collection_threshold:0.25,per_process_memory_fraction:0.5"),
         capacity_bytes=320 * MIB,
     )
     for mib in (30, 40, 50):
@@ -296,7 +307,7 @@ def test_garbage_collection_stops_at_the_threshold() -> None:
 
 
 def test_expandable_segments_grow_and_shrink_in_place() -> None:
-    allocator = CachingAllocator(Settings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)
     first = allocator.malloc(25 * MIB)  # two pages of 20 MiB
     assert sizes_of(allocator) == [[(25 * MIB, True), (15 * MIB, False)]]
     allocator.malloc(20 * MIB)  # the 15 MiB left over and one more page
@@ -318,7 +329,7 @@ def test_expandable_segments_grow_and_shrink_in_place() -> None:
 
 def test_room_to_grow_is_kept_for_last() -> None:
     """12 MiB fit more closely into the last 15 MiB, but those can grow: the 18 MiB in the middle serve them."""
-    allocator = CachingAllocator(Settings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string("expandable_segments:True"), capacity_bytes=100 * MIB)
     hole = [allocator.malloc(mib * MIB) for mib in (5, 18, 2)][1]
     allocator.free(hole)
     assert sizes_of(allocator) == [[(5 * MIB, True), (18 * MIB, False), (2 * MIB, True), (15 * MIB, False)]]
@@ -330,7 +341,7 @@ def test_pages_move_where_segments_are_stuck() -> None:
     not."""
 
     def pinned(text: str) -> CachingAllocator:
-        allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=100 * MIB)
+        allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=100 * MIB)
         big, small = allocator.malloc(60 * MIB), allocator.malloc(40 * MIB)
         allocator.free(big)
         allocator.malloc(18 * MIB)
@@ -348,20 +359,20 @@ def test_pages_move_where_segments_are_stuck() -> None:
 
 
 def test_settings_from_string() -> None:
-    assert Settings.from_string("") == Settings()
-    parsed = Settings.from_string(
+    assert AllocatorSettings.from_string("") == AllocatorSettings()
+    parsed = AllocatorSettings.from_string(
         "max_split_size_mb:128, expandable_segments:True,garbage_collection_threshold:0.8,"
         "per_process_memory_fraction:0.9,backend:native,pinned_num_register_threads:8,"
     )
-    assert parsed == Settings(
+    assert parsed == AllocatorSettings(
         max_split_bytes=128 * MIB,
         expandable_segments=True,
         garbage_collection_threshold=0.8,
         per_process_memory_fraction=0.9,
     )
-    assert Settings.from_string("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
-    assert Settings.from_string("large_segment_size_mb:32").max_non_split_rounding_bytes == 32 * MIB
-    assert Settings.from_string("roundup_power2_divisions:[1:2,4:0,8:4]").roundup_power2_divisions == (
+    assert AllocatorSettings.from_string("max_split_size_mb:64,max_split_size_mb:128").max_split_bytes == 128 * MIB
+    assert AllocatorSettings.from_string("large_segment_size_mb:32").max_non_split_rounding_bytes == 32 * MIB
+    assert AllocatorSettings.from_string("roundup_power2_divisions:[1:2,4:0,8:4]").roundup_power2_divisions == (
         2,
         0,
         0,
@@ -394,7 +405,7 @@ def test_settings_from_string() -> None:
 )
 def test_settings_that_pytorch_refuses(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Settings.from_string(text)
+        AllocatorSettings.from_string(text)
 
 
 # --- torch's own answers ------------------------------------------------------------------------------------------
@@ -489,7 +500,7 @@ that refuses beyond the device's memory and places what it grants the way `fxmem
 def test_torch_answers_the_same(
     text: str, device_mib: int, seed: int, expected: tuple[int, int, int, int, int, str]
 ) -> None:
-    allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=device_mib * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=device_mib * MIB)
     digest = hashlib.sha256()
     for line in answers(allocator, seed, 3000):
         digest.update(line.encode() + b"\n")
@@ -548,7 +559,7 @@ def act(allocator: CachingAllocator, actions: list[int | float | None]) -> Itera
 @given(text=SETTINGS, capacity_mib=st.sampled_from([60, 150, 100_000]), actions=ACTIONS)
 @settings(max_examples=150, deadline=None)
 def test_blocks_tile_their_segments(text: str, capacity_mib: int, actions: list[int | float | None]) -> None:
-    allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=capacity_mib * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=capacity_mib * MIB)
     for live in act(allocator, actions):
         segments = allocator.snapshot()
         end = 0
@@ -581,7 +592,7 @@ def test_blocks_tile_their_segments(text: str, capacity_mib: int, actions: list[
 @given(text=SETTINGS.filter(lambda text: "max_split" not in text), actions=ACTIONS, nbytes=SIZES)
 @settings(max_examples=100, deadline=None)
 def test_what_was_just_freed_comes_back(text: str, actions: list[int | float | None], nbytes: int) -> None:
-    allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=100_000 * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=100_000 * MIB)
     for _ in act(allocator, actions):
         pass
     address = allocator.malloc(nbytes)
@@ -594,7 +605,7 @@ def test_what_was_just_freed_comes_back(text: str, actions: list[int | float | N
 @given(text=SETTINGS, actions=ACTIONS)
 @settings(max_examples=100, deadline=None)
 def test_nothing_is_left_when_all_is_freed(text: str, actions: list[int | float | None]) -> None:
-    allocator = CachingAllocator(Settings.from_string(text), capacity_bytes=500 * MIB)
+    allocator = CachingAllocator(AllocatorSettings.from_string(text), capacity_bytes=500 * MIB)
     live: dict[int, int] = {}
     for now in act(allocator, actions):
         live = now
@@ -677,7 +688,7 @@ def test_a_step_with_a_pencil() -> None:
     assert result.at_peak.rounding_bytes == 3 * MIB + 324
     assert result.at_peak.cached_bytes == 60 * MIB - 1024
     assert result.at_peak.largest_free_block_bytes == 38 * MIB
-    assert Replay.model_validate_json(result.model_dump_json()) == result
+    assert ReplayedLoop.model_validate_json(result.model_dump_json()) == result
 
 
 def loop(*storages: tuple[int, Kind, int, int], ticks: int, names: tuple[str, ...] = (), **fields: Any) -> Profile:
@@ -815,10 +826,10 @@ def test_of_equal_peaks_the_first_counts() -> None:
 def test_settings_reach_the_replay() -> None:
     profile = loop((30, Kind.TEMPORARY, 1, 2), (25, Kind.TEMPORARY, 3, 5), (4, Kind.TEMPORARY, 4, 6), ticks=7)
     plain, expandable = (
-        replay(profile, settings=Settings.from_string(text)) for text in ("", "expandable_segments:True")
+        replay(profile, settings=AllocatorSettings.from_string(text)) for text in ("", "expandable_segments:True")
     )
     assert (plain.reserved_bytes, expandable.reserved_bytes) == (30 * MIB, 40 * MIB)
-    assert expandable.settings == Settings(expandable_segments=True)
+    assert expandable.settings == AllocatorSettings(expandable_segments=True)
 
 
 def test_what_cannot_be_replayed() -> None:
@@ -830,7 +841,7 @@ def test_what_cannot_be_replayed() -> None:
 
 def test_a_memory_fraction_is_of_the_target() -> None:
     """The driver would give 300 MiB, more than the 234 that are needed; half of the card is 512 or 200."""
-    half = Settings(per_process_memory_fraction=0.5)
+    half = AllocatorSettings(per_process_memory_fraction=0.5)
     for card_mib, fit in ((1024, True), (400, False)):
         profile = pencil_profile().model_copy(
             update={"target": TINY_CARD.model_copy(update={"memory_bytes": card_mib * MIB})}
@@ -860,7 +871,7 @@ def logs(draw: st.DrawFn) -> Profile:
 @settings(max_examples=100, deadline=None)
 def test_requested_bytes_are_the_live_bytes(profile: Profile, text: str) -> None:
     """Two ways to the same number: the allocator's counter, and the sum over live ranges."""
-    result = replay(profile, settings=Settings.from_string(text), capacity_bytes=1 << 40)
+    result = replay(profile, settings=AllocatorSettings.from_string(text), capacity_bytes=1 << 40)
     live = timeline(profile).live_bytes
     assert result.requested_bytes == max(live)
     assert result.allocated_bytes is not None
@@ -900,7 +911,7 @@ def test_levels_are_those_of_the_blocks_by_tick() -> None:
         (5, Kind.TEMPORARY, 4, 5),
         ticks=5,
     )
-    held = levels(profile, Settings())
+    held = levels(profile, AllocatorSettings())
     assert held.allocated_bytes == tuple(mib * MIB for mib in (30, 44, 47, 33, 38))
     assert held.reserved_bytes == (64 * MIB,) * 5  # as the step before left it
 
@@ -908,7 +919,7 @@ def test_levels_are_those_of_the_blocks_by_tick() -> None:
 @given(profile=logs(), text=SETTINGS.filter(lambda text: "per_process" not in text))
 @settings(max_examples=40, deadline=None)
 def test_the_highest_level_is_the_peak_of_the_replay(profile: Profile, text: str) -> None:
-    configured = Settings.from_string(text)
+    configured = AllocatorSettings.from_string(text)
     held, found = levels(profile, configured), replay(profile, settings=configured)
     assert len(held.allocated_bytes) == len(held.reserved_bytes) == len(timeline(profile).live_bytes)
     assert max(held.allocated_bytes, default=0) == found.allocated_bytes

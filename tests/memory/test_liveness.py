@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from fxmem.errors import UsageError
-from fxmem.memory.liveness import alive_at, check, live_bytes, node_live_bytes, node_scratch_bytes, timeline
+from fxmem.memory.liveness import alive_storages, check, live_bytes, node_live_bytes, node_scratch_bytes, timeline
 from fxmem.records.profile import (
     Kind,
     ModuleCall,
@@ -171,11 +171,11 @@ def test_equals_brute_force(profile: Profile) -> None:
         assert result.live_bytes[tick] == sum(profile.storages[i].nbytes for i in alive)
         for kind, live in result.by_kind.items():
             assert live[tick] == sum(profile.storages[i].nbytes for i in alive if profile.storages[i].kind is kind)
-        assert sorted(alive_at(profile, tick)) == alive
+        assert sorted(alive_storages(profile, tick)) == alive
     peak = result.peak
     assert peak.requested_bytes == max(result.live_bytes, default=0) == sum(peak.by_kind.values())
     assert all(nbytes < peak.requested_bytes for nbytes in result.live_bytes[: peak.tick])
-    assert result.alive == alive_at(profile, peak.tick)
+    assert result.alive == alive_storages(profile, peak.tick)
     sizes = [profile.storages[i].nbytes for i in result.alive]
     assert sizes == sorted(sizes, reverse=True)
 

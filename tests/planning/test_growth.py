@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fxmem
 from fxmem.planning.regions import candidates
-from fxmem.planning.regions.candidates import Span, fewer, graph_cuts
+from fxmem.planning.regions.candidates import Span, graph_cuts, limit_spans
 from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Op, Phase
 from tests import ROOT
@@ -128,7 +128,7 @@ def test_modules_are_left_out_level_by_level(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(candidates, "_MOST_MODULE_CUTS", 16)
     outer = {(10 * i, 10 * i + 10): Span(10 * i, 10 * i + 10, (f"{i}",), None) for i in range(6)}
     inner = {(i, i + 1): Span(i, i + 1, (f"{i // 10}.{i % 10}",), None) for i in range(60) if i % 10 in (3, 7)}
-    kept = fewer({**inner, **outer})
+    kept = limit_spans({**inner, **outer})
     assert outer.keys() <= kept.keys()  # seven cuts
     assert [nodes for nodes in kept if nodes in inner] == [(3, 4), (17, 18), (33, 34), (47, 48)]
-    assert fewer(outer) == outer
+    assert limit_spans(outer) == outer

@@ -1,4 +1,4 @@
-"""Which results are held and which made again: estimates beside analyses, choices beside all that there are."""
+"""Which results are kept and which recomputed: estimates beside analyses, choices beside all that there are."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gpt2() -> Analysis:
 
 
 def applied(analysis: Analysis, planner: OperatorPlanner, choice: RecomputeChoice) -> Analysis:
-    return plan_search.apply_regions(analysis, planner._described(choice), Application.OPERATORS)
+    return plan_search.apply_regions(analysis, planner._describe_regions(choice), Application.OPERATORS)
 
 
 @pytest.mark.parametrize("make", [resnet, densenet, gpt2])
@@ -128,7 +128,7 @@ def every_budget(planner: OperatorPlanner) -> list[tuple[float, float | None]]:
     choices = every_choice(planner._cutter)
     for peak in sorted({choice.peak for choice in choices}):
         best = min(choice.cost for choice in choices if choice.peak <= peak)
-        own = planner._within(peak)
+        own = planner._find_choice(peak)
         assert own is None or own.peak <= peak
         found.append((best, None if own is None else own.cost))
     return found

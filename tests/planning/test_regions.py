@@ -20,7 +20,7 @@ from fxmem.planning import STRATEGIES, Planner, register
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
-from fxmem.planning.regions.plan_text import described, edit_of
+from fxmem.planning.regions.plan_text import describe_regions, write_edit
 from fxmem.records.names import Application
 from fxmem.records.profile import Profile, SourceLine
 from fxmem.whatif.plan_search import apply_regions
@@ -275,7 +275,7 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
     ],
 )
 def test_the_edit_of_a_line(code: str, module: str, expected: str | None) -> None:
-    edit = edit_of(SourceLine(file="net.py", line=3, function="forward", code=code), module)
+    edit = write_edit(SourceLine(file="net.py", line=3, function="forward", code=code), module)
     assert (edit.after if edit else None) == expected
 
 
@@ -293,7 +293,7 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
     selection = Selection(CostTables(units.profile, [names.index("wide"), names.index("last")]))
     keeping = len(selection.thresholds) - 1
     assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
-    assert described(selection, [Stretch(0, 1, level=keeping)], {}) == ()
+    assert describe_regions(selection, [Stretch(0, 1, level=keeping)], {}) == ()
 
 
 def test_what_is_random_is_known_of_a_region() -> None:

@@ -29,7 +29,7 @@ from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.whatif import card_fit, max_batch, plan_search, verified_plan
-from fxmem.whatif.resize import resizing_of
+from fxmem.whatif.resize import find_resizing
 from tests import ROOT
 
 MIB = 1 << 20
@@ -125,9 +125,9 @@ def test_the_line_is_the_least_squares_one_through_the_points_near_the_largest()
     # Slope 5 through (10, 51), (12, 59), (14, 71); mean size 12, mean bytes 181/3; intercept 181/3 - 60 = 1/3. (1, 999)
     # is too far away.
     points = [point(1, 999), point(10, 51), point(12, 59), point(14, 71)]
-    assert max_batch.fitted_line(points, 14) == (5, 0, 1)
-    assert max_batch.fitted_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
-    assert max_batch.fitted_line(points[:1], 1) is None
+    assert max_batch.fit_line(points, 14) == (5, 0, 1)
+    assert max_batch.fit_line(points[:2], 1) == (round((51 - 999) / 9), 999 + 105, 0)
+    assert max_batch.fit_line(points[:1], 1) is None
 
 
 # --- against pencil and paper -----------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     def half(sized: Analysis) -> Analysis:
         return sized.again(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
 
-    halved = max_batch.curve_of(analysis, budget=8_000_000, change=half)
+    halved = max_batch.measure_curve(analysis, budget=8_000_000, change=half)
     # Half of everything: 2,000,000 of weight and 4000 per sample.
     assert (halved.largest, halved.per_sample_bytes, halved.constant_bytes) == (1500, 4000, 2_000_000)
 
@@ -268,7 +268,7 @@ TEXT = [
 def test_a_dimension_is_found(
     arguments: list[tuple[str, Any]], dim: str | int, names: tuple[str, ...], size: int
 ) -> None:
-    found = resizing_of(arguments, dim)
+    found = find_resizing(arguments, dim)
     assert (found.names, found.size) == (names, size)
 
 
@@ -299,7 +299,7 @@ def test_a_dimension_that_is_not_there_is_refused_in_one_line(
     arguments: list[tuple[str, Any]], dim: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as refused:
-        resizing_of(arguments, dim)
+        find_resizing(arguments, dim)
     assert "\n" not in str(refused.value)
 
 
@@ -312,7 +312,7 @@ def test_tensors_keep_all_but_their_size() -> None:
     )
     turned, mask = meta(2, 5, 7).transpose(1, 2), torch.ones(3)
     kwargs = {"pair": (image, turned), "mask": mask}
-    _, changed = resizing_of(list(kwargs.items()), "batch").at((), kwargs, 6)
+    _, changed = find_resizing(list(kwargs.items()), "batch").at((), kwargs, 6)
     sized, other = changed["pair"]
     assert sized.shape == (6, 3, 8, 8)
     assert (sized.dtype, sized.requires_grad, sized.is_contiguous(memory_format=torch.channels_last)) == (
@@ -326,14 +326,14 @@ def test_tensors_keep_all_but_their_size() -> None:
 
 def test_a_tensor_that_is_passed_twice_stays_one() -> None:
     x = meta(2, 3)
-    (one, two), _ = resizing_of([("x", x), ("y", x)], "batch").at((x, x), {}, 5)
+    (one, two), _ = find_resizing([("x", x), ("y", x)], "batch").at((x, x), {}, 5)
     assert one is two
     assert one.shape == (5, 3)
 
 
 def test_a_size_no_tensor_can_have_is_one_at_which_the_model_cannot_run() -> None:
     with pytest.raises(AnalysisError, match="no tensor can be as large as"):
-        resizing_of([("x", meta(2, 1 << 31))], "batch").at((meta(2, 1 << 31),), {}, 1 << 40)
+        find_resizing([("x", meta(2, 1 << 31))], "batch").at((meta(2, 1 << 31),), {}, 1 << 40)
 
 
 class Embedder(nn.Module):
@@ -465,13 +465,13 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
 
 def test_cards_on_which_the_step_is_the_same_share_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
-    search = verified_plan.plans_within
+    search = verified_plan.plan_budgets
 
     def counted(analysis: Analysis, nbytes: list[int], **rest: Any) -> Any:
         asked.append(sorted(nbytes))
         return search(analysis, nbytes, **rest)
 
-    monkeypatch.setattr(verified_plan, "plans_within", counted)
+    monkeypatch.setattr(verified_plan, "plan_budgets", counted)
     together = card_fit.cards(deep, meta(1 << 18, 1024), names=("h100", "a10", "l4"), plans=True)
     # Products take the same workspace on compute capabilities 8.6 and 8.9; the third card is large enough.
     assert asked == [[card.target.memory_bytes for card in together.cards if card.target.name in ("a10", "l4")]]

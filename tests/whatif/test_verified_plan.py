@@ -199,7 +199,7 @@ def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPa
 
     carried_out = plan_search.apply_regions(analysis, plan.regions, plan.application)
     assert carried_out.peak == after
-    assert allocator.fits(carried_out.profile, budget, settings=allocator.settings_of(os.environ))
+    assert allocator.fits(carried_out.profile, budget, settings=allocator.read_settings(os.environ))
 
 
 def test_a_step_that_fits_needs_no_plan() -> None:

@@ -29,12 +29,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
-    read_budget(options)
+    budget = read_budget(options)
     with Progress(options.quiet) as progress:
         analysis = analyze_model(options, progress)
         from fxmem.whatif.advice import advise
 
-        advice = advise(analysis, options.budget, plans=not options.no_plans, progress=progress)
+        advice = advise(analysis, budget, plans=not options.no_plans, progress=progress)
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None

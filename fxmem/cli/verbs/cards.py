@@ -53,6 +53,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         analysis = analyze_model(options, progress)
         from fxmem.whatif import card_fit
 
-        fits = card_fit.cards_of(analysis, names=names, plans=options.plan, progress=None if options.quiet else say)
+        fits = card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=None if options.quiet else say)
     text = write_json(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
     return 0 if fits.fitting else 4, text

@@ -36,10 +36,10 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem export`; return the exit code and the text for stdout."""
-    from fxmem.memory.allocator import settings_of
+    from fxmem.memory.allocator import read_settings
     from fxmem.show import export
 
-    to, settings = options.to, settings_of(os.environ)
+    to, settings = options.to, read_settings(os.environ)
     if options.output != "-":
         check_writable("--output", options.output, ", or - for stdout")
         report, timeline = load_or_analyze(options)

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         analysis = analyze_model(options, progress)
         from fxmem.whatif import max_batch, verified_plan
 
-        curve = max_batch.curve_of(
+        curve = max_batch.measure_curve(
             analysis,
             budget=budget,
             dim=options.dim,

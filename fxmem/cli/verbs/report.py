@@ -43,7 +43,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
-    from fxmem.memory.allocator import settings_of
+    from fxmem.memory.allocator import read_settings
     from fxmem.records.files import write_text
     from fxmem.show.html import PageOptions, report_html
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         graph=options.max_boxes > 0,
         renderer=options.renderer,
         max_boxes=max(options.max_boxes, 1),
-        settings=settings_of(os.environ),
+        settings=read_settings(os.environ),
     )
     write_text(Path(options.output), report_html(report, timeline, page))
     return 0, ""

@@ -35,7 +35,7 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem timeline`; return the exit code and the text for stdout."""
-    from fxmem.memory.allocator import levels_of, settings_of
+    from fxmem.memory.allocator import known_levels, read_settings
     from fxmem.records.files import write_text
     from fxmem.show import plots
 
@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:
         after = load_after(options, report)
-        settings = settings_of(os.environ)
+        settings = read_settings(os.environ)
         text = plots.timeline_svg(
-            plots.PlottedStep(report, timeline, levels_of(report, timeline, settings)),
-            after=None if after is None else plots.PlottedStep(*after, levels_of(*after, settings)),
+            plots.PlottedStep(report, timeline, known_levels(report, timeline, settings)),
+            after=None if after is None else plots.PlottedStep(*after, known_levels(*after, settings)),
             budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
             width=options.width,
         )

@@ -1,47 +1,47 @@
-"""Allocated and reserved bytes: a profile's step in a training loop, on PyTorch's CUDA caching allocator.
+"""Allocated and reserved bytes of a step in a training loop, on PyTorch's CUDA caching allocator.
 
 The program asks for bytes; the allocator hands out blocks of rounded size, cut from segments that it got from the
 driver and keeps. So a card reports larger numbers than the bytes requested, and all follow from the order of requests:
 
 - *requested*: what the program asked for and has not given back;
 - *allocated*: the blocks handed out (`torch.cuda.memory_allocated`);
-- *reserved*: the segments held (`torch.cuda.memory_reserved`).
+- *reserved*: the segments from the driver (`torch.cuda.memory_reserved`).
 
 `replay` runs the loop, `fits` asks whether it runs at all. `CachingAllocator` is the allocator by itself, and says what
-is taken for granted of it; `Settings` is `PYTORCH_CUDA_ALLOC_CONF`.
+is taken for granted of it; `AllocatorSettings` is `PYTORCH_CUDA_ALLOC_CONF`.
 """
 
 from __future__ import annotations
 
-from fxmem.memory.allocator.address_trace import Event, Levels, RecordedStep, levels, recorded_step
+from fxmem.memory.allocator.address_trace import AllocatorEvent, Levels, RecordedStep, levels, trace_step
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.peak import complete_timeline, levels_of, settings_of
-from fxmem.memory.allocator.replay import Replay, fits, replay
-from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, Settings
+from fxmem.memory.allocator.peak import complete_timeline, known_levels, read_settings
+from fxmem.memory.allocator.replay import ReplayedLoop, fits, replay
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import BlockView, OutOfMemory, Segment, Stat, Stats
 from fxmem.memory.allocator.training_loop import Occupancy, PhasePeak, Shortage
 
 __all__ = [
     "DEFAULT_SETTINGS",
+    "AllocatorEvent",
+    "AllocatorSettings",
     "BlockView",
     "CachingAllocator",
-    "Event",
     "Levels",
     "Occupancy",
     "OutOfMemory",
     "PhasePeak",
     "RecordedStep",
-    "Replay",
+    "ReplayedLoop",
     "Segment",
-    "Settings",
     "Shortage",
     "Stat",
     "Stats",
     "complete_timeline",
     "fits",
+    "known_levels",
     "levels",
-    "levels_of",
-    "recorded_step",
+    "read_settings",
     "replay",
-    "settings_of",
+    "trace_step",
 ]

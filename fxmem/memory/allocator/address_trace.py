@@ -1,4 +1,4 @@
-"""One step of the training loop on the caching allocator, event by event, in its steady state.
+"""One steady step of the training loop on the caching allocator, event by event.
 
 The loop is the one `replay` takes the allocated and reserved bytes from; here it also writes down what goes where.
 """
@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.settings import Settings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.memory.allocator.stats import Segment
-from fxmem.memory.allocator.training_loop import Loop
+from fxmem.memory.allocator.training_loop import TrainingLoop
 from fxmem.records.profile import Profile
-
-__all__ = ["Event", "Levels", "RecordedStep", "levels", "recorded_step"]
 
 _MAX_STEPS = 8
 """After so many steps `replay` stops waiting for a repetition."""
@@ -24,7 +22,7 @@ Action = Literal["alloc", "free", "segment_alloc", "segment_map"]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocatorEvent:
     """Something the allocator did."""
 
     action: Action
@@ -37,13 +35,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Levels:
-    """What the allocator held over a step, as `Timeline.live_bytes` has the bytes requested: by tick, each after what
-    happens at it."""
+    """Allocated and reserved bytes by tick, each after what happens at it; see `Timeline.live_bytes`."""
 
     allocated_bytes: tuple[int, ...]
     """The blocks handed out, `torch.cuda.memory_allocated`."""
     reserved_bytes: tuple[int, ...]
-    """The segments held, `torch.cuda.memory_reserved`."""
+    """The segments reserved, `torch.cuda.memory_reserved`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class RecordedStep:
     segments_before: tuple[Segment, ...]
     owners_before: Mapping[int, int]
     """Address of a block handed out → index of the storage in it."""
-    events: tuple[Event, ...]
+    events: tuple[AllocatorEvent, ...]
     segments_after: tuple[Segment, ...]
     owners_after: Mapping[int, int]
     steady: bool
@@ -61,17 +58,17 @@ class RecordedStep:
     levels: Levels
 
 
-def levels(profile: Profile, settings: Settings) -> Levels:
-    """Allocated and reserved bytes by tick, of the step that `recorded_step` records.
+def levels(profile: Profile, settings: AllocatorSettings) -> Levels:
+    """Allocated and reserved bytes by tick, of the step that `trace_step` records.
 
     The largest of the allocated ones is the `allocated_bytes` of a `replay` without a limit. In a loop whose steps take
-    turns, another of them may hold more reserved bytes.
+    turns, another of them may have more reserved bytes.
     """
-    return recorded_step(profile, settings).levels
+    return trace_step(profile, settings).levels
 
 
-def recorded_step(profile: Profile, settings: Settings) -> RecordedStep:
-    """Record the step that `replay` has its peaks of: of the steps that repeat themselves the one with the most
+def trace_step(profile: Profile, settings: AllocatorSettings) -> RecordedStep:
+    """Record the step that gives `replay` its peaks. Of the steps that repeat themselves it is the one with the most
     allocated bytes.
 
     The device is as large as it needs to be: neither its memory nor `per_process_memory_fraction` limits it, so every
@@ -80,17 +77,17 @@ def recorded_step(profile: Profile, settings: Settings) -> RecordedStep:
     """
     unlimited = settings.model_copy(update={"per_process_memory_fraction": 1.0})
 
-    def fresh() -> Recorder:
-        return Recorder(profile, CachingAllocator(unlimited, device_bytes=profile.target.memory_bytes))
+    def new_loop() -> LoopRecorder:
+        return LoopRecorder(profile, CachingAllocator(unlimited, device_bytes=profile.target.memory_bytes))
 
-    before, steady = _steps_before(fresh())
-    loop = fresh()
+    before, steady = _count_warmup(new_loop())
+    loop = new_loop()
     for _ in range(before):
         loop.run_step()
     return loop.record_step(steady=steady)
 
 
-def _steps_before(loop: Loop) -> tuple[int, bool]:
+def _count_warmup(loop: TrainingLoop) -> tuple[int, bool]:
     """How many steps come before the one to show, and whether it repeats itself."""
     allocated: list[int] = []
     seen: dict[Hashable, int] = {}
@@ -104,28 +101,29 @@ def _steps_before(loop: Loop) -> tuple[int, bool]:
     return _MAX_STEPS - 1, False
 
 
-class Recorder(Loop):
+class LoopRecorder(TrainingLoop):
     """The loop, with what it does to the allocator written down while `record_step` runs."""
 
     def __init__(self, profile: Profile, allocator: CachingAllocator) -> None:
         super().__init__(profile, allocator)
-        self._record: list[Event] | None = None
+        self._record: list[AllocatorEvent] | None = None
         self._runs: dict[int, int] = {}
         self._changes: dict[int, tuple[int, int]] = {}
 
     def record_step(self, *, steady: bool) -> RecordedStep:
+        """Run one step; return what the allocator did, and the state before and after."""
         before, owners = self._allocator.snapshot(), self._blocks()
         self._runs = {segment.address: segment.size for segment in before if segment.expandable}
-        record: list[Event] = []
+        record: list[AllocatorEvent] = []
         self._record = record
-        self._changes = {0: self._held()}
+        self._changes = {0: self._current_bytes()}
         self.run_step()
         self._record = None
         return RecordedStep(
             before, owners, tuple(record), self._allocator.snapshot(), self._blocks(), steady, self._levels()
         )
 
-    def _held(self) -> tuple[int, int]:
+    def _current_bytes(self) -> tuple[int, int]:
         return self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
     def _levels(self) -> Levels:
@@ -139,32 +137,32 @@ class Recorder(Loop):
     def _place(self, storage: int) -> None:
         reserved = self._allocator.reserved_bytes
         super()._place(storage)
-        self._changes[self._tick] = self._held()
+        self._changes[self._tick] = self._current_bytes()
         if self._record is not None and (address := self._address[storage]):
             if grown := self._allocator.reserved_bytes - reserved:
                 self._record.append(self._growth(address, grown))
-            self._record.append(Event("alloc", address, self.profile.storages[storage].nbytes, storage))
+            self._record.append(AllocatorEvent("alloc", address, self.profile.storages[storage].nbytes, storage))
 
-    def _drop(self, storage: int) -> None:
+    def _free(self, storage: int) -> None:
         if self._record is not None and (address := self._address[storage]):
-            self._record.append(Event("free", address, self.profile.storages[storage].nbytes, storage))
-        super()._drop(storage)
-        self._changes[self._tick] = self._held()
+            self._record.append(AllocatorEvent("free", address, self.profile.storages[storage].nbytes, storage))
+        super()._free(storage)
+        self._changes[self._tick] = self._current_bytes()
 
     def _return_from_function(self) -> None:
         kept = self._changes.copy()  # what the function's return frees is gone when its last tick is over
         super()._return_from_function()
         self._changes = kept
 
-    def _growth(self, address: int, grown: int) -> Event:
+    def _growth(self, address: int, grown: int) -> AllocatorEvent:
         """The memory that the driver gave for the block at `address`. It never takes any back: nothing limits it.
 
         A new segment begins with the block it was asked for; a mapped run grows at its end, which the block begins at
         or lies before.
         """
         if not self._allocator.settings.expandable_segments:
-            return Event("segment_alloc", address, grown)
+            return AllocatorEvent("segment_alloc", address, grown)
         run = next((begin for begin, size in self._runs.items() if begin <= address <= begin + size), address)
         end = run + self._runs.get(run, 0)
         self._runs[run] = end + grown - run
-        return Event("segment_map", end, grown)
+        return AllocatorEvent("segment_map", end, grown)

@@ -1,11 +1,9 @@
-"""The pieces that segments are cut into, and the pools of those that are free, as the caching allocator keeps them."""
+"""The blocks that segments are cut into, and the caching allocator's pools of free ones."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-
-__all__ = ["Block", "Pool", "Range"]
 
 
 class Range:
@@ -86,7 +84,7 @@ class Pool:
             self._unmapped[block.address] = block
 
     def remove(self, block: Block) -> None:
-        """Let go of a block, whose address and size are still those it was inserted with."""
+        """Remove a block, whose address and size are still those it was inserted with."""
         if block.mapped:
             del self._order[bisect_left(self._order, (block.size, block.address))]
             del self._free[block.address]

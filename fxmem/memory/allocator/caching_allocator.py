@@ -19,10 +19,15 @@ from typing import Final
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator.blocks import Block, Pool, Range
-from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings, ceil_to
+from fxmem.memory.allocator.settings import (
+    DEFAULT_SETTINGS,
+    MIN_BLOCK,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+    AllocatorSettings,
+    ceil_to,
+)
 from fxmem.memory.allocator.stats import BlockView, Gauge, OutOfMemory, Segment, Stats
-
-__all__ = ["CachingAllocator"]
 
 _ALIGNMENT: Final = 2 << 20
 _FIRST_ADDRESS: Final = 1 << 40
@@ -41,7 +46,7 @@ class CachingAllocator:
 
     def __init__(
         self,
-        settings: Settings = DEFAULT_SETTINGS,
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
         *,
         capacity_bytes: int | None = None,
         device_bytes: int | None = None,
@@ -72,8 +77,8 @@ class CachingAllocator:
     # -- the public face
 
     def malloc(self, nbytes: int) -> int:
-        """Address of a block for `nbytes`; 0, and no block, for no bytes, as a tensor without elements holds a null
-        pointer.
+        """Allocate a block for `nbytes`; return its address. For no bytes it is 0 and there is no block, as a tensor
+        without elements has a null pointer.
 
         Raises: `OutOfMemory`. The allocator stays usable, its cache emptied.
         Source: `DeviceCachingAllocator::malloc`, `NativeCachingAllocator::allocate`.
@@ -86,7 +91,7 @@ class CachingAllocator:
         pool = self._small if size <= SMALL_SIZE else self._large
         block = self._best_fit(pool, size)
         if block is None:
-            block = self._from_driver(pool, size)
+            block = self._request_segment(pool, size)
         if block is None:
             self._ooms += 1
             raise self._out_of_memory(pool, size, nbytes)
@@ -166,7 +171,7 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Held from the driver, now."""
+        """Reserved from the driver, now."""
         return self._reserved.current
 
     @property
@@ -235,9 +240,9 @@ class CachingAllocator:
 
     # -- asking the driver
 
-    def _from_driver(self, pool: Pool, size: int) -> Block | None:
-        """The ladder of `DeviceCachingAllocator::malloc`: ask, give oversize blocks back and ask, give everything back
-        and ask."""
+    def _request_segment(self, pool: Pool, size: int) -> Block | None:
+        """Ask the driver for a segment; free oversize blocks and ask; free everything and ask. The order of
+        `DeviceCachingAllocator::malloc`."""
         if self._collects:
             self._collect_garbage()
         block = self._grow(pool, size)
@@ -302,8 +307,8 @@ class CachingAllocator:
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
         nbytes = ceil_to(max(self._range_bytes, size), page)
-        fresh = Range(self._new_addresses(nbytes), page, nbytes)
-        block = Block(pool, fresh.address, nbytes, of=fresh, mapped=False)
+        new_loop = Range(self._new_addresses(nbytes), page, nbytes)
+        block = Block(pool, new_loop.address, nbytes, of=new_loop, mapped=False)
         pool.insert(block)
         return block
 

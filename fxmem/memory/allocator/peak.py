@@ -8,23 +8,23 @@ from fxmem.hardware import catalogue
 from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import replay
-from fxmem.memory.allocator.settings import Settings
+from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.records.pause_gc import uncollected
 from fxmem.records.profile import Profile, Timeline
 
-__all__ = ["complete_timeline", "levels_of", "settings_of"]
 
-
-def settings_of(environ: Mapping[str, str]) -> Settings:
-    """The settings that PyTorch would find in an environment: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
-    return Settings.from_string(environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
+    """Return the settings PyTorch finds in an environment: `PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`."""
+    return AllocatorSettings.from_string(
+        environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    )
 
 
 @uncollected()
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
-    """The profile's timeline; for a CUDA target its peak also has the allocated and reserved bytes, whether the step
-    fits, and, where it has been measured what a process takes of that card beside these (`targets.context_size`), the
-    process's bytes.
+    """Return the profile's timeline, its peak completed by the allocator's bytes for a CUDA target. These are the
+    allocated and reserved bytes, whether the step fits, and, where it has been measured what a process takes of that
+    card beside these (`catalogue.context_size`), the process's bytes.
 
     The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated
     and reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the
@@ -35,7 +35,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     timeline = liveness.timeline(profile)
     if profile.target.device != "cuda":
         return timeline
-    settings = settings_of(environ)
+    settings = read_settings(environ)
     free, memory = replay(profile, settings=settings), profile.target.memory_bytes
     bounded = (
         replay(profile, settings=settings, capacity_bytes=memory)
@@ -51,17 +51,16 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
             if context is None or free.reserved_bytes is None
             else free.reserved_bytes + context[0].nbytes,
             "fits": None if memory is None else bounded.shortage is None,
-            "shortage": "" if bounded.shortage is None else bounded.shortage.in_words,
+            "shortage": "" if bounded.shortage is None else bounded.shortage.sentence,
         }
     )
     return timeline.model_copy(update={"peak": peak})
 
 
 @uncollected()
-def levels_of(profile: Profile, timeline: Timeline, settings: Settings) -> Levels | None:
-    """The bytes that the allocator holds over the step, by tick, where they can be told: None without allocated bytes
-    in the timeline's peak, and where these settings do not lead to them, as for a report that was written under others.
-    """
+def known_levels(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> Levels | None:
+    """Return the bytes that the allocator reserves, by tick, where they are known. None without allocated bytes in the
+    timeline's peak, and where these settings do not lead to them, as for a report that was written under others."""
     if timeline.peak.allocated_bytes is None:
         return None
     found = levels(profile, settings)

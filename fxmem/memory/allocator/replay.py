@@ -1,4 +1,4 @@
-"""The peaks of a step in its steady state, allocated and reserved, and whether the loop runs at all."""
+"""The steady peaks of a step, allocated and reserved, and whether the loop runs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ from collections.abc import Hashable
 
 from fxmem.errors import UsageError
 from fxmem.memory.allocator.caching_allocator import CachingAllocator
-from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, Settings
+from fxmem.memory.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.memory.allocator.stats import OutOfMemory
-from fxmem.memory.allocator.training_loop import Loop, Occupancy, PhasePeak, Run, Shortage
+from fxmem.memory.allocator.training_loop import Occupancy, PhasePeak, ReplayedStep, Shortage, TrainingLoop
 from fxmem.records.profile import Bytes, Profile, Record
 
-__all__ = ["Replay", "fits", "replay"]
 
-
-class Replay(Record):
+class ReplayedLoop(Record):
     """A training loop replayed through the allocator: the peaks of a step in its steady state.
 
     The peaks are what `torch.cuda.max_memory_allocated()`, `max_memory_reserved()` and `memory_stats()` report when
     `reset_peak_memory_stats()` is called after the warm-up steps and one more step runs. None: the step did not fit.
     """
 
-    settings: Settings
+    settings: AllocatorSettings
     capacity_bytes: Bytes | None
     requested_bytes: Bytes | None
     allocated_bytes: Bytes | None
@@ -45,9 +43,13 @@ class Replay(Record):
 
 
 def replay(
-    profile: Profile, *, settings: Settings = DEFAULT_SETTINGS, capacity_bytes: int | None = None, max_steps: int = 8
-) -> Replay:
-    """Replay the profile's step as a loop would run it, until the allocator's state repeats or `max_steps` are over.
+    profile: Profile,
+    *,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    capacity_bytes: int | None = None,
+    max_steps: int = 8,
+) -> ReplayedLoop:
+    """Replay the step as a loop until the allocator's state repeats or `max_steps` are over.
 
     What the loop does beyond the log:
     - What outlives every step (parameters, buffers, inputs, persistent workspaces) is placed once, before the first
@@ -76,8 +78,8 @@ def replay(
     allocator = CachingAllocator(
         settings, capacity_bytes=capacity_bytes, device_bytes=_device_bytes(profile, capacity_bytes)
     )
-    loop = Loop(profile, allocator)
-    runs: list[Run] = []
+    loop = TrainingLoop(profile, allocator)
+    runs: list[ReplayedStep] = []
     seen: dict[Hashable, int] = {}
     warmup: int | None = None
     shortage: Shortage | None = None
@@ -91,13 +93,13 @@ def replay(
         warmup = seen.get(state)
         seen[state] = len(runs)
     if shortage is not None:
-        runs_shown: list[Run] = []
+        runs_shown: list[ReplayedStep] = []
     else:
         runs_shown = runs[warmup:] if warmup is not None else runs[-1:]
     return _result(settings, capacity_bytes, runs_shown, steps=loop.step, warmup=warmup, shortage=shortage)
 
 
-def fits(profile: Profile, capacity_bytes: int, *, settings: Settings = DEFAULT_SETTINGS) -> bool:
+def fits(profile: Profile, capacity_bytes: int, *, settings: AllocatorSettings = DEFAULT_SETTINGS) -> bool:
     """Whether the loop over this step runs when the driver can give `capacity_bytes` to its process.
 
     That can be less than the reserved peak `replay` reports without a capacity: a short allocator gives its cache back
@@ -112,14 +114,14 @@ def _device_bytes(profile: Profile, capacity_bytes: int | None) -> int | None:
 
 
 def _result(
-    settings: Settings,
+    settings: AllocatorSettings,
     capacity_bytes: int | None,
-    runs: list[Run],
+    runs: list[ReplayedStep],
     *,
     steps: int,
     warmup: int | None,
     shortage: Shortage | None,
-) -> Replay:
+) -> ReplayedLoop:
     top = max(runs, key=lambda run: run.at_peak.allocated_bytes, default=None)
     phases = tuple(
         PhasePeak(
@@ -131,7 +133,7 @@ def _result(
         )
         for same in zip(*(run.phases for run in runs), strict=True)
     )
-    return Replay(
+    return ReplayedLoop(
         settings=settings,
         capacity_bytes=capacity_bytes,
         requested_bytes=max((peak.requested_bytes for peak in phases), default=None),

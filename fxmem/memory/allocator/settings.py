@@ -1,5 +1,4 @@
-"""`PYTORCH_CUDA_ALLOC_CONF`: what PyTorch's CUDA caching allocator lets its users choose, and the sizes that follow
-from it.
+"""`PYTORCH_CUDA_ALLOC_CONF`: the settings of PyTorch's CUDA caching allocator, and the sizes that follow from them.
 
 Source: `c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` as of torch 2.11; the size rules are those
 of `DeviceCachingAllocator` in `c10/cuda/CUDACachingAllocator.cpp`.
@@ -15,8 +14,6 @@ from pydantic import Field
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Record
-
-__all__ = ["DEFAULT_SETTINGS", "MIN_BLOCK", "SMALL_SEGMENT", "SMALL_SIZE", "Settings", "ceil_to"]
 
 MIB: Final = 1 << 20
 MIN_BLOCK: Final = 512
@@ -40,7 +37,7 @@ def ceil_to(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-class Settings(Record):
+class AllocatorSettings(Record):
     """The part of `PYTORCH_CUDA_ALLOC_CONF` that decides where device memory goes. The defaults are PyTorch's."""
 
     max_split_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -57,17 +54,17 @@ class Settings(Record):
         0,
     ) * _INTERVALS
     """Steps per power of two that sizes round up to, for sizes from 1 MiB, 2 MiB, … 32 GiB; below and above, the first
-    and the last hold. Powers of 2; 0 or 1: plain multiples of 512 bytes."""
+    and the last apply. Powers of 2; 0 or 1: plain multiples of 512 bytes."""
     expandable_segments: bool = False
     """One range of addresses per pool, mapped page by page, instead of many segments."""
     per_process_memory_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of the device's memory the process allows itself; 1: no limit of its own."""
 
     @classmethod
-    def from_string(cls, text: str) -> Settings:
+    def from_string(cls, text: str) -> AllocatorSettings:
         """Parse `PYTORCH_CUDA_ALLOC_CONF`, e.g. `max_split_size_mb:128,expandable_segments:True`.
 
-        Spaces do not count, the last of repeated keys holds, and keys that do not move device memory (`pinned_*`, …)
+        Spaces do not count, the last of repeated keys counts, and keys that do not move device memory (`pinned_*`, …)
         are accepted and ignored. A value PyTorch would misread silently (`128MB` as 128) is refused.
 
         Raises: `UsageError` for an unknown key or a value PyTorch refuses, with PyTorch's own limit.
@@ -130,7 +127,7 @@ class Settings(Record):
         return ceil_to(size, ROUND_LARGE)
 
 
-DEFAULT_SETTINGS: Final = Settings()
+DEFAULT_SETTINGS: Final = AllocatorSettings()
 """What PyTorch does when `PYTORCH_CUDA_ALLOC_CONF` is not set."""
 
 _KNOWN_KEYS: Final = frozenset(
@@ -193,7 +190,7 @@ def _fraction(key: str, value: str, *, open_ended: bool) -> float:
 def _divisions(value: str) -> tuple[int, ...]:
     """`4`, or `[64:8,256:4,>:1]`: from 64 MiB on 8, from 256 MiB on 4, above 1.
 
-    As in PyTorch the first entry also holds for everything below it, `>` for everything above the entry before it, and
+    As in PyTorch the first entry also counts for everything below it, `>` for everything above the entry before it, and
     an interval that no entry names is not rounded: `128:` in the example.
 
     Source: `AcceleratorAllocatorConfig::parseRoundUpPower2Divisions`.

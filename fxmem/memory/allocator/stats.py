@@ -1,11 +1,9 @@
-"""What the caching allocator says of itself: statistics, a snapshot of its segments, why it refused a request."""
+"""What the caching allocator reports: statistics, a snapshot of its segments, refused requests."""
 
 from __future__ import annotations
 
 from fxmem.errors import ExceededError
 from fxmem.records.profile import Bytes, Record
-
-__all__ = ["BlockView", "Gauge", "OutOfMemory", "Segment", "Stat", "Stats"]
 
 
 class Stat(Record):

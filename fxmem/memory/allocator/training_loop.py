@@ -10,8 +10,6 @@ from fxmem.memory.allocator.caching_allocator import CachingAllocator
 from fxmem.memory.allocator.stats import OutOfMemory
 from fxmem.records.profile import Bytes, Kind, Phase, PhaseSpan, Profile, Record, Storage
 
-__all__ = ["Loop", "Occupancy", "PhasePeak", "Run", "Shortage"]
-
 
 class PhasePeak(Record):
     """The largest values within one phase of the step; each has its own moment."""
@@ -41,7 +39,7 @@ class Occupancy(Record):
 
     @property
     def cached_bytes(self) -> int:
-        """Held, and not handed out: what fragmentation can cost at most."""
+        """Kept, and not handed out: what fragmentation can cost at most."""
         return self.reserved_bytes - self.allocated_bytes
 
 
@@ -73,7 +71,7 @@ class Shortage(Record):
     reserved_bytes: Bytes
 
     @property
-    def in_words(self) -> str:
+    def sentence(self) -> str:
         """A sentence without its full stop."""
         who = f"{self.op or 'the program'}{f' of {self.node}' if self.node else ''}"
         when = f"in {self.phase} of step {self.step}" if self.phase is not None else "before the first step"
@@ -81,7 +79,7 @@ class Shortage(Record):
         return f"It runs out {when}: {who} asks for {asked}, and {self.free_bytes:,} are free"
 
 
-class Run(Record):
+class ReplayedStep(Record):
     """One step that ran through."""
 
     phases: tuple[PhasePeak, ...]
@@ -94,7 +92,7 @@ _NO_PEAK: Final = (-1, 0, 0, 0, Phase.FORWARD, 0)
 _PLACING_ORDER: Final = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
 
 
-class Loop:
+class TrainingLoop:
     """The loop's state between steps: which storage is where."""
 
     def __init__(self, profile: Profile, allocator: CachingAllocator) -> None:
@@ -128,12 +126,12 @@ class Loop:
         self._dropped = [i for i in left_behind if i not in self._becomes]
         carried = set(self._becomes.values())
         self._renewed = [i for i in self._leftovers if i not in carried]
-        # At one tick comes before goes, should a log ever hold both: an op allocates before its inputs are freed.
+        # At one tick comes before goes, should a log ever have both: an op allocates before its inputs are freed.
         births = ((s.birth, False, i) for i, s in enumerate(storages) if s.birth > 0)
         deaths = ((s.death, True, i) for i, s in enumerate(storages) if s.death < end)
         self._events = sorted([*births, *deaths])
 
-    def run_step(self) -> Run:
+    def run_step(self) -> ReplayedStep:
         """One step of the loop. Raises `OutOfMemory`; `shortage` then says where."""
         self.step += 1
         retries = self._allocator.stats().alloc_retries
@@ -157,19 +155,21 @@ class Loop:
             while position < len(self._events) and (event := self._events[position])[0] < until:
                 self._tick, gone, storage = event
                 if gone:
-                    self._drop(storage)
+                    self._free(storage)
                 else:
                     self._place(storage)
                 position += 1
             peaks.append(self._phase_peak(span.phase))
         self._return_from_function()
-        return Run(
-            phases=tuple(peaks), at_peak=self._at_peak(), alloc_retries=self._allocator.stats().alloc_retries - retries
+        return ReplayedStep(
+            phases=tuple(peaks),
+            at_peak=self._occupancy(),
+            alloc_retries=self._allocator.stats().alloc_retries - retries,
         )
 
     def _return_from_function(self) -> None:
         for storage in self._dropped:
-            self._drop(storage)
+            self._free(storage)
         for storage, successor in self._becomes.items():
             address, self._address[storage] = self._address[storage], 0
             self._address[successor] = address
@@ -182,7 +182,7 @@ class Loop:
         self._owner[address] = storage
         self._watch_peak()
 
-    def _drop(self, storage: int) -> None:
+    def _free(self, storage: int) -> None:
         self._allocator.free(self._address[storage])
         self._owner.pop(self._address[storage], None)
         self._address[storage] = 0
@@ -195,7 +195,7 @@ class Loop:
                 allocator.largest_free_block_bytes, self._phase, self._tick,
             )  # fmt: skip
 
-    def _at_peak(self) -> Occupancy:
+    def _occupancy(self) -> Occupancy:
         allocated, requested, reserved, largest, phase, tick = self._peak
         return Occupancy(
             phase=phase,
@@ -256,7 +256,7 @@ class Loop:
 
 
 def _pairs(storages: tuple[Storage, ...], left_behind: list[int], leftovers: list[int]) -> dict[int, int]:
-    """What a step leaves behind → the storage the next step finds left over: same kind, name and size, in order."""
+    """Pair what a step leaves behind with what the next step finds left over: same kind, name and size, in order."""
     waiting: defaultdict[tuple[Kind, str, int], list[int]] = defaultdict(list)
     for i in reversed(leftovers):
         waiting[storages[i].kind, storages[i].name, storages[i].nbytes].append(i)

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fxmem.errors import UsageError
+from fxmem.planning.arrays import Floats, Ints
 from fxmem.planning.operators.calls import OperatorCall, OperatorValue
 from fxmem.planning.operators.live_changes import LiveChanges, ValueLife, ValueUse
-from fxmem.planning.regions.cost_tables import CostTables, Floats, Ints
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.records.profile import Kind, Phase, Profile
 from fxmem.records.units import sum_known
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxmem.planning.regions.cost_tables import Floats
+from fxmem.planning.arrays import Floats
 
 
 class ValueLife(NamedTuple):

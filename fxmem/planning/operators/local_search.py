@@ -1,8 +1,8 @@
-"""RecomputeChoices brought within a budget, and made cheaper there, call by call: what cuts leave undone.
+"""Local search on choices: bring one within a budget, then make it cheaper there, call by call.
 
 A cut takes the same side for all that its prices do not tell apart, so equal blocks change sides together. Two choices
 are therefore mixed, one of them for what runs first and the other for the rest; single calls change sides until the
-budget is kept; and the costliest of those that are made again are spared, one after the other, others being made again
+budget is kept; and the costliest of those that are recomputed are spared, one after the other, others being recomputed
 in their stead where the budget asks for it.
 """
 
@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
-
-__all__ = ["Refiner"]
 
 _MOVES = 3_000_000
 """Changes of choices that are tried, times what one takes: calls of the step, and `_BESIDE` more; of more than `_MANY`
@@ -42,9 +40,9 @@ class Refiner:
         """Changes that may still be tried."""
         self._states: dict[frozenset[int], ChoiceState] = {}
 
-    def between(self, cheaper: RecomputeChoice, deeper: RecomputeChoice) -> Iterator[RecomputeChoice]:
-        """The deeper choice for what runs first, the cheaper one for the rest, as little of the deeper as keeps the
-        budget; and the other way round."""
+    def mix(self, cheaper: RecomputeChoice, deeper: RecomputeChoice) -> Iterator[RecomputeChoice]:
+        """Mix two choices at each cut of the program: the deeper one for what runs first, the cheaper one for the rest,
+        as little of the deeper one as keeps the budget; and the other way round."""
         differing = sorted(cheaper.recomputed ^ deeper.recomputed)
         for is_deeper_first, rest in ((True, self._state(cheaper)), (False, self._state(deeper))):
             low, high = 0, len(differing)
@@ -59,45 +57,42 @@ class Refiner:
                 else:
                     low = middle + 1
 
-    def freed(self, choice: RecomputeChoice, tries: int) -> RecomputeChoice | None:
-        """The choice with one call after the other on the other side until it keeps the budget; None if so many tries
-        do not suffice."""
-        found = self._freed(self._state(choice), tries)
+    def fit_budget(self, choice: RecomputeChoice, tries: int) -> RecomputeChoice | None:
+        """Toggle one call after the other until the choice keeps the budget; None if so many tries are too few."""
+        found = self._fit_budget(self._state(choice), tries)
         return None if found is None else found.choice
 
-    def settled(self, choice: RecomputeChoice, moves: int) -> RecomputeChoice:
-        """The choice, which keeps the budget, with its costliest calls spared, one after the other, as long as that is
-        cheaper."""
-        course, end = self._state(choice), self.moves - moves
+    def cheapen(self, choice: RecomputeChoice, moves: int) -> RecomputeChoice:
+        """Stop recomputing the costliest calls, one after the other, while that is cheaper and keeps the budget."""
+        state, end = self._state(choice), self.moves - moves
         costs = self._step.costs
         tried: set[int] = set()
         while self.moves > max(end, 0):
-            again = np.flatnonzero(np.frombuffer(course.recomputed, dtype=bool)).tolist()
+            again = np.flatnonzero(np.frombuffer(state.recomputed, dtype=bool)).tolist()
             costliest = max((call for call in again if call not in tried), key=costs.item, default=None)
             if costliest is None:
                 break
             tried.add(costliest)
             self.moves -= 1
-            spared = self._step.toggle(course, (costliest,))
-            if spared.cost >= course.cost:
+            spared = self._step.toggle(state, (costliest,))
+            if spared.cost >= state.cost:
                 continue
-            repaired = self._freed(spared, _REPAIRS, below=course.cost, but=costliest)
+            repaired = self._fit_budget(spared, _REPAIRS, below=state.cost, but=costliest)
             if repaired is not None:
-                course = repaired
-        return course.choice
+                state = repaired
+        return state.choice
 
     def _state(self, choice: RecomputeChoice) -> ChoiceState:
         if choice.recomputed not in self._states:
             self._states[choice.recomputed] = self._step.evaluate(choice.recomputed)
         return self._states[choice.recomputed]
 
-    def _freed(
-        self, course: ChoiceState, tries: int, *, below: float = float("inf"), but: int = -1
+    def _fit_budget(
+        self, state: ChoiceState, tries: int, *, below: float = float("inf"), but: int = -1
     ) -> ChoiceState | None:
-        """The course with one call after the other on the other side, what frees most at the peak for its cost first,
-        until it keeps the budget.
+        """Toggle one call after the other until the budget is kept, those that free most for their cost first.
 
-        With a call that is made again go those that nothing but it needs, and where one change does nothing by itself,
+        With a call that is recomputed go those that nothing but it needs, and where one change does nothing by itself,
         two are tried.
 
         Args:
@@ -105,9 +100,9 @@ class Refiner:
             but: a call that is left as it is.
         """
         last = self.moves - tries
-        while course.peak > self._budget:
+        while state.peak > self._budget:
             better: list[ChoiceState] = []
-            movable = [call for call in self._movable(course) if call != but]
+            movable = [call for call in self._rank_movable(state) if call != but]
             changes = [(call,) for call in movable] + list(itertools.combinations(movable[:_ABREAST], 2))
             for begin in range(0, len(changes), _ABREAST):
                 if self.moves <= max(last, 0):
@@ -117,26 +112,25 @@ class Refiner:
                 better = [
                     other
                     for calls in batch
-                    if (other := self._changed(course, calls)).peak < course.peak and other.cost < below
+                    if (other := self._toggle_with_sources(state, calls)).peak < state.peak and other.cost < below
                 ]
                 if better:
                     break
             if not better:
                 return None
-            start = course
-            course = max(
+            start = state
+            state = max(
                 better,
                 key=lambda other: (start.peak - max(other.peak, self._budget)) / max(other.cost - start.cost, 1.0),
             )
-        return course
+        return state
 
-    def _changed(self, course: ChoiceState, calls: Iterable[int]) -> ChoiceState:
-        """These calls on the other side; with those that are made again now, the ones that are needed for nothing
-        else."""
+    def _toggle_with_sources(self, state: ChoiceState, calls: Iterable[int]) -> ChoiceState:
+        """Toggle these calls; recompute with each also the sources that nothing else needs."""
         step = self._step
         changed: set[int] = set()
         for call in calls:
-            if course.recomputed[call]:
+            if state.recomputed[call]:
                 changed.add(call)
                 continue
             pending = [call]
@@ -145,27 +139,26 @@ class Refiner:
                 for source in step.calls[pending.pop()].sources:
                     before = step.values[source].call
                     if (
-                        not course.recomputed[before]
+                        not state.recomputed[before]
                         and before not in changed
-                        and all(course.uses[made] is None for made in step.calls[before].values)
+                        and all(state.uses[made] is None for made in step.calls[before].values)
                     ):
                         pending.append(before)
-        return step.toggle(course, changed)
+        return step.toggle(state, changed)
 
-    def _movable(self, course: ChoiceState) -> list[int]:
-        """Calls whose results are there at the peak because they are held, or because they have been made again, those
-        that free most for their cost first."""
+    def _rank_movable(self, state: ChoiceState) -> list[int]:
+        """Rank the calls whose results are alive at the peak by what they free for their cost."""
         step = self._step
-        at = int(step.estimate(course).argmax())
-        first, last = course.spans(len(step.live))
-        remade = np.frombuffer(course.recomputed, dtype=bool)[step.makers]
+        at = int(step.estimate(state).argmax())
+        first, last = state.spans(len(step.live))
+        remade = np.frombuffer(state.recomputed, dtype=bool)[step.makers]
         made_there = remade & (first - 1 <= at) & (at < np.maximum(last, first))
         held_there = ~remade & (step.flow_end <= at) & (at < np.maximum(np.where(step.saved, step.death, 0), last))
         rate = (
             np.where(made_there, step.nbytes, 0.0)
             + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
         )
-        rate[~np.asarray(course.needed, dtype=bool)] = 0.0
+        rate[~np.asarray(state.needed, dtype=bool)] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)
         ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()

@@ -1,11 +1,10 @@
-"""Which results of operators to hold for backward and which to make again, one by one: minimum cuts of the forward's
-graph of operators.
+"""Minimum cuts of the graph of operators: which results to keep for backward, which to recompute.
 
-Every result that backward needs is either *held* or *made again*, and what is made again needs its own sources the same
-way. With a price on held bytes and one on FLOPs the cheapest choice is a minimum cut (project selection).
+Every result that backward needs is either *kept* or *recomputed*, and what is recomputed needs its own sources the same
+way. With a price on kept bytes and one on FLOPs the cheapest choice is a minimum cut (project selection).
 torch.compile's partitioner cuts with FLOPs either free or forbidden, and solves a knapsack for budgets in between
 (torch/_functorch/partitioners.py). Prices per byte follow the step: every moment has one, and a byte costs those of the
-moments that it is there for, under the choice found before, so that bytes which are gone by the peak are held for
+moments that it is there for, under the choice found before, so that bytes which are gone by the peak are kept for
 nothing. For no budget in particular they lie near the peak; for one they ascend its Lagrangian dual (multiplicative
 weights). What cuts leave undone, `fxmem.planning.operators.local_search` does.
 """
@@ -19,12 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.planning.arrays import Floats
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.local_search import Refiner
-from fxmem.planning.regions.cost_tables import Floats
 from fxmem.records.pause_gc import uncollected
-
-__all__ = ["Cutter"]
 
 _CUTS = 60, 12
 """That are made for any budget, at most and at least."""
@@ -47,7 +44,7 @@ _MOST, _LEAST = 0.7, 1e-5
 """By which power of e a price changes in one step at most, and what part of the highest price the others have at
 least."""
 _NEAREST = 4, 2
-"""RecomputeChoices on either side of a budget that are mixed with each other, of such graphs and of others."""
+"""Choices on either side of a budget that are mixed with each other, of such graphs and of others."""
 _SETTLED = 8, 3
 """Of what keeps the budget, how many are made cheaper, of such graphs and of others."""
 
@@ -64,19 +61,18 @@ class _Network(NamedTuple):
 
 
 class Cutter(RecomputeChoices):
-    """RecomputeChoices for one step, found by cuts."""
+    """The choices for one step, found by cuts."""
 
     # --- cuts ---------------------------------------------------------------------------------------------------------
 
-    def _cut(self, hold: Floats, again: Floats) -> list[int]:
-        """Which calls to make again where holding a value costs `hold` and making a call `again`: the least of all in
-        sum."""
+    def _cut(self, keep: Floats, recompute: Floats) -> list[int]:
+        """Return the cheapest calls to recompute, with a price on each kept value and each recomputed call."""
         from scipy.sparse import csr_array  # type: ignore[import-untyped]
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
         network = self._network
-        prices = np.concatenate([np.where(self.overwritten, np.inf, hold), again, [np.inf]])
-        scale = _LARGEST / max(float(hold.max(initial=0.0)), 1e-30)
+        prices = np.concatenate([np.where(self.overwritten, np.inf, keep), recompute, [np.inf]])
+        scale = _LARGEST / max(float(keep.max(initial=0.0)), 1e-30)
         capacities = np.minimum(np.round(prices[network.price] * scale), np.iinfo(np.int32).max).astype(np.int32)
         size = len(self.values) + len(self.calls) + 2
         graph = csr_array((capacities, network.heads, network.starts), shape=(size, size))
@@ -89,8 +85,8 @@ class Cutter(RecomputeChoices):
     def _network(self) -> _Network:
         """The graph that is cut: values, calls, what is needed and what is spared.
 
-        On the side of what is needed lie the values that are and the calls that are made again: a saved value is
-        needed, and a value that is needed but whose call is not made again is held.
+        On the side of what is needed lie the values that are and the calls that are recomputed: a saved value is
+        needed, and a value that is needed but whose call is not recomputed is kept.
         """
         values, calls = len(self.values), len(self.calls)
         needed, spared, endless = values + calls, values + calls + 1, values + calls
@@ -118,43 +114,43 @@ class Cutter(RecomputeChoices):
                     found.add(number)
         return sorted(found)
 
-    def _near_peak(self, course: ChoiceState) -> Floats:
+    def _near_peak(self, state: ChoiceState) -> Floats:
         """Weights of moments, 1 in sum, most of it on those near the peak."""
-        planned = self.estimate(course)
+        planned = self.estimate(state)
         top = float(planned.max(initial=1.0))
         weights = np.exp((planned - top) / (_NEAR * top))
         shares: Floats = weights / weights.sum()
         return shares
 
-    def _priced(self, course: ChoiceState, weights: Floats) -> tuple[Floats, Floats]:
-        """By value, what a byte of it costs held and made again: how much of the weight of moments lies in its time."""
+    def _price_values(self, state: ChoiceState, weights: Floats) -> tuple[Floats, Floats]:
+        """By value, price a byte kept and a byte recomputed. The price is the weight of the moments in its lifetime."""
         end, share = len(self.live), np.concatenate([[0.0], np.cumsum(weights)])
-        first, last = course.spans(end)
+        first, last = state.spans(end)
         first = np.where(first == end, np.minimum(self.first_use, end), first)
         last = np.minimum(np.where(self.saved, np.maximum(self.death, last), np.maximum(last, first)), end)
-        held = share[last] - share[np.minimum(self.flow_end, last)]
+        kept = share[last] - share[np.minimum(self.flow_end, last)]
         made = share[last] - share[np.minimum(np.maximum(first - 1, 0), last)]
-        return held, made
+        return kept, made
 
     @cached_property
     def pool(self) -> tuple[RecomputeChoice, ...]:
-        """RecomputeChoices of many prices, none of which is worse than another in both; the cheapest first."""
+        """Choices for many prices, none of them worse than another in both cost and peak; the cheapest first."""
         found: dict[frozenset[int], RecomputeChoice] = {}
         for price in self._prices:
-            course = None
-            held, made = np.ones(len(self.values)), np.zeros(len(self.values))
+            state = None
+            kept, made = np.ones(len(self.values)), np.zeros(len(self.values))
             for _ in range(_ROUNDS):
-                if course is not None:
-                    now_held, now_made = self._priced(course, self._near_peak(course))
-                    held, made = (held + now_held) / 2, (made + now_made) / 2
-                course = self.evaluate(
-                    self._cut(self.nbytes * held, price * self.costs + self._of_calls(self.nbytes * made))
+                if state is not None:
+                    now_held, now_made = self._price_values(state, self._near_peak(state))
+                    kept, made = (kept + now_held) / 2, (made + now_made) / 2
+                state = self.evaluate(
+                    self._cut(self.nbytes * kept, price * self.costs + self._sum_by_call(self.nbytes * made))
                 )
-                found.setdefault(course.choice.recomputed, course.choice)
+                found.setdefault(state.choice.recomputed, state.choice)
         found.setdefault(frozenset(), self.choose(()))
         return tuple(_front(found.values()))
 
-    def _of_calls(self, by_value: Floats) -> Floats:
+    def _sum_by_call(self, by_value: Floats) -> Floats:
         """Sums over what each call makes."""
         sums: Floats = np.bincount(self.makers, by_value, len(self.calls)).astype(np.float64)
         return sums
@@ -163,7 +159,7 @@ class Cutter(RecomputeChoices):
     def _prices(self) -> list[float]:
         """Bytes that a FLOP is worth: those at which single results would change sides."""
         calls = {self.values[number].call for number in self._relevant}
-        made = self._of_calls(self.nbytes)
+        made = self._sum_by_call(self.nbytes)
         rates = sorted(
             {float(made[call] / self.costs[call]) for call in calls if made[call] and self.costs[call]}, reverse=True
         )
@@ -177,11 +173,10 @@ class Cutter(RecomputeChoices):
 
     @uncollected()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[RecomputeChoice]:
-        """Cuts, seeds and their unions, of which none is better than another in both cost and peak; the cheapest
-        first."""
-        return list(_front(self._known(seeds)))
+        """Return the cuts, seeds and unions that no other beats in both cost and peak, cheapest first."""
+        return list(_front(self._seeded_choices(seeds)))
 
-    def _known(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:
+    def _seeded_choices(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:
         found = list(self.pool)
         for seed in map(self.evaluate, seeds):
             found += [
@@ -191,23 +186,25 @@ class Cutter(RecomputeChoices):
         return found
 
     @uncollected()
-    def within(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> RecomputeChoice | None:
-        """The cheapest choice found whose estimated peak is within the budget; None if there is none.
+    def solve(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> RecomputeChoice | None:
+        """Find the cheapest choice whose estimated peak keeps the budget; None if there is none.
 
         Args:
             seeds: choices of calls to begin from, beside the cuts.
         """
         refiner = Refiner(self, budget)
-        front = list(_front([*self._known(seeds), *self._ascended(budget)]))
+        front = list(_front([*self._seeded_choices(seeds), *self._ascend_dual(budget)]))
         near = _NEAREST[len(self.calls) >= _MANY]
         above = [choice for choice in reversed(front) if choice.peak > budget][:near]
         fitting = [choice for choice in front if choice.peak <= budget][:near]
-        fitting += [freed for close in above if (freed := refiner.freed(close, refiner.moves // near // 2)) is not None]
+        fitting += [
+            freed for close in above if (freed := refiner.fit_budget(close, refiner.moves // near // 2)) is not None
+        ]
         fitting += [
             mixed
             for deeper in sorted(fitting, key=_cost)[:near]
             for cheaper in above
-            for mixed in refiner.between(cheaper, deeper)
+            for mixed in refiner.mix(cheaper, deeper)
         ]
         if not fitting:
             return None
@@ -215,27 +212,27 @@ class Cutter(RecomputeChoices):
             : _SETTLED[len(self.calls) >= _MANY]
         ]
         settled = [
-            refiner.settled(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
+            refiner.cheapen(choice, refiner.moves // (len(cheapest) - index)) for index, choice in enumerate(cheapest)
         ]
         return min(settled, key=_cost)
 
-    def _ascended(self, budget: float) -> Iterator[RecomputeChoice]:
-        """Cuts by prices for this budget: a moment's goes up while the peak is over the budget there, and down while it
-        is below.
+    def _ascend_dual(self, budget: float) -> Iterator[RecomputeChoice]:
+        """Yield cuts by prices for this budget: a moment's price rises while the peak exceeds the budget there, and
+        falls while it is below.
 
         That is ascent on the Lagrangian dual of the budget, with exponential steps that become smaller.
         """
         over = np.maximum(self.live - budget, 0.0)
         if not self._prices or not over.any() or budget <= 0:
             return
-        course = self.evaluate(())
+        state = self.evaluate(())
         weights = over / over.sum() / float(np.sqrt(self._prices[0] * self._prices[-1]))
         for step in range(_STEPS[len(self.calls) >= _MANY]):
-            held, made = self._priced(course, weights)
-            cut = set(self._cut(self.nbytes * held, self.costs + self._of_calls(self.nbytes * made)))
-            course = self.toggle(course, cut ^ course.choice.recomputed)
-            yield course.choice
-            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.estimate(course) / budget - 1)
+            kept, made = self._price_values(state, weights)
+            cut = set(self._cut(self.nbytes * kept, self.costs + self._sum_by_call(self.nbytes * made)))
+            state = self.toggle(state, cut ^ state.choice.recomputed)
+            yield state.choice
+            share = _STEP / np.sqrt(1 + step / _SLOWER) * (self.estimate(state) / budget - 1)
             weights = weights * np.exp(np.clip(share, -_MOST, _MOST))
             weights = np.maximum(weights, _LEAST * weights.max()) * (self.live > 0)
 

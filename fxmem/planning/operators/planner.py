@@ -1,4 +1,4 @@
-"""Plans for single results of operators, with the same door as `Planner`: strategy and budget in, a plan out."""
+"""Plans for single results of operators, with the interface of `Planner`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region, Result
 from fxmem.records.profile import Profile
 from fxmem.records.units import exact_bytes
-
-__all__ = ["OperatorPlanner"]
 
 _SHARES = (1.0,), (0.97, 1.05, 1.1)
 """Of a budget, for which the planner of regions is asked for plans to begin from; the second ones where nothing was
@@ -47,7 +45,8 @@ class OperatorPlanner:
         return Planner(self.profile, Application.GRAPH)
 
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """The cheapest plan found within a budget of requested bytes; without one, that which makes nothing again.
+        """Return the cheapest plan found within a budget of requested bytes; without one, the plan that recomputes
+        nothing.
 
         Raises:
             ExceededError: none is.
@@ -55,33 +54,32 @@ class OperatorPlanner:
         """
         cutter = self._cutter
         if budget_bytes is None or budget_bytes >= cutter.units.unplanned:
-            return self._made(strategy, cutter.choose(()), budget_bytes)
-        choice = self._within(budget_bytes)
+            return self._make_plan(strategy, cutter.choose(()), budget_bytes)
+        choice = self._find_choice(budget_bytes)
         if choice is None:
             raise ExceededError(
                 f"expected a plan that keeps the step within {exact_bytes(budget_bytes)}; strategy {strategy} with "
                 f"{Application.OPERATORS.value} reaches "
                 f"{exact_bytes(round(self._least.peak))} at the least"
             )
-        return self._made(strategy, choice, budget_bytes)
+        return self._make_plan(strategy, choice, budget_bytes)
 
-    def _within(self, budget: float) -> RecomputeChoice | None:
-        tried = (self._cutter.within(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
+    def _find_choice(self, budget: float) -> RecomputeChoice | None:
+        tried = (self._cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
         return next((found for found in tried if found is not None), None)
 
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
-        return self._made("mincut", self._least, None)
+        return self._make_plan("mincut", self._least, None)
 
     def curve(self) -> tuple[Plan, ...]:
-        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first makes
-        nothing again."""
+        """Return plans that no other beats in both peak and cost, largest peak first; the first recomputes nothing."""
         highest, lowest = self._cutter.units.unplanned, self._least.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
         return tuple(
             {
                 plan.regions: plan
-                for plan in (self._made("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))
+                for plan in (self._make_plan("mincut", each, None) for each in self._cutter.front(self._seeds(budgets)))
             }.values()
         )
 
@@ -91,7 +89,7 @@ class OperatorPlanner:
         return min(self._cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak)
 
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
-        """What the plans of regions within these budgets, wherever regions may begin and end, run again."""
+        """Yield the calls that plans of regions within these budgets run again."""
         tables, cutter = self._regions.tables, self._cutter
         units = tables.units
         for budget in budgets:
@@ -99,7 +97,7 @@ class OperatorPlanner:
             for stretch in tables.flat(budget) or ():
                 first, last = units.cuts[stretch.first], units.cuts[stretch.last]
                 kept = {product.op for _, product in tables.selection.kept(first, last, stretch.level)}
-                for index in (call for node in range(first, last) for call in self._calls_of.get(node, ())):
+                for index in (call for node in range(first, last) for call in self._calls_by_node.get(node, ())):
                     if cutter.ops[index] in kept:
                         continue
                     storages = [cutter.storages[number] for number in cutter.calls[index].values]
@@ -112,7 +110,7 @@ class OperatorPlanner:
                 yield found
 
     @cached_property
-    def _calls_of(self) -> dict[int, list[int]]:
+    def _calls_by_node(self) -> dict[int, list[int]]:
         """By node, its calls."""
         found: dict[int, list[int]] = {}
         for index, op in enumerate(self._cutter.ops):
@@ -121,9 +119,9 @@ class OperatorPlanner:
 
     # --- what is said of a plan ---------------------------------------------------------------------------------------
 
-    def _made(self, strategy: str, choice: RecomputeChoice, budget_bytes: int | None) -> Plan:
-        regions = self._described(choice)
-        return self._regions.proposed(
+    def _make_plan(self, strategy: str, choice: RecomputeChoice, budget_bytes: int | None) -> Plan:
+        regions = self._describe_regions(choice)
+        return self._regions.make_plan(
             strategy,
             "mincut",
             Application.OPERATORS,
@@ -133,8 +131,8 @@ class OperatorPlanner:
             self._cutter.flops(choice),
         )
 
-    def _described(self, choice: RecomputeChoice) -> tuple[Region, ...]:
-        """A region for each run of calls that are made again in the same part of the model."""
+    def _describe_regions(self, choice: RecomputeChoice) -> tuple[Region, ...]:
+        """Make a region of each run of recomputed calls in the same part of the model."""
         cutter, profile = self._cutter, self.profile
         all_dropped, all_held = cutter.dropped(choice), cutter.kept(choice)
         if not all_dropped:
@@ -164,7 +162,7 @@ class OperatorPlanner:
         return tuple(regions)
 
     def _parts(self, choice: RecomputeChoice) -> list[tuple[str, list[int]]]:
-        """The calls that are made again, by the part of the model they are for; parts share no node."""
+        """Group the recomputed calls by the part of the model they are for; parts share no node."""
         cutter, profile = self._cutter, self.profile
         found: list[tuple[str, list[int]]] = []
         parents = {path.rpartition(".")[0] for path in (node.module for node in profile.nodes)}
@@ -189,7 +187,7 @@ class OperatorPlanner:
 
 
 def _part(module: str, parents: Collection[str]) -> str:
-    """The block that a module is in: its path up to the last of the first numbered names (`layer1.0`,
+    """Return the block that a module is in: its path up to the last of the first numbered names (`layer1.0`,
     `denseblock1.denselayer2`), or its outermost ancestor.
 
     Args:

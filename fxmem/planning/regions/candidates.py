@@ -1,4 +1,4 @@
-"""Where regions may begin and end: modules, slices of `nn.Sequential`, and places in a graph worth cutting at."""
+"""Where regions may begin and end: modules, slices of `nn.Sequential`, and cuts of a graph."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.records.profile import Phase, Profile, SourceLine
-
-__all__ = [
-    "Span",
-    "fewer",
-    "frees",
-    "graph_cuts",
-    "last_needed",
-    "module_spans",
-    "norm_runs",
-    "siblings",
-    "worthwhile_cuts",
-]
 
 _MOST_CUTS = 320
 """Cuts of a graph that are considered; beyond, those after the lightest ops are left out."""
@@ -87,7 +75,7 @@ def last_needed(profile: Profile) -> dict[int, int]:
 
 
 def frees(profile: Profile, span: Span, needed: dict[int, int]) -> bool:
-    """Whether something that the span's nodes keep for backward is made by them and needed by no node after them."""
+    """Whether the span's nodes save something they make that no later node needs."""
     saved = {storage for node in profile.nodes[span.first : span.last] for storage in node.saved}
     made = (profile.storages[storage].node for storage in saved if needed.get(storage, -1) < span.last)
     return any(node is not None and span.first <= node < span.last for node in made)
@@ -100,8 +88,7 @@ def graph_cuts(profile: Profile) -> list[int]:
 
 
 def worthwhile_cuts(profile: Profile) -> list[int]:
-    """After every op that computes much (early stop spares it when a region ends there), and at the borders of
-    modules."""
+    """Cut after every op with many FLOPs and at the borders of modules. Early stop spares the last op of a region."""
     flops: dict[int, int] = defaultdict(int)
     for op in profile.ops:
         if op.phase is Phase.FORWARD and op.flops:
@@ -116,8 +103,8 @@ def worthwhile_cuts(profile: Profile) -> list[int]:
 
 
 def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
-    """So many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's layers
-    all weigh the same."""
+    """Select so many of the heaviest keys; of the lightest weight among them, keys at equal distances: a deep model's
+    layers all weigh the same."""
     if len(weights) <= most:
         return list(weights)
     least = sorted(weights.values(), reverse=True)[most - 1]
@@ -127,7 +114,7 @@ def _heaviest(weights: Mapping[int, int], most: int) -> list[int]:
     return [*above, *(ties[index * len(ties) // room] for index in range(room))]
 
 
-def fewer(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
+def limit_spans(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
     """The spans that a planner's tables have room for.
 
     Whole levels of modules, the outermost first; of the first level that does not fit, spans at equal distances.
@@ -150,8 +137,8 @@ def fewer(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], Span]:
 
 
 def norm_runs(profile: Profile) -> list[tuple[int, int]]:
-    """From a norm to the convolution that comes before the next norm, as half-open ranges of nodes; a concatenation
-    before the norm belongs to it."""
+    """Find the half-open ranges of nodes from a norm to the convolution before the next norm. A concatenation before
+    the norm belongs to it."""
     does: dict[int, set[str]] = defaultdict(set)
     for op in profile.ops:
         if op.phase is Phase.FORWARD:
@@ -167,7 +154,7 @@ def norm_runs(profile: Profile) -> list[tuple[int, int]]:
 
 
 def siblings(profile: Profile, spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The chain of sibling modules that keeps most for backward: what people call the blocks of a model."""
+    """Find the chain of sibling modules that saves most for backward: the blocks of the model."""
     chains: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         if len(span.modules) == 1:

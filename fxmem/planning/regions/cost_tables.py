@@ -18,17 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fxmem.memory import liveness
+from fxmem.planning.arrays import Floats, Ints
 from fxmem.planning.regions.legality import earliest, random_nodes, writes_in_place
-from fxmem.planning.regions.op_costs import Floats, OpCosts
+from fxmem.planning.regions.op_costs import OpCosts
 from fxmem.planning.regions.peaks_by_unit import most_above, sum_alive
 from fxmem.records.profile import Kind, Node, Phase, Profile
-
-__all__ = ["OUTSIDE", "CostTables", "Floats", "Ints"]
-
-Ints = NDArray[np.int64]
 
 OUTSIDE = ("placeholder", "get_attr", "output", "loss", "optimizer")
 
@@ -151,7 +147,7 @@ class CostTables:
         """`[i, j]`: bytes that units `i` to `j - 1` make and later units read or keep: what stays when they are
         checkpointed.
 
-        What nothing keeps for backward, and one unit reads, is held by that one's region, if it is in one, and counts
+        What nothing keeps for backward, and one unit reads, is kept by that one's region, if it is in one, and counts
         as its input; the model's results are there throughout.
         """
         n = self.count
@@ -173,7 +169,7 @@ class CostTables:
         """`[i, j]`: bytes made before cut `i` that units `i` to `j - 1` are the first to read, and that nothing keeps
         unless they are checkpointed.
 
-        The first alone: what is held for one region need not be held again for the next.
+        The first alone: what is kept for one region need not be kept again for the next.
         """
         n = self.count
         table = np.zeros((n + 1, n + 1))
@@ -224,7 +220,7 @@ class CostTables:
         return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
 
     def _ticks(self, phase: Phase, *, until_stop: bool = False) -> tuple[Ints, Ints]:
-        """The ticks of the units' ops in a phase, ascending, and the unit of each; a tick that two units share is there
+        """Return the ticks of the units' ops in a phase, ascending, and the unit of each. A tick of two units is there
         twice.
 
         `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.
@@ -272,7 +268,7 @@ class CostTables:
 
     @cached_property
     def again(self) -> Floats:
-        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, scratch
+        """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, workspace
         included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
         others = self.live - sum_alive(births, deaths, sizes, len(self.live)) - self.resident
@@ -353,7 +349,7 @@ class CostTables:
     @cached_property
     def earliest(self) -> Ints:
         """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region
-        may hold."""
+        may contain."""
         return earliest(self.profile, self._readers)
 
     def allowed(self, first: int, last: int) -> bool:

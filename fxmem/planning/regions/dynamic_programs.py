@@ -6,7 +6,7 @@ is stored, or a stretch of units that ends here is checkpointed, whole or keepin
 of each of `FRONT` equal steps of bytes kept.
 
 `nested` is rotor's recurrence (Beaumont et al. 2019, arXiv:1911.13214) over the same tables: what is checkpointed is
-recomputed under a plan of its own, in the memory that is left; a selective region holds no others and is in none.
+recomputed under a plan of its own, in the memory that is left; a selective region contains no others and is in none.
 Memory is in `SLOTS` equal steps, rounded up.
 """
 
@@ -19,11 +19,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.candidates import Span, siblings
-from fxmem.planning.regions.cost_tables import CostTables, Floats
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.kept_products import Selection
-
-__all__ = ["FRONT", "SLOTS", "Offer", "Stretch", "Tables"]
 
 FRONT = 64
 _STEPS = 1024
@@ -259,13 +258,13 @@ class _Nested:
     def feasible(self) -> bool:
         return bool(np.isfinite(self.best[0, self.n, SLOTS]))
 
-    def _slots(self, nbytes: float) -> int:
+    def _count_slots(self, nbytes: float) -> int:
         """Slots for bytes that stay, rounded up."""
         return max(int(np.ceil(nbytes / self.unit - 1e-9)), 0)
 
-    def _needed(self, nbytes: float) -> int:
+    def _count_needed(self, nbytes: float) -> int:
         """Slots that bytes including the resident ones need."""
-        return self._slots(nbytes - self.floor)
+        return self._count_slots(nbytes - self.floor)
 
     def _solve(self) -> None:
         tables, units, n = self.tables, self.tables.units, self.n
@@ -275,22 +274,25 @@ class _Nested:
                 j = i + length
                 best, how = self.best[i, j], self.how[i, j]
                 top = i == 0 and j == n
-                needed = self._needed(float(tables.stored_peak[i, j] if j == n else tables.peak[i, j]))
+                needed = self._count_needed(float(tables.stored_peak[i, j] if j == n else tables.peak[i, j]))
                 if needed < size:
                     best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else units.cost[i, j]), -1
                 for k in range(i + 1, j):
                     run = whole[k] - whole[i]
                     if tables.regions[i, k]:
                         shift, needed = (
-                            self._slots(float(tables.kept[i, k])),
-                            self._needed(float(tables.forward_peak[i, k])),
+                            self._count_slots(float(tables.kept[i, k])),
+                            self._count_needed(float(tables.forward_peak[i, k])),
                         )
                         self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
                     for level, offer in enumerate(
                         self.selective if j == n else (), 1
                     ):  # in the step's own forward alone, and nothing within it
                         if offer.regions[i, k]:
-                            shift, needed = self._slots(float(offer.kept[i, k])), self._needed(float(offer.need[i, k]))
+                            shift, needed = (
+                                self._count_slots(float(offer.kept[i, k])),
+                                self._count_needed(float(offer.need[i, k])),
+                            )
                             self._offer(
                                 best,
                                 how,
@@ -302,11 +304,11 @@ class _Nested:
                             )
                 if length > 1:
                     k = i + 1
-                    shift = self._slots(float(units.keeps[i]))
-                    needed = self._needed(float(max(units.storing[i, i], units.running[i, i])))
+                    shift = self._count_slots(float(units.keeps[i]))
+                    needed = self._count_needed(float(max(units.storing[i, i], units.running[i, i])))
                     self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
                 if top and tables.regions[i, j]:
-                    needed = self._needed(float(tables.forward_peak[i, j]))
+                    needed = self._count_needed(float(tables.forward_peak[i, j]))
                     self._offer(
                         best,
                         how,
@@ -343,12 +345,12 @@ class _Nested:
             k, way = divmod(code, self.ways)
             if way > 1:
                 yield Stretch(i, k, level=way - 1)
-                slots -= self._slots(float(self.tables.offers[way - 1].kept[i, k]))
+                slots -= self._count_slots(float(self.tables.offers[way - 1].kept[i, k]))
             elif way == 1:
                 yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
-                slots -= self._slots(float(self.tables.kept[i, k]))
+                slots -= self._count_slots(float(self.tables.kept[i, k]))
             else:
-                slots -= self._slots(float(self.tables.units.keeps[i]))
+                slots -= self._count_slots(float(self.tables.units.keeps[i]))
             i = k
 
 
@@ -363,7 +365,7 @@ def _running_maximum(by_unit: Floats) -> Floats:
 
 def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
     """Indices of the Pareto front, fewest bytes first, thinned to `FRONT`."""
-    near = _undominated(kept, cost, budget)
+    near = _drop_dominated(kept, cost, budget)
     order = near[np.lexsort((cost[near], kept[near]))]
     sorted_cost = cost[order]
     lowest = np.minimum.accumulate(sorted_cost)
@@ -379,9 +381,9 @@ def _front(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
     return thinned
 
 
-def _undominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
-    """Indices of points among which are all those of the front: without those that a point some equal step of bytes
-    below costs no more than."""
+def _drop_dominated(kept: Floats, cost: Floats, budget: float) -> NDArray[np.int64]:
+    """Drop most points that are not on the Pareto front, without sorting. A point is dropped if one that keeps fewer
+    bytes, by equal steps, costs no more."""
     steps = np.minimum((kept * (_STEPS / budget)).astype(np.int64), _STEPS)
     lowest = np.full(_STEPS + 2, np.inf)
     np.minimum.at(lowest[1:], steps, cost)

@@ -1,4 +1,4 @@
-"""What a region saves of its recomputation by keeping results of its products, and the bytes that takes.
+"""What a region saves of its recomputation by keeping results of products, and its price in bytes.
 
 A region that keeps results is run again like any other, except that those products are not: what they gave in the first
 run is there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to
@@ -15,11 +15,10 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.hardware.op_classes import is_product
-from fxmem.planning.regions.cost_tables import Floats, CostTables
+from fxmem.planning.arrays import Floats
+from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Kind, Phase
-
-__all__ = ["Product", "Selection"]
 
 _LEVELS = 6
 """Levels above 0, at most."""
@@ -66,7 +65,7 @@ class Selection:
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
-        """Those whose results can be kept: known FLOPs, and nobody writes to the result in place later."""
+        """Products whose results can be kept: their FLOPs are known, and no later call writes to them."""
         units, profile = self.units, self.units.profile
         made: dict[int, list[int]] = {}
         for index, storage in enumerate(profile.storages):
@@ -128,7 +127,7 @@ class Selection:
         """`[i, j]`: a sum over the products that a region of units `i` to `j - 1` keeps at a level.
 
         `value`: "cost", what is not run again; "kept", bytes that would not stay without; "extra", those of them that a
-        stored region would not hold, either.
+        stored region would not keep, either.
         """
         units, n = self.units, self.units.count
         grid = np.zeros((n + 1, n + 2))
@@ -152,7 +151,7 @@ class Selection:
     @cached_property
     def offers(self) -> tuple[tuple[Floats, Floats, Floats], ...]:
         """For each level but 0: cost that is saved, bytes that are kept, and those among them that a stored region
-        would not hold."""
+        would not keep."""
         return tuple(
             (self._table(level, "cost"), self._table(level, "kept"), self._table(level, "extra"))
             for level in range(1, len(self.thresholds))

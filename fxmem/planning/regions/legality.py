@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from fxmem.records.profile import Node, Phase, Profile
 
-__all__ = ["earliest", "random_nodes", "writes_in_place"]
-
 _NEVER_AGAIN = ("nonzero", "unique", "masked_select", "_local_scalar_dense", "item", "repeat_interleave", "bincount")
 """Operators whose result's shape depends on the data, which may not be the same the second time."""
 _RANDOM = (
@@ -27,12 +25,12 @@ _RANDOM = (
     "attention",
 )
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of batch norms, which whoever applies a plan sees to it are updated once."""
+"""Buffers of batch norms, which the code that applies a plan sees to it are updated once."""
 
 
 def earliest(profile: Profile, readers: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
     """By node: the first node that a region around it may begin with at the latest; -1 for a node that no region may
-    hold.
+    contain.
 
     Args:
         profile: of an unplanned step.

@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Phase, Profile
 from fxmem.records.units import sum_known
-
-Floats = NDArray[np.float64]
 
 _TRAFFIC = 0.5
 """FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
@@ -50,8 +48,7 @@ class OpCosts:
         return whole, until, packs, unknown
 
     def last_saved(self, node: int) -> int:
-        """The last of a node's ops to have a part in a result that the node itself saves; -1 if it saves none of its
-        own."""
+        """The last of a node's ops that helps to make what the node saves; -1 if there is none."""
         profile, ops = self.profile, self.forward.get(node, [])
         own = [op for storage in profile.nodes[node].saved if (op := profile.storages[storage].op) in ops]
         last = max((op for op in own if op is not None), default=-1)
@@ -75,8 +72,7 @@ class OpCosts:
         return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
 
     def flops(self, first: int, last: int) -> int | None:
-        """FLOPs of running nodes `first` to `last - 1` again, up to their last saved tensor; None where an op has no
-        formula."""
+        """FLOPs of recomputing nodes `first` to `last - 1` up to their last saved tensor; None if one is unknown."""
         profile, (_, _, packs, unknown) = self.profile, self.node_costs
         saving = [node for node in range(first, last) if packs[node]]
         if not saving:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fxmem.planning.regions.op_costs import Floats
-
-Ints = NDArray[np.int64]
+from fxmem.planning.arrays import Floats, Ints
 
 _TICKS_TOGETHER = 256
 """Ticks looked at together: their table stays within a processor's cache."""

@@ -1,5 +1,4 @@
-"""From stretches of units to the regions of a plan: names, lines, bytes, FLOPs, and the edit that makes the user's code
-do it."""
+"""The regions of a plan described for the user: names, lines, bytes, FLOPs and source edits."""
 
 from __future__ import annotations
 
@@ -13,13 +12,11 @@ from fxmem.planning.regions.kept_products import Selection
 from fxmem.records.plan import Edit, Region
 from fxmem.records.profile import SourceLine
 
-__all__ = ["described", "edit_of"]
 
-
-def described(
+def describe_regions(
     selection: Selection, stretches: Iterable[Stretch], spans: dict[tuple[int, int], Span]
 ) -> tuple[Region, ...]:
-    """The regions of a plan; one that frees nothing, or keeps results of more bytes than it frees, is none."""
+    """Describe the regions of a plan. One that frees nothing, or keeps more bytes than it frees, is left out."""
     regions = (_region(selection, stretch, spans) for stretch in stretches)
     return tuple(region for region in regions if region.freed_bytes)
 
@@ -51,14 +48,14 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
         random=units.draws(first, last),
         edit=None
         if span is None or span.source is None or len(span.modules) != 1
-        else edit_of(span.source, span.modules[0], keeps),
-        regions=described(selection, stretch.inner, spans),
+        else write_edit(span.source, span.modules[0], keeps),
+        regions=describe_regions(selection, stretch.inner, spans),
     )
 
 
-def edit_of(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edit | None:
-    """The line with the module's call checkpointed, keeping the results of these products; None where it makes no call
-    by the module's own name (in a loop)."""
+def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edit | None:
+    """Return the source line with the module's call checkpointed, keeping the results of these products. None where the
+    line makes no call by the module's own name (in a loop)."""
     try:
         tree = ast.parse(textwrap.dedent(source.code))
     except SyntaxError:  # the first line of a statement that goes on

@@ -13,16 +13,16 @@ from fxmem.hardware import roofline
 from fxmem.memory import liveness
 from fxmem.planning.regions.candidates import (
     Span,
-    fewer,
     frees,
     graph_cuts,
     last_needed,
+    limit_spans,
     module_spans,
     worthwhile_cuts,
 )
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.planning.regions.plan_text import described
+from fxmem.planning.regions.plan_text import describe_regions
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
@@ -43,14 +43,14 @@ class Planner:
 
     @cached_property
     def spans(self) -> dict[tuple[int, int], Span]:
-        """Module calls whose checkpoint would free something, by their nodes; of several with the same nodes, the
+        """Module calls whose checkpoint would free something, by their nodes. Of several with the same nodes, the
         outermost."""
         found: dict[tuple[int, int], Span] = {}
         needed = last_needed(self.profile)
         for span in module_spans(self.profile):
             if frees(self.profile, span, needed):
                 found.setdefault((span.first, span.last), span)
-        return fewer(found)
+        return limit_spans(found)
 
     @cached_property
     def before(self) -> Peak:
@@ -109,7 +109,7 @@ class Planner:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """The cheapest plan of a strategy within a budget of requested bytes, by the planner's own tables.
+        """Return the cheapest plan of a strategy within a budget of requested bytes, by the planner's tables.
 
         Without a budget strategies without a curve give their one plan; the others store everything.
 
@@ -122,7 +122,7 @@ class Planner:
         if asked.has_curve and budget >= self.tables.units.unplanned:
             return self._plan(strategy, "flat", (), self.tables, budget_bytes)
         for name in asked.tries or (strategy,):
-            plan = self._proposed(strategy, STRATEGIES.get(name), budget, budget_bytes)
+            plan = self._propose(strategy, STRATEGIES.get(name), budget, budget_bytes)
             if plan is not None:
                 return plan
         if asked.has_curve or asked.propose is None:
@@ -134,7 +134,7 @@ class Planner:
             f"{self.application.value} reaches {exact_bytes(least)} at the least"
         )
 
-    def _proposed(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
+    def _propose(self, asked_for: str, strategy: Strategy, budget: float, budget_bytes: int | None) -> Plan | None:
         """The plan that a strategy proposes, if that keeps the budget."""
         tables = self.coarse if strategy.nests else self.tables
         stretches = None if strategy.propose is None else strategy.propose(tables, budget)
@@ -166,8 +166,7 @@ class Planner:
         return best
 
     def curve(self) -> tuple[Plan, ...]:
-        """Plans of which none has both a lower peak and a lower cost than another, largest peak first; the first has no
-        regions."""
+        """Return plans that no other beats in both peak and cost, largest peak first; the first has no regions."""
         highest, lowest = self.tables.units.unplanned, self.tables.smallest()
         plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
@@ -188,13 +187,12 @@ class Planner:
         budget_bytes: int | None,
         most: int | None = None,
     ) -> Plan:
-        """The plan; `most` is what the planner says its peak is at most, where that is not to be had from its
-        regions."""
-        regions = described(tables.selection, stretches, self.spans)
+        """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
+        regions = describe_regions(tables.selection, stretches, self.spans)
         estimated = tables.estimate(stretches) if most is None else most
-        return self.proposed(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
+        return self.make_plan(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
 
-    def proposed(
+    def make_plan(
         self,
         strategy: str,
         chosen: str,

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fxmem.memory.allocator import DEFAULT_SETTINGS, Settings
+from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings
 from fxmem.records import files, registry
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.registry import Registry
 
 __all__ = ["EXPORTERS", "Exporter", "export", "register", "save"]
 
-Write = Callable[[Profile, Timeline, Settings], str | bytes]
+Write = Callable[[Profile, Timeline, AllocatorSettings], str | bytes]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def register(name: str, write: Write, *, binary: bool = False) -> None:
     EXPORTERS.register(name, Exporter(name, write, binary))
 
 
-def export(profile: Profile, timeline: Timeline, to: str, *, settings: Settings = DEFAULT_SETTINGS) -> str | bytes:
+def export(
+    profile: Profile, timeline: Timeline, to: str, *, settings: AllocatorSettings = DEFAULT_SETTINGS
+) -> str | bytes:
     """The report in another tool's format.
 
     Args:
@@ -69,7 +71,9 @@ def export(profile: Profile, timeline: Timeline, to: str, *, settings: Settings 
     return EXPORTERS.get(to).write(profile, timeline, settings)
 
 
-def save(profile: Profile, timeline: Timeline, path: Path, to: str, *, settings: Settings = DEFAULT_SETTINGS) -> None:
+def save(
+    profile: Profile, timeline: Timeline, path: Path, to: str, *, settings: AllocatorSettings = DEFAULT_SETTINGS
+) -> None:
     """Write it to a file, whole or not at all. Arguments and errors as for `export`, and UsageError for a file that
     cannot be written."""
     content = export(profile, timeline, to, settings=settings)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fxmem.memory import facts
-from fxmem.memory.allocator import DEFAULT_SETTINGS, Settings, levels_of
+from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
 from fxmem.records.names import Renderer
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
@@ -47,7 +47,7 @@ class PageOptions:
     """What finds the places of its boxes; see `fxmem.show.graph.DrawingOptions`."""
     max_boxes: int = 400
     """About how many boxes it may have."""
-    settings: Settings = DEFAULT_SETTINGS
+    settings: AllocatorSettings = DEFAULT_SETTINGS
     """Of the allocator, whose bytes over the step they lead to."""
 
 
@@ -109,10 +109,10 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
 
 
 def _timelines(profile: Profile, timeline: Timeline, options: PageOptions) -> Callable[[str, float], str]:
-    step = PlottedStep(profile, timeline, levels_of(profile, timeline, options.settings))
+    step = PlottedStep(profile, timeline, known_levels(profile, timeline, options.settings))
     after: PlottedStep | Timeline | None = options.after
     if options.after is not None and options.after_profile is not None:
-        levels = levels_of(options.after_profile, options.after, options.settings)
+        levels = known_levels(options.after_profile, options.after, options.settings)
         after = PlottedStep(options.after_profile, options.after, levels)
     budget, plan = options.budget_bytes, options.plan
 

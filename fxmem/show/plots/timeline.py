@@ -55,7 +55,7 @@ class PlottedStep(NamedTuple):
     timeline: Timeline
     """Its `fxmem.memory.liveness.timeline`; its peak may carry the allocator's byte counts as well."""
     levels: Levels | None = None
-    """The allocator's bytes over the step, of `fxmem.memory.allocator.levels_of`. None: level lines at their peaks,
+    """The allocator's bytes over the step, of `fxmem.memory.allocator.known_levels`. None: level lines at their peaks,
     where the timeline has those."""
 
 

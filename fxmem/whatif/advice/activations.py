@@ -11,9 +11,7 @@ from fxmem.records.advice import Effect
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.uses import Uses
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant, for_modules, listed
-
-__all__ = ["activation_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules, list_refused
 
 _IN_PLACE = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.ELU, nn.CELU, nn.SELU)
 """Their backward needs the output alone (tools/autograd/derivatives.yaml), so nothing is lost when it overwrites the
@@ -29,22 +27,22 @@ def activation_changes(analysis: Analysis) -> Iterator[Change]:
 
     def make(variant: Variant, _: Analysis) -> Variant:
         if not allowed:
-            raise NotToBeHadError(
-                listed(refused) or "the model has no activation modules that could run in place and do not"
+            raise NotApplicableError(
+                list_refused(refused) or "the model has no activation modules that could run in place and do not"
             )
         model = shadow_model(variant.model)
         for path in allowed:
             vars(model.get_submodule(path))["inplace"] = True
         return dataclasses.replace(variant, model=model)
 
-    code = for_modules(allowed, "module.inplace = True")
+    code = code_for_modules(allowed, "module.inplace = True")
     effect: Effect = (
         "rounding"
         if any(isinstance(analysis.model.get_submodule(path), _FROM_THE_RESULT) for path in allowed)
         else "none"
     )
     yield Change(
-        "inplace", "activations in place", effect, code, make, note=f"not {listed(refused)}" if refused else ""
+        "inplace", "activations in place", effect, code, make, note=f"not {list_refused(refused)}" if refused else ""
     )
 
 

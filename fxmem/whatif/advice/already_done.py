@@ -1,4 +1,4 @@
-"""What lists of tricks name and the analysed step does anyway: said with what it is worth."""
+"""Advice that the step already follows, with the bytes it saves."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Phase
 from fxmem.records.units import exact_bytes
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
-
-__all__ = ["changes_made_already"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 
-def changes_made_already(analysis: Analysis) -> Iterator[Change]:
-    """Gradients let go by `zero_grad`, and forward without gradients."""
+def made_changes(analysis: Analysis) -> Iterator[Change]:
+    """Gradients freed by `zero_grad`, and forward without gradients."""
     if analysis.profile.step.mode == "infer":
         code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
         yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _said(_with_gradients))
     elif analysis.request.optimizer is not None and analysis.request.accumulate == 1:
         code = "optimizer.zero_grad(set_to_none=True)"
         yield Change(
-            "set-to-none", "gradients let go, not filled with zeros", "none", code, _said(_with_zeroed_gradients)
+            "set-to-none", "gradients freed, not filled with zeros", "none", code, _said(_with_zeroed_gradients)
         )
 
 
 def _said(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, analysis: Analysis) -> Variant:
-        raise NotToBeHadError(worth(analysis))
+        raise NotApplicableError(worth(analysis))
 
     return make
 

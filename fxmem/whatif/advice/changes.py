@@ -1,4 +1,4 @@
-"""Changes to a training step that save memory: each turns one way of running the step into another.
+"""Changes to a training step that save memory. Each turns one way of running the step into another.
 
 A change works on a `Variant`, so that several can be made one after the other. Nothing of the user's is touched:
 modules are changed on a copy of the tree, tensors on copies on meta.
@@ -14,34 +14,32 @@ from collections.abc import Iterator
 
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.advice.activations import activation_changes
-from fxmem.whatif.advice.already_done import changes_made_already
+from fxmem.whatif.advice.already_done import made_changes
 from fxmem.whatif.advice.dtypes import dtype_changes
-from fxmem.whatif.advice.frozen_parts import freezing_changes
+from fxmem.whatif.advice.frozen_parts import frozen_changes
 from fxmem.whatif.advice.inplace_calls import call_changes
 from fxmem.whatif.advice.kernels import kernel_changes
-from fxmem.whatif.advice.losses import cross_entropy_in_chunks, loss_changes
-from fxmem.whatif.advice.optimizer import stepping_changes
-from fxmem.whatif.advice.release import holding_changes
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Outcome, Variant, outcome
-
-__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "changes_for", "cross_entropy_in_chunks", "outcome"]
+from fxmem.whatif.advice.losses import loss_changes
+from fxmem.whatif.advice.optimizer import optimizer_changes
+from fxmem.whatif.advice.release import release_changes
+from fxmem.whatif.advice.variant import Change
 
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def changes_for(analysis: Analysis) -> Iterator[Change]:
-    """Everything that can be tried on this step, whether or not it will be worth it."""
+    """Yield every change that can be tried on this step, worth it or not."""
     training = analysis.profile.step.mode == "train"
     yield from activation_changes(analysis)
     yield from call_changes(analysis)
     yield from dtype_changes(analysis)
     yield from kernel_changes(analysis)
     if training:
-        yield from stepping_changes(analysis)
-        yield from freezing_changes(analysis)
+        yield from optimizer_changes(analysis)
+        yield from frozen_changes(analysis)
         yield from loss_changes(analysis)
-    yield from holding_changes(analysis)
-    yield from changes_made_already(analysis)
+    yield from release_changes(analysis)
+    yield from made_changes(analysis)
     if analysis.profile.target.device == "cuda":
         yield Change(
             "expandable-segments",

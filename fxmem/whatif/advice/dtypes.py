@@ -9,9 +9,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import meta_model
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
-
-__all__ = ["dtype_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 
 def dtype_changes(analysis: Analysis) -> Iterator[Change]:
@@ -41,9 +39,9 @@ def dtype_changes(analysis: Analysis) -> Iterator[Change]:
 
 def _half(variant: Variant, _: Analysis) -> Variant:
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
-        raise NotToBeHadError("the weights are not float32")
+        raise NotApplicableError("the weights are not float32")
     if variant.request.precision is not None:
-        raise NotToBeHadError("the step runs under autocast already")
+        raise NotApplicableError("the step runs under autocast already")
     model = meta_model(variant.model).to(torch.bfloat16)
     args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_bf16, (variant.request.args, variant.request.kwargs))
     return variant.with_step(model, args=args, kwargs=kwargs)
@@ -59,17 +57,17 @@ def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
 
 def _autocast(variant: Variant, _: Analysis) -> Variant:
     if variant.request.precision is not None:
-        raise NotToBeHadError(f"the step runs under {variant.request.precision} autocast already")
+        raise NotApplicableError(f"the step runs under {variant.request.precision} autocast already")
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
-        raise NotToBeHadError("the weights are not float32")
+        raise NotApplicableError("the weights are not float32")
     return variant.with_step(precision="bf16")
 
 
 def _channels_last(variant: Variant, analysis: Analysis) -> Variant:
     if not any("convolution" in op.name for op in analysis.profile.ops):
-        raise NotToBeHadError("the model has no convolutions")
+        raise NotApplicableError("the model has no convolutions")
     if any(_is_channels_last(p) for p in variant.model.parameters()):
-        raise NotToBeHadError("weights are channels_last already")
+        raise NotApplicableError("weights are channels_last already")
     model = meta_model(variant.model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     args, kwargs = torch_common.tree_map_only(
         torch.Tensor, _as_channels_last, (variant.request.args, variant.request.kwargs)

@@ -9,12 +9,10 @@ from torch import nn
 
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import meta_model
-from fxmem.whatif.advice.variant import Change, Variant, for_modules
-
-__all__ = ["freezing_changes"]
+from fxmem.whatif.advice.variant import Change, Variant, code_for_modules
 
 
-def freezing_changes(analysis: Analysis) -> Iterator[Change]:
+def frozen_changes(analysis: Analysis) -> Iterator[Change]:
     """All but the last part, and the largest part alone."""
     parts = [path for path in _parts(analysis.model) if _trained(analysis.model.get_submodule(path))]
     if len(parts) < 2:
@@ -40,7 +38,7 @@ def _trained(module: nn.Module) -> int:
 
 
 def _freezing(key: str, title: str, paths: list[str]) -> Change:
-    code = for_modules(paths, "module.requires_grad_(False)")
+    code = code_for_modules(paths, "module.requires_grad_(False)")
     note = "before the optimizer is made; batch norms still update their statistics"
     return Change(key, title, "training", code, _frozen(paths), note=note, excludes="frozen")
 

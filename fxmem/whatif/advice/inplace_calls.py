@@ -18,9 +18,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.source_edits import calls_in_place
 from fxmem.whatif.advice.uses import Uses
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant, listed
-
-__all__ = ["call_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, list_refused
 
 _WITH_KEYWORD = {
     function: function.__name__ for function in (F.relu, F.leaky_relu, F.relu6, F.hardtanh, F.elu, F.celu, F.selu)
@@ -49,11 +47,11 @@ _Place = tuple[str, int, str]
 def call_changes(analysis: Analysis) -> Iterator[Change]:
     """Lines that call an activation which may overwrite its input, where autograd allows it."""
     allowed, refused = _sorted_out(analysis)
-    why = listed({f"{file}:{line}": reason for (file, line, _), reason in refused.items()})
+    why = list_refused({f"{file}:{line}": reason for (file, line, _), reason in refused.items()})
 
     def make(variant: Variant, _: Analysis) -> Variant:
         if not allowed:
-            raise NotToBeHadError(why or "no line calls an activation that could run in place and does not")
+            raise NotApplicableError(why or "no line calls an activation that could run in place and does not")
         model = shadow_model(variant.model)
         vars(model)["forward"] = _in_place(model.forward, frozenset(allowed))
         return dataclasses.replace(variant, model=model)
@@ -71,7 +69,8 @@ def call_changes(analysis: Analysis) -> Iterator[Change]:
 
 
 def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, str]]:
-    """Lines whose calls may all overwrite their input, with whether they take `inplace=`, and of the others why not."""
+    """Find the lines whose calls may all overwrite their input, with whether they take `inplace=`; and for the other
+    lines why they may not."""
     profile = analysis.profile
     uses = Uses(profile)
     keyword: dict[_Place, bool] = {}

@@ -11,9 +11,7 @@ from fxmem.records.profile import Kind, Profile
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.kernel_settings import KernelSettings, applied, convolution_settings
 from fxmem.simulation.model.fake_model import shadow_model
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
-
-__all__ = ["kernel_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _BACKENDS: tuple[tuple[Sdpa, str, str], ...] = (
     ("flash", "FLASH_ATTENTION", "_scaled_dot_product_flash_attention"),
@@ -50,13 +48,13 @@ def kernel_changes(analysis: Analysis) -> Iterator[Change]:
 def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
     profile = analysis.profile
     if not any(op.name.startswith("aten.convolution") for op in profile.ops):
-        raise NotToBeHadError("the model has no convolutions; matrix products take the same memory either way")
+        raise NotApplicableError("the model has no convolutions; matrix products take the same memory either way")
     with applied(variant.request.settings):
         allowed = convolution_settings().allow_tf32
     if not allowed:
-        raise NotToBeHadError("TF32 is off already")
+        raise NotApplicableError("TF32 is off already")
     if not any(storage.kind is Kind.WORKSPACE for storage in profile.storages):
-        raise NotToBeHadError("the convolutions take no workspace")
+        raise NotApplicableError("the convolutions take no workspace")
     return _set(variant, allow_tf32=False)
 
 
@@ -66,7 +64,8 @@ def _set(variant: Variant, **changes: Any) -> Variant:
 
 
 def _attention(profile: Profile) -> Iterator[Change]:
-    """The kernels that do not run now; those a card or a dtype rules out say so when they are analysed."""
+    """Yield the attention kernels that do not run now. Those that a card or dtype rules out are refused when
+    analysed."""
     ran = {op.name.split(".")[1] for op in profile.ops if op.name.startswith("aten._scaled_dot_product")}
     if not any(node.target.endswith("scaled_dot_product_attention") for node in profile.nodes) and not ran:
         return
@@ -87,13 +86,13 @@ def _running(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:
 
 def _one_kernel(variant: Variant, _: Analysis) -> Variant:
     if getattr(getattr(variant.model, "config", None), "_attn_implementation", None) != "eager":
-        raise NotToBeHadError("no transformers model with eager attention")
+        raise NotApplicableError("no transformers model with eager attention")
     model = shadow_model(variant.model)
     choose: Callable[[str], None] | None = getattr(model, "set_attn_implementation", None)
     if choose is None:
-        raise NotToBeHadError("this transformers cannot change the attention of a built model")
+        raise NotApplicableError("this transformers cannot change the attention of a built model")
     try:
         choose("sdpa")
     except (ValueError, ImportError) as error:
-        raise NotToBeHadError(f"the model has no such attention: {error}") from error
+        raise NotApplicableError(f"the model has no such attention: {error}") from error
     return dataclasses.replace(variant, model=model)

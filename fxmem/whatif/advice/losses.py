@@ -13,9 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxmem._torch import common as torch_common
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
-
-__all__ = ["cross_entropy_in_chunks", "loss_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _CHUNKS = 8
 
@@ -42,7 +40,7 @@ def loss_changes(_: Analysis) -> Iterator[Change]:
 
 def _chunked_loss(variant: Variant, analysis: Analysis) -> Variant:
     if not any(node.target.endswith("cross_entropy") for node in analysis.profile.nodes):
-        raise NotToBeHadError("no torch.nn.functional.cross_entropy in the step")
+        raise NotApplicableError("no torch.nn.functional.cross_entropy in the step")
     return dataclasses.replace(variant, around=(*variant.around, cross_entropy_in_chunks))
 
 

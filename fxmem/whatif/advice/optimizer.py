@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from fxmem.errors import UsageError, one_line
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.observe.fx_tracer import named_arguments
-from fxmem.whatif.advice.variant import Change, NotToBeHadError, Variant
-from fxmem.whatif.resize import resizing_of
-
-__all__ = ["stepping_changes"]
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
+from fxmem.whatif.resize import find_resizing
 
 _OTHER_OPTIMIZERS = (
     (
@@ -31,7 +29,7 @@ _EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit",
 """Package, class in its `optim`, and what to know of it."""
 
 
-def stepping_changes(analysis: Analysis) -> Iterator[Change]:
+def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
     """Other optimizers, other forms of the same, and micro-batches."""
     yield from _optimizers(analysis)
     coupled = any("batch_norm" in op.name for op in analysis.profile.ops)
@@ -74,11 +72,11 @@ def _eight_bit() -> Iterator[Change]:
 def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, _: Analysis) -> Variant:
         if importlib.util.find_spec(package) is None:
-            raise NotToBeHadError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
+            raise NotApplicableError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
         try:
             cls = getattr(importlib.import_module(f"{package}.optim"), name)
         except Exception as error:  # what another's package raises while it is imported may be anything
-            raise NotToBeHadError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
+            raise NotApplicableError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
         return variant.with_step(optimizer=cls)
 
     return make
@@ -118,11 +116,11 @@ def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, _: Analysis) -> Variant:
         step = variant.request
         try:
-            varied = resizing_of(named_arguments(variant.model, step.args, step.kwargs), "batch")
+            varied = find_resizing(named_arguments(variant.model, step.args, step.kwargs), "batch")
         except UsageError as error:
-            raise NotToBeHadError(f"the inputs have no batch to split: {error}") from error
+            raise NotApplicableError(f"the inputs have no batch to split: {error}") from error
         if varied.size % parts:
-            raise NotToBeHadError(f"a batch of {varied.size} has no {parts} equal parts")
+            raise NotApplicableError(f"a batch of {varied.size} has no {parts} equal parts")
         args, kwargs = varied.at(step.args, step.kwargs, varied.size // parts)
         return variant.with_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
 

@@ -1,4 +1,4 @@
-"""Results that the program holds without need."""
+"""Results that the program keeps after their last use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.whatif.advice.uses import idle_at
 from fxmem.whatif.advice.variant import Change, Variant
 
-__all__ = ["holding_changes", "letting_go"]
 
-
-def holding_changes(analysis: Analysis) -> Iterator[Change]:
-    """Results that are alive at the peak, that nothing keeps for backward and that nothing reads any more, by the line
-    that made them."""
+def release_changes(analysis: Analysis) -> Iterator[Change]:
+    """Yield a change for each line whose results are alive at the peak without need. Nothing saves them for backward,
+    and nothing reads them any more."""
     profile, peak = analysis.profile, analysis.peak
     idle = idle_at(profile, peak.tick)
     lines: dict[tuple[str, int] | None, list[Node]] = {}
@@ -29,7 +27,7 @@ def holding_changes(analysis: Analysis) -> Iterator[Change]:
         names = frozenset(node.name for node in nodes)
         yield Change(
             f"release:{nodes[0].name}",
-            f"let go of what {where} made after its last use",
+            f"free what {where} made after its last use",
             "none",
             letting_go(code),
             _releasing(names),
@@ -38,7 +36,7 @@ def holding_changes(analysis: Analysis) -> Iterator[Change]:
 
 
 def letting_go(code: str) -> str:
-    """What to write, for a result of that line of code."""
+    """Return the code that frees the result of that line of code."""
     try:
         statement = ast.parse(code).body[0] if code else None
     except SyntaxError:  # a line of several

@@ -1,4 +1,4 @@
-"""Lines of somebody's source as they are to be written."""
+"""Lines of something's source as they are to be written."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import linecache
 import textwrap
 from collections.abc import Iterator, Mapping
 
-__all__ = ["calls_in_place"]
-
 
 def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator[tuple[int, str]]:
-    """Statements of a file with calls of some functions in place: the first line of each, and its text, dedented, empty
-    where the call cannot be found.
+    """Rewrite the statements of a file that call some functions, so that they run in place. Returns the first line of
+    each and its text, dedented, empty where the call cannot be found.
 
     `F.relu(x)` gets `inplace=True` where it takes that; else `torch.relu(x)` becomes `torch.relu_(x)`, and `x.relu()`
     becomes `x.relu_()`.

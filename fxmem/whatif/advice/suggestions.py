@@ -1,5 +1,4 @@
-"""What to change about a step so that it takes less memory: each change is made on fakes and analysed, not guessed
-at."""
+"""Advice on saving memory: each change is applied to a stand-in of the model and analysed."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Peak, Profile
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import verified_plan
-from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
-
-__all__ = ["advise"]
+from fxmem.whatif.advice.changes import changes_for
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
@@ -41,7 +39,7 @@ def advise(
         budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked
             for, too.
         plans: whether to try checkpoint plans, which take the longest.
-        progress: told in a few words what is being done.
+        progress: called with a few words on what is being done.
 
     Raises:
         UsageError: a budget that cannot be understood.
@@ -82,7 +80,7 @@ class _Advisor:
             self.tell(f"trying {change.title}")
             try:
                 suggestion = self._suggestion([change], self._outcome([change]))
-            except NotToBeHadError as error:
+            except NotApplicableError as error:
                 refused.append(Refused(key=change.key, title=change.title, reason=str(error)))
                 continue
             except FxmemError as error:
@@ -96,7 +94,9 @@ class _Advisor:
                 self.useful.append((change, suggestion))
                 suggestions.append(suggestion)
             else:
-                refused.append(Refused(key=change.key, title=change.title, reason=_worthless(suggestion.saved_bytes)))
+                refused.append(
+                    Refused(key=change.key, title=change.title, reason=_describe_worthless(suggestion.saved_bytes))
+                )
                 del self.outcomes[change.key,]  # in no set, so that its memory can go
         return suggestions, refused
 
@@ -107,9 +107,9 @@ class _Advisor:
             plan = verified_plan.plan(self.analysis, progress=self.tell)
         except (ExceededError, AnalysisError):
             return []
-        points = [plan, *(_at(plan, point) for point in plan.curve[-1:])]
+        points = [plan, *(_move_along(plan, point) for point in plan.curve[-1:])]
         found = [
-            _of_plan(self.analysis, point, key)
+            _suggest_plan(self.analysis, point, key)
             for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
             if point.regions
         ]
@@ -123,21 +123,22 @@ class _Advisor:
             plan = verified_plan.plan(self.analysis, "norms", progress=self.tell)
         except FxmemError:
             return []
-        suggestion = _of_plan(self.analysis, plan, "checkpoint-norms")
+        suggestion = _suggest_plan(self.analysis, plan, "checkpoint-norms")
         title = f"batch norms and activations computed again ({len(plan.regions)} regions)"
         return [suggestion.model_copy(update={"title": title})] if plan.regions and suggestion.saved_bytes > 0 else []
 
     def together(self, plans: bool) -> Suggestion | None:
-        """The cheapest set of changes that keeps the budget: the mildest first, a plan on top where they do not do."""
-        if self._kept(self.analysis.profile, self.analysis.peak, self.start.environ):
+        """Find the cheapest set of changes that keeps the budget, the mildest first. A plan is added where they do not
+        suffice."""
+        if self._keeps(self.analysis.profile, self.analysis.peak, self.start.environ):
             return None
         for effect in range(len(_EFFECTS)):
             allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
-            chosen, reached = self._added(
+            chosen, reached = self._add_helpful(
                 [change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)]
             )
-            if reached is not None and self._kept(reached.profile, reached.peak, reached.variant.environ):
-                return self._suggestion(*self._without_idle_ones(chosen, reached))
+            if reached is not None and self._keeps(reached.profile, reached.peak, reached.variant.environ):
+                return self._suggestion(*self._drop_idle(chosen, reached))
             if not plans or self.analysis.profile.step.mode != "train":
                 continue
             found = self._with_plan(chosen, reached)
@@ -150,42 +151,41 @@ class _Advisor:
         another way to do this one."""
         return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
 
-    def _added(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
+    def _add_helpful(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
         """One change after the other, those that still help, until the budget is kept."""
         chosen: list[Change] = []
         reached: Outcome | None = None
         for change in changes:
             if change.excludes and any(other.excludes == change.excludes for other in chosen):
                 continue
-            tried = self._made([*chosen, change])
+            tried = self._try_changes([*chosen, change])
             before = self.analysis.peak if reached is None else reached.peak
             if tried is not None and tried.peak.counted_bytes < before.counted_bytes:
                 chosen, reached = [*chosen, change], tried
-                if self._kept(reached.profile, reached.peak, reached.variant.environ):
+                if self._keeps(reached.profile, reached.peak, reached.variant.environ):
                     break
         return chosen, reached
 
-    def _without_idle_ones(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
-        """The set without changes that the budget does not need, those that alter the numbers most being dropped
-        first."""
+    def _drop_idle(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
+        """Drop the changes that the budget does not need, those that alter the numbers most first."""
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
-            tried = self._made(fewer) if fewer else None
-            if tried is not None and self._kept(tried.profile, tried.peak, tried.variant.environ):
+            tried = self._try_changes(fewer) if fewer else None
+            if tried is not None and self._keeps(tried.profile, tried.peak, tried.variant.environ):
                 chosen, reached = fewer, tried
         return chosen, reached
 
     def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
-        """A checkpoint plan on top of the changes; of the changes, those that live in the model and the call."""
+        """Plan checkpoints on top of those changes that are in the model and the call."""
         chosen = [change for change in chosen if not change.key.startswith(_NOT_UNDER_A_PLAN)]
-        reached = self._made(chosen) if chosen else None
+        reached = self._try_changes(chosen) if chosen else None
         base = self.analysis if reached is None else reached.analysis
         try:
             with self.start.within() if reached is None else reached.variant.within():
                 plan = verified_plan.plan(base, budget=self.limit, progress=self.tell)
         except FxmemError:
             return None
-        suggestion = _of_plan(self.analysis, plan, "checkpoint")
+        suggestion = _suggest_plan(self.analysis, plan, "checkpoint")
         if not chosen:
             return suggestion
         return suggestion.model_copy(
@@ -197,7 +197,7 @@ class _Advisor:
             }
         )
 
-    def _made(self, changes: Iterable[Change]) -> Outcome | None:
+    def _try_changes(self, changes: Iterable[Change]) -> Outcome | None:
         self.tell("trying several changes together")
         try:
             return self._outcome(changes)
@@ -205,14 +205,14 @@ class _Advisor:
             return None
 
     def _outcome(self, changes: Iterable[Change]) -> Outcome:
-        """The step with these changes; no set of them is analysed twice, nor one that differs only in what an analysis
+        """Analyse the step with these changes. No set is analysed twice, nor one that differs only in what an analysis
         does not look at."""
         ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
         keys = tuple(change.key for change in ordered)
         if keys not in self.outcomes:
             try:
                 known = [each for each in self.outcomes.values() if isinstance(each, Outcome)]
-                self.outcomes[keys] = outcome(self._variant(ordered), known)
+                self.outcomes[keys] = analyse_variant(self._variant(ordered), known)
             except FxmemError as error:
                 self.outcomes[keys] = error
         found = self.outcomes[keys]
@@ -227,7 +227,7 @@ class _Advisor:
             self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.analysis)
         return self.variants[keys]
 
-    def _kept(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
+    def _keeps(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
         return self.limit is not None and self.limit.keeps(profile, peak, environ)
 
     def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
@@ -248,7 +248,7 @@ class _Advisor:
         )
 
 
-def _at(plan: Plan, point: CurvePoint) -> Plan:
+def _move_along(plan: Plan, point: CurvePoint) -> Plan:
     """The plan at another point of its curve."""
     update = {
         "chosen": point.strategy,
@@ -261,7 +261,7 @@ def _at(plan: Plan, point: CurvePoint) -> Plan:
     return plan.model_copy(update=update)
 
 
-def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
+def _suggest_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
     return Suggestion(
         key=key,
         title=f"activation checkpoints: {plan.extent}",
@@ -270,7 +270,7 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
             [
                 "import fxmem",
                 "analysis = fxmem.analyze(model, x)",
-                _planned_by(plan),
+                _plan_call(plan),
                 "model = fxmem.checkpoint(model, plan)",
             ]
         ),
@@ -282,7 +282,7 @@ def _of_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
     )
 
 
-def _planned_by(plan: Plan) -> str:
+def _plan_call(plan: Plan) -> str:
     if plan.strategy == "norms":
         return 'plan = fxmem.plan(analysis, "norms")'
     return (
@@ -291,7 +291,7 @@ def _planned_by(plan: Plan) -> str:
     )
 
 
-def _worthless(saved: int) -> str:
+def _describe_worthless(saved: int) -> str:
     if saved == 0:
         return "frees nothing here: the peak is elsewhere"
     return f"frees {saved:,} bytes of the peak" if saved > 0 else f"takes {-saved:,} bytes more"

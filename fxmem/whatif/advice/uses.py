@@ -6,8 +6,6 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Kind, Phase, Profile, Storage
 from fxmem.records.units import to_words
 
-__all__ = ["Uses", "freed_after_last_use", "idle_at"]
-
 _SEVERAL_VIEWS = (
     "chunk",
     "split",
@@ -20,7 +18,7 @@ _SEVERAL_VIEWS = (
     "unsafe_chunk",
     "unsafe_split",
 )
-"""Calls whose results autograd lets nobody write to where they are views (`CreationMeta::MULTI_OUTPUT_NODE`,
+"""Calls whose results autograd lets nothing write to where they are views (`CreationMeta::MULTI_OUTPUT_NODE`,
 torch/csrc/autograd/variable.h)."""
 
 
@@ -72,9 +70,9 @@ class Uses:
 
 
 def idle_at(profile: Profile, tick: int) -> list[int]:
-    """Nodes with results that are held at a tick and that nothing needs any more."""
+    """Nodes with results that are kept at a tick and that nothing needs any more."""
     ends = _last_use(profile)
-    alive = (index for index in liveness.alive_at(profile, tick) if index in ends and ends[index] < tick)
+    alive = (index for index in liveness.alive_storages(profile, tick) if index in ends and ends[index] < tick)
     return list(dict.fromkeys(node for index in alive if (node := profile.storages[index].node) is not None))
 
 
@@ -102,7 +100,7 @@ def _last_use(profile: Profile) -> dict[int, int]:
     return made
 
 
-def freed_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
+def free_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
     """The profile with these nodes' results freed after their last use."""
     if not names:
         return profile

@@ -16,9 +16,7 @@ from fxmem.records.advice import Effect
 from fxmem.records.profile import Peak, Profile
 from fxmem.simulation.analysis import Analysis, analyze_step
 from fxmem.simulation.request import StepRequest
-from fxmem.whatif.advice.uses import freed_after_last_use
-
-__all__ = ["Change", "NotToBeHadError", "Outcome", "Variant", "for_modules", "listed", "outcome"]
+from fxmem.whatif.advice.uses import free_after_last_use
 
 _CODE_WIDTH = 58
 """Columns of a line of code, so that it is not broken in an 80-column terminal and can be pasted."""
@@ -26,7 +24,7 @@ _LISTED = 3
 """Of what is refused, how many are named."""
 
 
-class NotToBeHadError(FxmemError):
+class NotApplicableError(FxmemError):
     """The change does not apply here; the message says why."""
 
 
@@ -41,10 +39,10 @@ class Variant:
     around: tuple[Callable[[], contextlib.AbstractContextManager[None]], ...] = ()
     """What the step runs within."""
     released: frozenset[str] = frozenset()
-    """Names of nodes whose results the program lets go after their last use."""
+    """Names of nodes whose results the program frees after their last use."""
 
     def with_step(self, model: nn.Module | None = None, **changes: Any) -> Variant:
-        """The variant with other settings of the step, and with another model if one is given."""
+        """Return the variant with other settings of the step, and another model if one is given."""
         request = dataclasses.replace(self.request, **changes)
         return dataclasses.replace(self, model=self.model if model is None else model, request=request)
 
@@ -76,41 +74,40 @@ class Change:
     effect: Effect
     code: str
     make: Callable[[Variant, Analysis], Variant]
-    """The variant changed; raises NotToBeHadError. The analysis is of the unchanged step."""
+    """The variant changed; raises NotApplicableError. The analysis is of the unchanged step."""
     note: str = ""
     excludes: str = ""
     """Of changes with the same word here only one can be made."""
 
 
-def outcome(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
-    """Run the variant on fakes and account for it; where one that is known has the same model and call, its analysis is
-    not made again."""
+def analyse_variant(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
+    """Analyse the variant. The analysis of a known one with the same model and request is reused."""
     for other in known:
         if (
             variant.model is other.variant.model
             and variant.request is other.variant.request
             and variant.around == other.variant.around
         ):
-            return _accounted(variant, other.analysis)
+            return _account(variant, other.analysis)
     with variant.within():
         analysis = analyze_step(variant.model, variant.request)
-    return _accounted(variant, analysis)
+    return _account(variant, analysis)
 
 
-def _accounted(variant: Variant, analysis: Analysis) -> Outcome:
-    profile = freed_after_last_use(analysis.profile, variant.released)
+def _account(variant: Variant, analysis: Analysis) -> Outcome:
+    profile = free_after_last_use(analysis.profile, variant.released)
     return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
 
 
-def for_modules(paths: Sequence[str], statement: str) -> str:
+def code_for_modules(paths: Sequence[str], statement: str) -> str:
     """Code that does something to each of several modules, called `module` in the statement."""
-    listed = textwrap.fill(
+    list_refused = textwrap.fill(
         " ".join(paths), _CODE_WIDTH, initial_indent=" " * 15, break_long_words=False, break_on_hyphens=False
     ).strip()
-    return f'for path in """{listed}""".split():\n    module = model.get_submodule(path)\n    {statement}'
+    return f'for path in """{list_refused}""".split():\n    module = model.get_submodule(path)\n    {statement}'
 
 
-def listed(refused: Mapping[str, str]) -> str:
+def list_refused(refused: Mapping[str, str]) -> str:
     """What is refused, each with its reason."""
     named = [f"{what} ({reason})" for what, reason in list(refused.items())[:_LISTED]]
     return ", ".join(named) + (f" and {len(refused) - _LISTED} more" if len(refused) > _LISTED else "")

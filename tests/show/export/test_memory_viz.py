@@ -15,16 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxmem.memory import allocator, liveness
-from fxmem.memory.allocator import CachingAllocator, Settings, address_trace
-from fxmem.memory.allocator.address_trace import Event, RecordedStep, Recorder, recorded_step
+from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, address_trace
+from fxmem.memory.allocator.address_trace import AllocatorEvent, LoopRecorder, RecordedStep, trace_step
 from fxmem.records.profile import Kind, Profile, Storage
 from fxmem.show.export import export
 from tests.profiles import CPU, TINY_CARD, deep_profile, make_profile, profiles, small_profile
 from tests.show.test_plots import hostile
 
 MIB = 1 << 20
-DEFAULT, EXPANDABLE = Settings(), Settings(expandable_segments=True)
-SETTINGS = [DEFAULT, EXPANDABLE, Settings(max_split_bytes=20 * MIB), Settings(per_process_memory_fraction=0.001)]
+DEFAULT, EXPANDABLE = AllocatorSettings(), AllocatorSettings(expandable_segments=True)
+SETTINGS = [
+    DEFAULT,
+    EXPANDABLE,
+    AllocatorSettings(max_split_bytes=20 * MIB),
+    AllocatorSettings(per_process_memory_fraction=0.001),
+]
 
 # What MemoryViz.js of torch 2.11 reads: the cases of its function `unpickle`.
 VIEWERS_OPCODES = {
@@ -35,13 +40,13 @@ VIEWERS_OPCODES = {
 }  # fmt: skip
 
 
-def snapshot_bytes(profile: Profile, settings: Settings = DEFAULT) -> bytes:
+def snapshot_bytes(profile: Profile, settings: AllocatorSettings = DEFAULT) -> bytes:
     content = export(profile, liveness.timeline(profile), "memory-viz", settings=settings)
     assert isinstance(content, bytes)
     return content
 
 
-def snapshot(profile: Profile, settings: Settings = DEFAULT) -> dict[str, Any]:
+def snapshot(profile: Profile, settings: AllocatorSettings = DEFAULT) -> dict[str, Any]:
     content: dict[str, Any] = pickle.loads(snapshot_bytes(profile, settings))
     return content
 
@@ -64,8 +69,8 @@ def on_a_card(profile: Profile) -> Profile:
     return profile.model_copy(update={"target": TINY_CARD})
 
 
-def recorder(profile: Profile, settings: Settings) -> Recorder:
-    return Recorder(profile, CachingAllocator(settings, device_bytes=profile.target.memory_bytes))
+def recorder(profile: Profile, settings: AllocatorSettings) -> LoopRecorder:
+    return LoopRecorder(profile, CachingAllocator(settings, device_bytes=profile.target.memory_bytes))
 
 
 def scaled(profile: Profile, times: int) -> Profile:
@@ -146,7 +151,7 @@ def test_segment_plot(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("profile", [small_profile(), deep_profile(5), small_profile(target=CPU)])
-def test_the_running_sum_peaks_at_the_reports_requested_bytes(profile: Profile, settings: Settings) -> None:
+def test_the_running_sum_peaks_at_the_reports_requested_bytes(profile: Profile, settings: AllocatorSettings) -> None:
     # Requested, not allocated: an event's size is what was asked for, in PyTorch's traces as in ours.
     content = snapshot(profile, settings)
     assert max(running_sum(trace_of(content))) == liveness.timeline(profile).peak.requested_bytes
@@ -159,7 +164,7 @@ def test_the_running_sum_peaks_at_the_reports_requested_bytes(profile: Profile, 
 
 @pytest.mark.parametrize("settings", SETTINGS[:3])
 @pytest.mark.parametrize("profile", [small_profile(), deep_profile(5)])
-def test_the_segments_sum_up_to_the_reserved_bytes(profile: Profile, settings: Settings) -> None:
+def test_the_segments_sum_up_to_the_reserved_bytes(profile: Profile, settings: AllocatorSettings) -> None:
     content = snapshot(profile, settings)
     assert (
         sum(segment["total_size"] for segment in content["segments"])
@@ -168,7 +173,7 @@ def test_the_segments_sum_up_to_the_reserved_bytes(profile: Profile, settings: S
 
 
 @given(profiles(), st.sampled_from([1, 40_000, 1_000_000]), st.sampled_from(SETTINGS[:3]))
-def test_any_step_is_laid_out_as_the_replay_has_it(profile: Profile, times: int, settings: Settings) -> None:
+def test_any_step_is_laid_out_as_the_replay_has_it(profile: Profile, times: int, settings: AllocatorSettings) -> None:
     profile = on_a_card(scaled(profile, times))
     content, replay = snapshot(profile, settings), allocator.replay(profile, settings=settings)
     check_places(content)
@@ -188,7 +193,7 @@ def test_of_steps_that_differ_the_one_with_the_most_allocated_is_shown() -> None
     seventh = recorder(profile, DEFAULT)
     for _ in range(6):
         seventh.run_step()
-    assert recorded_step(profile, DEFAULT) == seventh.record_step(steady=True)
+    assert trace_step(profile, DEFAULT) == seventh.record_step(steady=True)
 
 
 def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +206,12 @@ def test_a_step_that_does_not_repeat_itself_says_so(monkeypatch: pytest.MonkeyPa
 # --- a step that is not steady ----------------------------------------------------------------------------------------
 
 
-def first_step(profile: Profile, settings: Settings) -> RecordedStep:
+def first_step(profile: Profile, settings: AllocatorSettings) -> RecordedStep:
     return recorder(profile, settings).record_step(steady=False)
 
 
 @given(profiles(), st.sampled_from([DEFAULT, EXPANDABLE]))
-def test_segments_grow_from_nothing_by_the_recorded_events(profile: Profile, settings: Settings) -> None:
+def test_segments_grow_from_nothing_by_the_recorded_events(profile: Profile, settings: AllocatorSettings) -> None:
     step = first_step(on_a_card(scaled(profile, 1_000_000)), settings)
     assert step.segments_before == ()
     runs: dict[int, int] = {}
@@ -222,7 +227,7 @@ def test_a_new_segment_comes_before_the_block_in_it() -> None:
     storage = Storage(nbytes=3 * MIB, kind=Kind.PARAMETER, birth=0, death=2)
     step = first_step(on_a_card(make_profile(ticks=2, storages=[storage])), DEFAULT)
     assert [(event.action, event.size) for event in step.events] == [("segment_alloc", 20 * MIB), ("alloc", 3 * MIB)]
-    assert step.events[1] == Event("alloc", step.events[0].address, 3 * MIB, 0)
+    assert step.events[1] == AllocatorEvent("alloc", step.events[0].address, 3 * MIB, 0)
 
 
 # --- the format -------------------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def test_a_point_of_a_curve_is_shown_for_what_it_is() -> None:
     plan = fxmem.plan(fxmem.analyze(model, torch.randn(256, 64), target="cpu", optimizer=None))
     assert len(plan.curve) > 3
     for point in plan.curve[1:]:
-        shown = suggestions._at(plan, point)
+        shown = suggestions._move_along(plan, point)
         assert (shown.application, shown.chosen, shown.regions, shown.after) == (
             point.application,
             point.strategy,

@@ -22,9 +22,10 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice import changes as _changes
-from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
+from fxmem.whatif.advice import losses
+from fxmem.whatif.advice.changes import changes_for
 from fxmem.whatif.advice.release import letting_go
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 SMALL = 1e-3
 
@@ -61,7 +62,9 @@ def by_key(analysis: Analysis) -> dict[str, Change]:
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
-    return outcome(by_key(analysis)[key].make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
+    return analyse_variant(
+        by_key(analysis)[key].make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis)
+    )
 
 
 def measured(model: nn.Module, x: torch.Tensor, **step: Any) -> int:
@@ -126,7 +129,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
     release = [change for change in changes_for(analysis) if change.key == "release:head"]
     assert len(release) == 1
     assert release[0].code.startswith("del logits")
-    changed = outcome(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
+    changed = analyse_variant(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes - 2_000_000
     assert changed.peak.requested_bytes == pytest.approx(measured(OnlyTheLoss(), ids), rel=SMALL)
 
@@ -141,7 +144,7 @@ def test_cross_entropy_in_chunks_is_the_same_loss_and_leaves_torch_as_it_was() -
     labels[3] = -100
     expected = F.cross_entropy(logits, labels)
     wanted = torch.autograd.grad(expected, logits)[0]
-    with _changes.cross_entropy_in_chunks():
+    with losses.cross_entropy_in_chunks():
         loss = F.cross_entropy(logits, labels)
         smoothed = F.cross_entropy(logits, labels, label_smoothing=0.1)
     assert torch.allclose(loss, expected, rtol=1e-12)
@@ -154,14 +157,14 @@ def test_channels_last_is_for_convolutions_and_changes_no_tensor_of_the_users() 
     analysis = analyze(model, torch.randn(2, 3, 16, 16), target="h100")
     assert made(analysis, "channels-last").variant.request.args[0].is_contiguous(memory_format=torch.channels_last)
     assert model[0].weight.is_contiguous()
-    with pytest.raises(NotToBeHadError, match="no convolutions"):
+    with pytest.raises(NotApplicableError, match="no convolutions"):
         made(analyze(Mlp(), torch.randn(2, 64), target="h100"), "channels-last")
 
 
 def test_a_change_that_is_there_already_is_not_offered_twice() -> None:
     analysis = analyze(Mlp(), torch.randn(2, 64), target="cpu", precision="bf16")
     for key in ("bf16-autocast", "bf16-weights"):
-        with pytest.raises(NotToBeHadError, match="already"):
+        with pytest.raises(NotApplicableError, match="already"):
             made(analysis, key)
     assert "expandable-segments" not in by_key(analysis)
     assert not [
@@ -209,9 +212,9 @@ def test_tf32_is_switched_off_for_convolutions_only_and_only_once() -> None:
     assert changed.variant.request.settings is not None
     assert changed.variant.request.settings.allow_tf32 is False
     assert torch.backends.cudnn.allow_tf32 is before
-    with pytest.raises(NotToBeHadError, match="off already"):
+    with pytest.raises(NotApplicableError, match="off already"):
         made(analyze(model, x, settings=KernelSettings(allow_tf32=False)), "tf32-off")
-    with pytest.raises(NotToBeHadError, match="no convolutions"):
+    with pytest.raises(NotApplicableError, match="no convolutions"):
         made(analyze(Mlp(), torch.zeros(8, 64)), "tf32-off")
 
 
@@ -248,7 +251,7 @@ def test_eager_attention_of_transformers_gets_one_kernel() -> None:
     changed = made(analysis, "sdpa")
     assert changed.peak.requested_bytes < analysis.peak.requested_bytes
     assert model.config._attn_implementation == "eager"
-    with pytest.raises(NotToBeHadError, match="no transformers model with eager attention"):
+    with pytest.raises(NotApplicableError, match="no transformers model with eager attention"):
         made(changed.analysis, "sdpa")
 
 
@@ -267,7 +270,7 @@ def test_optimizers_of_other_packages_are_tried_where_they_are_and_never_guessed
         lambda name, *rest: None if name in ("bitsandbytes", "torchao") else find(name, *rest),
     )
     for package in ("bitsandbytes", "torchao"):
-        with pytest.raises(NotToBeHadError, match=f"{package} is not installed"):
+        with pytest.raises(NotApplicableError, match=f"{package} is not installed"):
             made(analysis, f"{package}-8bit")
     package, inner = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.optim")
     inner.AdamW8bit = AdamW8bit  # type: ignore[attr-defined]

@@ -22,18 +22,19 @@ from fxmem.records.validation import Measurement
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice.changes import NotToBeHadError, Outcome, Variant, changes_for, outcome
+from fxmem.whatif.advice.changes import changes_for
+from fxmem.whatif.advice.variant import NotApplicableError, Outcome, Variant, analyse_variant
 
 SMALL = 1e-3
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
     change = next(each for each in changes_for(analysis) if each.key == key)
-    return outcome(change.make(Variant(analysis.model, analysis.request, {}), analysis))
+    return analyse_variant(change.make(Variant(analysis.model, analysis.request, {}), analysis))
 
 
 def reason(analysis: Analysis, key: str) -> str:
-    with pytest.raises(NotToBeHadError) as caught:
+    with pytest.raises(NotApplicableError) as caught:
         made(analysis, key)
     return str(caught.value)
 

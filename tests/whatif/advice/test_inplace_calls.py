@@ -17,8 +17,9 @@ from fxmem import analyze
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice.changes import Change, NotToBeHadError, Outcome, Variant, changes_for, outcome
+from fxmem.whatif.advice.changes import changes_for
 from fxmem.whatif.advice.source_edits import calls_in_place
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 HEAD = """
 import torch
@@ -57,7 +58,7 @@ def change(analysis: Analysis) -> Change:
 
 
 def made(analysis: Analysis) -> Outcome:
-    return outcome(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
+    return analyse_variant(change(analysis).make(Variant(analysis.model, analysis.request, dict(os.environ)), analysis))
 
 
 def edited(folder: Path, code: str, old: Path) -> nn.Module:
@@ -151,7 +152,7 @@ def test_a_line_that_autograd_forbids_is_refused_with_the_reason(tmp_path: Path,
     if not reason:
         made(analysis)
         return
-    with pytest.raises(NotToBeHadError, match=reason):
+    with pytest.raises(NotApplicableError, match=reason):
         made(analysis)
 
 
@@ -167,7 +168,7 @@ def test_modules_and_what_hides_behind_another_name_are_told_apart(tmp_path: Pat
     hidden = change(analyze(net(tmp_path, "x = self.act(self.b(x))"), torch.randn(8, 64), target="cpu"))
     assert hidden.code.endswith("# relu(..., inplace=True), by whatever name it is called here")
     analysis = analyze(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.ReLU()), torch.randn(8, 64), target="cpu")
-    with pytest.raises(NotToBeHadError, match="no line calls an activation"):
+    with pytest.raises(NotApplicableError, match="no line calls an activation"):
         made(analysis)
 
 
@@ -177,8 +178,8 @@ def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_ag
     changes = {each.key: each for each in changes_for(analysis)}
     changed = made(analysis)
     assert "forward" not in vars(model)
-    both = outcome(changes["bf16-weights"].make(changed.variant, analysis))
-    alone = outcome(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
+    both = analyse_variant(changes["bf16-weights"].make(changed.variant, analysis))
+    alone = analyse_variant(changes["bf16-weights"].make(Variant(model, analysis.request, {}), analysis))
     assert both.peak.counted_bytes < alone.peak.counted_bytes
 
 

@@ -73,7 +73,7 @@ def register(
     STRATEGIES.register(name, Strategy(name, propose, tries, applications, has_curve, nests, follows_budget))
 
 
-def applications_of(
+def allowed_applications(
     strategy: str, application: Application | str | None, *, regions_only: bool = False
 ) -> list[Application]:
     """How plans of a strategy may be applied, the cheapest way first; of them the requested one, if any.

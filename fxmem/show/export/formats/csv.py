@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.graph import node_attributes
 from fxmem.records.profile import Node, Profile, Timeline
@@ -21,7 +21,7 @@ from fxmem.records.units import spreadsheet_text
 from fxmem.show.export import register
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The table, its first row the names of the columns."""
     out = StringIO()
     table = [

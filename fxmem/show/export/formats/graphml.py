@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.graph import to_networkx
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
@@ -18,7 +18,7 @@ from fxmem.show.export import register
 from fxmem.show.export.labels import title
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The graph as XML."""
     import networkx  # type: ignore[import-untyped]  # slow
 

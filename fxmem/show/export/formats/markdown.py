@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fxmem.memory import facts as findings
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, percent, printable
@@ -22,7 +22,7 @@ _FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
 """Facts in which nothing is the model's own."""
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
         f"### Predicted memory of {_code(profile.model)} on {_code(profile.target.name)}",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from fxmem.memory.allocator import RecordedStep, Segment, Settings, recorded_step
+from fxmem.memory.allocator import AllocatorSettings, RecordedStep, Segment, trace_step
 from fxmem.records.profile import Kind, Profile, Timeline
 from fxmem.records.units import printable
 from fxmem.show.export import register
@@ -39,9 +39,9 @@ _UNKNOWN = "unknown"
 Frame = dict[str, str | int]
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> bytes:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> bytes:
     """One step in its steady state, as a pickled snapshot."""
-    step = recorded_step(profile, settings)
+    step = trace_step(profile, settings)
     stacks = _Stacks(profile)
     content = {
         "segments": [_segment(segment, step, stacks) for segment in step.segments_after],

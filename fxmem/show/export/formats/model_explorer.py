@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.graph import to_networkx
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GRAPH_ID = "step"
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The collection of one graph as JSON."""
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     graph = to_networkx(profile, timeline)

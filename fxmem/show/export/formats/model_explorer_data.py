@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.export import register
@@ -16,7 +16,7 @@ from fxmem.show.export.formats.model_explorer import GRAPH_ID
 from fxmem.show.palette import LIGHT
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Each node's part of the bytes alive at the peak, as JSON; the more bytes, the darker the colour."""
     values = {str(index): {"value": nbytes} for index, nbytes in enumerate(bytes_at_peak(profile, timeline)) if nbytes}
     shades = [LIGHT.shades[0], LIGHT.shades[-1]]

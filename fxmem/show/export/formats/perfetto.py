@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, module_label, site, title
@@ -31,7 +31,7 @@ Key = tuple[str, str | int]
 """A slice among its siblings: what it is, and which."""
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """The step as JSON of trace events."""
     events = [*_names(profile), *_slices(profile), *_counters(profile, timeline), *_peak(profile, timeline)]
     about = {

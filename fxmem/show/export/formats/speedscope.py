@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fxmem import __version__
-from fxmem.memory.allocator import Settings
+from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import owners_at_peak
 from fxmem.records.profile import Profile, Timeline
 from fxmem.show.export import register
@@ -27,7 +27,7 @@ Stack = tuple[int, ...]
 """Indices into the frames, outermost first."""
 
 
-def write(profile: Profile, timeline: Timeline, settings: Settings) -> str:
+def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Both profiles as JSON."""
     frames = _Frames(profile)
     alive: dict[tuple[int, Stack], int] = {}
