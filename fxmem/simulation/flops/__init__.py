@@ -5,7 +5,9 @@ What is counted, for an op as a dispatch mode below autograd sees it:
 * One multiply-add is two operations. Where torch's own registry (`torch.utils.flop_counter`) has a formula it is used
   as it is: matrix products, convolutions and attention agree with `FlopCounterMode` to the last digit. So the bias
   added inside `addmm` or a convolution and the softmax inside fused attention are left out, and products with padding
-  or with scores that a mask hides are counted.
+  or with scores that a mask hides are counted. One formula of torch's is wrong and not used: that of a convolution's
+  backward multiplies the weight's gradient by the number of groups (32 channels of their own: 32 times too much). Here
+  the gradients of input and weight cost what the forward costs, each.
 * Elsewhere, the operations of the op's definition. A scalar factor that is exactly 1 costs nothing. Of the branches of
   a piecewise definition the longest counts. The larger or smaller of two values is one operation, hence `relu` and each
   place of a max pool.

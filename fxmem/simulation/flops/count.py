@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from fxmem._torch.common import OpOverload, OpOverloadPacket, op_arguments
 from fxmem.simulation.flops.formulas import count_elements, tensors_among
-from fxmem.simulation.flops.tables import COMPLEX, FORMULAS, NO_ARITHMETIC
+from fxmem.simulation.flops.tables import COMPLEX, CORRECTED, FORMULAS, NO_ARITHMETIC
 
 Formula: TypeAlias = Callable[..., int | None]
 """Called with the op's own arguments and its result, `formula(*args, out_val=out, **kwargs)`; returns FLOPs, None for
@@ -35,11 +35,11 @@ def op_flops(
     packet = _packet(func)
     if extra is not None and packet in extra:
         return extra[packet](*args, **kwargs, out_val=out)
-    if packet in (registered := torch_formulas()):
+    name = _base_name(func)
+    if name not in CORRECTED and packet in (registered := torch_formulas()):
         # torch's formulas refuse some calls they are registered for: grouped-query heads, `bmm.dtype`.
         with suppress(AssertionError, TypeError):
             return int(registered[packet](*args, **kwargs, out_val=out))
-    name = _base_name(func)
     if name in NO_ARITHMETIC:
         return 0
     formula = FORMULAS.get(name)

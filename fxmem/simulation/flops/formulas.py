@@ -59,6 +59,15 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor) -> int:
     return 2 * prod(q.shape[:3]) * k.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
+def convolution_backward(c: SimpleNamespace) -> int:
+    """Each of the gradients of input and weight takes the forward's multiply-adds, one for each number of the weight at
+    each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by their
+    number."""
+    narrow: Tensor = c.input if c.transposed else c.grad_output
+    forward: int = 2 * c.weight.numel() * narrow.shape[0] * prod(narrow.shape[2:])
+    return forward * sum(map(bool, c.output_mask[:2]))
+
+
 # --- Recurrent layers -------------------------------------------------------------------------------------------------
 
 _CELLS = {0: (1, 1, 2), 1: (1, 1, 4), 2: (4, 18, 24), 3: (3, 14, 17)}
