@@ -26,13 +26,18 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
 
 
-def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """`parts` with the path of attributes to each, empty for the tensor itself.
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that transforms of torch.func wrap; None if none does
+    (`is_functorch_wrapped_tensor` and `get_unwrapped` of `torch._C._functorch`, since 2.0)."""
+    value = tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return None if value is tensor else value
 
-    `is_functorch_wrapped_tensor` and `get_unwrapped` of `torch._C._functorch` (since 2.0).
-    """
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+
+def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """`parts` with the path of attributes to each, empty for the tensor itself."""
+    tensor = tensor if (value := value_of(tensor)) is None else value
     if not is_wrapper(tensor):
         return [("", tensor)]
     inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]

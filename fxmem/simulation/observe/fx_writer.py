@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import SourceLine
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -237,11 +238,17 @@ class GraphWriter:
             return known
         if isinstance(known, _Element):
             return self._getitem(known)
+        wrapped = torch_wrappers.value_of(tensor)
+        if wrapped is not None and wrapped in self._node_of:
+            self.opaque.append("a tensor that a transform wraps")
+            return self._lift_tensor(wrapped)
         name = self._attributes.get(id(tensor))
         if name is None:
             name = f"_tensor_constant{len(self.constants)}"
             # Only a real tensor can be a constant of the graph; a fake one must not be kept alive here.
-            self.constants[name] = None if isinstance(tensor, torch_common.FakeTensor) else tensor
+            self.constants[name] = (
+                None if isinstance(tensor if wrapped is None else wrapped, torch_common.FakeTensor) else tensor
+            )
             if self.constants[name] is None:
                 self.opaque.append("a tensor no traced call made")
         node = self.graph.create_node("get_attr", name, (), {})

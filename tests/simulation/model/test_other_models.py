@@ -480,6 +480,11 @@ def test_a_gradient_taken_inside_forward():
     assert_as_measured(Doing(penalised), batch(), modes=("train",))
 
 
+@pytest.mark.parametrize("function", [torch.tanh, lambda row: (row * row).sin()])
+def test_vmap_over_what_the_step_has_computed(function):
+    assert_as_measured(Doing(lambda m, x: torch.func.vmap(function)(m.first(x))), batch())
+
+
 def test_a_complex_output_needs_a_loss():
     model, x = nn.Linear(WIDTH, WIDTH, dtype=torch.cfloat), torch.randn(32, WIDTH, dtype=torch.cfloat)
     assert "complex" in refusal(model, x, kind=UsageError)
