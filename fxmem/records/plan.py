@@ -24,7 +24,18 @@ from pydantic import Field
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
-from fxmem.records.profile import Assumption, Bytes, Flops, Headed, Many, Peak, Record, SourceLine, Versioned
+from fxmem.records.profile import (
+    Assumption,
+    Bytes,
+    Flops,
+    FlopsChange,
+    Headed,
+    Many,
+    Peak,
+    Record,
+    SourceLine,
+    Versioned,
+)
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
 """How regions are chosen: the name of a registered strategy, see `fxmem.planning.regions.strategies`."""
@@ -115,7 +126,8 @@ class CurvePoint(Record):
     regions: Many[Region]
     peak: Peak
     """Of the step with this plan."""
-    extra_flops: Flops | None
+    extra_flops: FlopsChange | None
+    """As `Plan.extra_flops`."""
     step_seconds: float | None = None
     """Estimated; see `Plan.before_seconds`."""
 
@@ -166,8 +178,9 @@ class Plan(Headed, Versioned):
     """Whether `after` is an analysis of the model with the plan applied; else it is the planner's estimate."""
     forward_flops: Flops | None
     """FLOPs of the unplanned forward; None where an op has no formula."""
-    extra_flops: Flops | None
-    """FLOPs run again, all together."""
+    extra_flops: FlopsChange | None
+    """FLOPs of the step with the plan beyond the unplanned step's: what it runs again. Negative where the program has
+    checkpoints of its own and the plan recomputes less than they do."""
     before_seconds: float | None = Field(default=None)
     """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at
     its memory's bandwidth (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not

@@ -24,6 +24,7 @@ __all__ = [
     "Assumption",
     "Bytes",
     "Flops",
+    "FlopsChange",
     "Headed",
     "Heading",
     "InputTensor",
@@ -63,6 +64,9 @@ table prints."""
 
 Flops = Annotated[int, Field(ge=0, le=_MOST)]
 """A number of floating-point operations, one multiply-add being 2; bounded as `Bytes`."""
+
+FlopsChange = Annotated[int, Field(ge=-_MOST, le=_MOST)]
+"""FLOPs of one step beyond those of another: negative where it has fewer. Bounded as `Bytes`."""
 
 Tick = Annotated[int, Field(ge=0)]
 """A position in the order of allocations and frees."""

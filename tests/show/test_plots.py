@@ -19,7 +19,7 @@ from fxmem.memory.module_rows import parts_at_peak
 from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, icicle_svg, timeline_svg
-from fxmem.show.plots.axes import SIZE, STYLE, byte_steps, spread
+from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
 from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import text_width
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
@@ -413,6 +413,13 @@ def test_ids_are_stable_and_of_the_name_given() -> None:
         ids = [each.get("id", "mine") for each in ET.fromstring(svg).iter()]
         assert all(each.startswith("mine") for each in ids)
         assert len({each for each in ids if each != "mine"}) == len([each for each in ids if each != "mine"])
+
+
+def test_a_plan_that_saves_flops_is_plotted_left_of_none() -> None:
+    svg = curve_svg([CurveDot(0.0, 100, "as it is"), CurveDot(-0.25, 90, "planned"), CurveDot(0.5, 50, "more")])
+    assert "planned: 90 B, -25.0 %" in svg
+    saving, same, more = (float(dot.get("cx", "")) for dot in ET.fromstring(svg).iter(f"{SVG}circle"))
+    assert LEFT <= saving < same < more
 
 
 # --- memory by module -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxmem
 from fxmem import analyze
@@ -409,3 +410,25 @@ def test_norms_are_computed_again_and_convolutions_are_not() -> None:
     # bytes.
     assert 0 <= run.peak_without_kernel_scratch_bytes - plan.after.requested_bytes <= 3 * 5056 + 256
     assert not fxmem.plan(fxmem.analyze(nn.Linear(4, 4), torch.zeros(2, 4), target="cpu"), "norms").regions
+
+
+class WithItsOwnCheckpoint(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_plans_of_a_model_that_checkpoints_already() -> None:
+    analysis = analyze(WithItsOwnCheckpoint(), torch.randn(1024, 64), target="h100")
+    plan = fxmem.plan(analysis)
+    assert plan.extra_flops is not None
+    assert any((point.extra_flops or 0) < 0 for point in plan.curve)  # it recomputes less than the program's own
+    cheapest = min(plan.curve, key=lambda point: point.extra_flops or 0)
+    assert cheapest.extra_flops is not None
+    step = sum(op.flops or 0 for op in analysis.profile.ops)
+    planned = verified_plan.apply_regions(analysis, cheapest.regions, cheapest.application)
+    assert sum(op.flops or 0 for op in planned.profile.ops) - step == cheapest.extra_flops
+    assert fxmem.advise(analysis).suggestions

@@ -56,6 +56,8 @@ class PlotArea:
     """What is plotted to the right, at the right edge."""
     scale: float
     """Bytes at the upper edge."""
+    least: float = 0.0
+    """What is plotted to the right, at the left edge."""
 
     @property
     def right(self) -> float:
@@ -69,7 +71,7 @@ class PlotArea:
 
     def x(self, value: float) -> float:
         """Where a value is."""
-        return self.left + self.width * value / self.most
+        return self.left + self.width * (value - self.least) / (self.most - self.least)
 
     def y(self, nbytes: float) -> float:
         """Where a number of bytes is."""

@@ -61,6 +61,7 @@ def curve_svg(
         width=width - LEFT - _RIGHT,
         height=height,
         most=max((dot.extra for dot in dots if dot.extra is not None), default=0.0) * 1.05 or 0.01,
+        least=min([0.0, *(dot.extra * 1.05 for dot in dots if dot.extra is not None)]),
         scale=max([dot.peak_bytes for dot in dots] + [budget_bytes or 0, 1]) * 1.05,
     )
     head = text(EDGE, area.top - 12.0, f"Peak of the step, {measure}", "muted")
@@ -78,10 +79,11 @@ def curve_svg(
 def _plot(dots: Sequence[CurveDot], area: PlotArea, budget_bytes: int | None) -> Iterator[str]:
     known = [(index, dot, dot.extra) for index, dot in enumerate(dots) if dot.extra is not None]
     numbered = _numbered([dot for _, dot, _ in known], [area.x(extra) for _, _, extra in known])
-    step = round_step(area.most, _MOST_COSTS)
+    step = round_step(area.most - area.least, _MOST_COSTS)
+    marks = range(math.ceil(area.least / step), math.floor(area.most / step) + 1)
     return xy_plot(
         area,
-        steps=[(step * index, f"{100 * step * index:.6g} %") for index in range(math.floor(area.most / step) + 1)],
+        steps=[(step * index, f"{100 * step * index:.6g} %") for index in marks],
         quantity="FLOPs run again, of the forward's",
         limit=None if budget_bytes is None else ("budget", budget_bytes),
         lines=[XYLine(_front([(extra, dot.peak_bytes) for _, dot, extra in known]), "after", is_stairs=True)],
@@ -113,7 +115,7 @@ def _list(dots: Sequence[CurveDot], y: float, room: float) -> tuple[list[str], f
 
 
 def _words(dot: CurveDot) -> str:
-    cost = "cost unknown" if dot.extra is None else f"+{100 * dot.extra:.1f} %"
+    cost = "cost unknown" if dot.extra is None else f"{100 * dot.extra:+.1f} %"
     return f"{dot.label}: {format_bytes(dot.peak_bytes)}, {cost}" + (" (chosen)" if dot.chosen else "")
 
 

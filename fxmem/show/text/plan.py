@@ -195,7 +195,7 @@ def _is_same_peak(one: Peak, other: Peak) -> bool:
 def _format_extra(point: CurvePoint, forward: int | None) -> str:
     if point.extra_flops is None:
         return "unknown"
-    return f"+{100 * point.extra_flops / forward:.1f} %" if forward else format_flops(point.extra_flops)
+    return f"{100 * point.extra_flops / forward:+.1f} %" if forward else format_flops(point.extra_flops)
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
