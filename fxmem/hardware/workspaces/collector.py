@@ -20,6 +20,7 @@ from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, u
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor
+from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
 from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
 
@@ -86,7 +87,7 @@ class Collector:
         key = (
             name,
             *(_freeze(value) for value in args),
-            _freeze(result) if short in KERNELS and KERNELS[short].reads_result else None,
+            _freeze(result) if short in REDUCTIONS or (short in KERNELS and KERNELS[short].reads_result) else None,
         )
         if key not in self._known:
             self._known[key] = self._hidden(short, name, args, result)
@@ -114,6 +115,8 @@ class Collector:
             )
         if short in _ATTENTION:
             return self._attention(short, args)
+        if short in REDUCTIONS:
+            return reduction_memory(short, args, result, self._target)
         memory = call_memory(short, args, result, self._target, self._deterministic)
         return with_copies(short, args, result, memory) if short in COPYING else memory
 
@@ -247,7 +250,7 @@ _ATTENTION = frozenset(
     for kernel in ("flash", "efficient", "cudnn")
     for end in ("", "_backward")
 )
-_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys()
+_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | REDUCTIONS
 
 
 def _freeze(value: Any) -> Any:

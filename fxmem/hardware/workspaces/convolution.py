@@ -24,7 +24,9 @@ from typing import Literal, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.hardware.workspaces.tensor_layouts import (
+    ITEM_BYTES,
     MemoryFormat,
     TensorLayout,
     TensorLike,
@@ -331,6 +333,7 @@ def _backward(
         events += (
             *free(*(event.name for event in events if event.action == "alloc" and event.name not in ended)),
             output("grad_bias"),
+            *reduction_events(grad, (0, *range(2, grad.rank)), max(4, ITEM_BYTES[grad.dtype]), target),
         )
     return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
 

@@ -254,7 +254,8 @@ def test_backward_computes_the_inputs_gradient_first() -> None:
     args = (tensor(32, 64, 224, 224), tensor(32, 64, 224, 224), tensor(64, 64, 3, 3), [64], *WINDOW_2D, MASK)
     memory = convolution_memory("aten.convolution_backward.default", args, H100)
     dgrad, wgrad = "cuDNN dgrad workspace", "cuDNN wgrad workspace"
-    assert script(memory) == ["=grad_input", dgrad, f"-{dgrad}", "=grad_weight", wgrad, f"-{wgrad}", "=grad_bias"]
+    weights = [dgrad, f"-{dgrad}", "=grad_weight", wgrad, f"-{wgrad}"]
+    assert script(memory) == ["=grad_input", *weights, "=grad_bias", "parts of the results", "semaphores"]
     assert [signature.op for signature in memory.signatures] == ["dgrad", "wgrad"]
     only_weight = convolution_memory("convolution_backward", (*args[:-1], (False, True, False)), H100)
     assert script(only_weight) == ["=grad_weight", wgrad, f"-{wgrad}"]
@@ -1021,3 +1022,27 @@ def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPa
     collector = Collector(H100, "2.11.0", {}, ConvSettings())
     collector.note(0, "aten.made_up.default", (tensor(3, 5), 7), tensor(3), Phase.FORWARD)
     assert collector.settle()[0].peak_bytes() == 15
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "expected"),
+    [
+        # Measured, in snapshots of a language model's training: gradients of norms' weights, and 32 bytes.
+        ((4, 128, 1024), [0, 1], 0),
+        ((4, 256, 1024), [0, 1], 2 * 4 * 256 * 1024 * 4 + 32),
+        ((4, 512, 1024), [0, 1], 2 * 4 * 512 * 1024 * 4 + 32),
+        ((4, 1024, 1024), [0, 1], 2 * 4 * 1024 * 1024 * 4 + 32),
+        # By hand. Along the rows of 2048: a row's 512 vectors fill a warp and 4 rows a block, 2048 / 128 values each.
+        ((4096, 2048), [1], 0),
+        # One number from 64 Mi: 512 threads, 131,072 values each, 512 blocks at least, 132 x 4 fill the card: 528.
+        ((8192, 8192), None, 528 * 4 + 4),
+    ],
+)
+def test_a_reduction_by_several_blocks_keeps_their_parts(
+    shape: tuple[int, ...], dims: list[int] | None, expected: int
+) -> None:
+    collector = Collector(H100, "2.11.0", {}, ConvSettings())
+    arguments = (tensor(*shape),) if dims is None else (tensor(*shape), dims)
+    overload = "default" if dims is None else "dim_IntList"
+    collector.note(0, f"aten.sum.{overload}", arguments, tensor(1), Phase.BACKWARD)
+    assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == ({0: expected} if expected else {})
