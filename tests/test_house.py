@@ -256,12 +256,6 @@ OPEN_PACKAGES = {
 """Packages inside a room whose modules other rooms may name, and why; every other re-exports what others need."""
 
 
-TO_BE_MENDED = {
-    "Event",
-}
-"""What does not keep the tests below yet: modules, classes, folders. It only shrinks, and goes when it is empty."""
-
-
 def repeated(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
     """Names that are given in several places, with the places."""
     places: dict[str, list[str]] = {}
@@ -322,7 +316,7 @@ def test_the_contract_has_ten_rows_and_every_room_stands_in_one() -> None:
 def test_a_folder_has_at_most_14_modules() -> None:
     folders = {path.parent for path in SOURCES} - {ROOT / "fxmem" / "cli" / "verbs"}
     counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("[!_]*.py"))) for folder in folders}
-    assert {folder: count for folder, count in counts.items() if count > 14}.keys() <= TO_BE_MENDED
+    assert {folder: count for folder, count in counts.items() if count > 14} == {}
 
 
 def test_a_folder_with_modules_is_a_package() -> None:
@@ -333,7 +327,7 @@ def test_from_outside_a_room_only_its_own_modules_are_named() -> None:
     found = {
         f"{where}: {module}"
         for where, module in imports_from_outside()
-        if module.count(".") > 2 and module.rpartition(".")[0] not in OPEN_PACKAGES and module not in TO_BE_MENDED
+        if module.count(".") > 2 and module.rpartition(".")[0] not in OPEN_PACKAGES
     }
     assert not found, "name `room` or `room.module`; what others need of `room.package` it re-exports:\n" + "\n".join(
         sorted(found)
@@ -355,13 +349,12 @@ def test_no_two_public_classes_have_one_name() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    found = {name: places for name, places in repeated(classes).items() if name not in TO_BE_MENDED}
-    assert found == {}
+    assert repeated(classes) == {}
 
 
 def test_a_module_is_a_noun() -> None:
     names = {part for module in MODULES for part in module.split(".")}
-    assert {name for name in names if name.endswith("ing")} - TO_BE_MENDED == {
+    assert {name for name in names if name.endswith("ing")} == {
         "planning",
         "checkpointing",
         "testing",

@@ -143,7 +143,7 @@ def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
     """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.
 
     `hooks` are those the program itself has pushed (`save_on_cpu`, checkpointing), or a pair that changes nothing. C++
-    lets go of them when a node has run; the handle is therefore the only one of ours to hold them.
+    frees them when a node has run; the handle is therefore the only one of ours to keep them.
     `torch.autograd.graph.saved_tensors_hooks` pushes and pops through `torch._C._autograd` (since 1.10). `torch.func`
     transforms refuse hooks (`disable_saved_tensors_hooks`, since 1.13), because a hook may do anything to a tensor that
     belongs to a transform; the pair that changes nothing does not, and stays.
