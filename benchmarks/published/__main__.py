@@ -1,4 +1,4 @@
-"""`make published`: predict every published case, write the results of the day, hold the bounds.
+"""`make published`: predict every published case, write the results of the day and docs/published.md, hold the bounds.
 
 python -m benchmarks.published                     goes on where it stopped today
 python -m benchmarks.published --only liger rope   cases whose name or source contains all words; only prints
@@ -23,6 +23,7 @@ from .tables import Case, read_cases
 from .traces import replay_all
 
 RESULTS = Path(__file__).parents[1] / "results"
+PAGE = Path(__file__).parents[2] / "docs" / "published.md"
 SECONDS_BETWEEN_WRITES = 20.0
 """What a run that is cut short may lose."""
 
@@ -67,7 +68,7 @@ def _run(cases: Sequence[Case], stem: Path, date: str, *, again: bool) -> list[R
             results.write_json(stem.with_suffix(".json"), rows, replays, date)
             written = time.monotonic()
     results.write_json(stem.with_suffix(".json"), rows, replays, date)
-    stem.with_suffix(".md").write_text(results.format_page(rows, replays, date), encoding="utf-8")
+    PAGE.write_text(results.format_page(rows, replays, date), encoding="utf-8")
     return rows
 
 

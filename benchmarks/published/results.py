@@ -23,6 +23,19 @@ EXPLAINED_FROM_PERCENT = 3.0
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "peft", "torchao")
 
 
+INTRODUCTION = (
+    "Others have measured steps on real cards and published the figures with their programs. Each row below is such a",
+    "figure beside the prediction for the same step, misses included. The steps are written anew from what the programs",
+    "do, and their settings are read from the source. Where a setting was settled after the first comparison, by another",
+    "part of the source, the table says so.",
+    "",
+    "The tables are data, in `benchmarks/published/tables`: to add a figure, add a row there, and a function that builds",
+    "its step in `benchmarks/published/steps`. `make published` then writes this page. The error of every row may only",
+    "become smaller: the bound stands beside the figure, and forty rows are predicted with every run of the tests.",
+)
+"""What the page begins with."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A case with its prediction."""
@@ -42,9 +55,11 @@ class Row:
 
 
 def digest() -> str:
-    """The sources that a prediction depends on, as a hash: kept rows of other sources are predicted anew."""
-    root = Path(fxmem.__file__).parent
-    files = [*sorted(root.rglob("*.py")), *sorted((Path(__file__).parent / "steps").glob("*.py"))]
+    """The package's sources as a hash: rows that other sources predicted are predicted anew."""
+    return _hash(sorted(Path(fxmem.__file__).parent.rglob("*.py")))
+
+
+def _hash(files: Iterable[Path]) -> str:
     sha = hashlib.sha256()
     for path in files:
         sha.update(path.read_bytes())
@@ -52,7 +67,8 @@ def digest() -> str:
 
 
 def fingerprint(case: Case) -> str:
-    """All of a case that decides its prediction and its error."""
+    """All of a case that decides its prediction and its error, with the code of its step."""
+    steps = Path(__file__).parent / "steps"
     deciding = (
         case.step,
         case.target,
@@ -61,7 +77,8 @@ def fingerprint(case: Case) -> str:
         case.unit,
         *map(dict, (case.settings, case.environment)),
     )
-    return json.dumps([*deciding, case.less])
+    code = _hash([steps / "loops.py", steps / f"{case.step.partition('.')[0]}.py"]) if case.step else ""
+    return json.dumps([*deciding, case.less, code])
 
 
 def read_kept(path: Path) -> dict[str, Row | None]:
@@ -158,7 +175,9 @@ def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> st
     """Write the whole table, misses included."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     lines = [
-        "# Published measurements against predictions",
+        "# Published measurements",
+        "",
+        *INTRODUCTION,
         "",
         f"Written by `make published` on {date} ({versions}); no GPU was used. "
         "An error is `predicted / published - 1`.",
@@ -184,13 +203,13 @@ def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> st
 
 
 def _summary_lines(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| grade | statistic | rows | mean / median / worst | within 0.1 % | within 1 % | within 3 % |"
-    yield "|---|---|---:|---:|---:|---:|---:|"
+    yield "| grade | statistic | rows | mean | median / worst | within 0.1 / 1 / 3 % |"
+    yield "|---|---|---:|---:|---:|---:|"
     for (grade, statistic), found in summarise(rows).items():
-        within = " | ".join(str(count) for count in found.within.values())
+        within = " / ".join(str(count) for count in found.within.values())
         yield (
             f"| {grade} | {statistic} | {found.count} | "
-            f"{found.mean:.3f} % / {found.median:.4f} % / {found.worst:.2f} % | {within} |"
+            f"{found.mean:.3f} % | {found.median:.4f} % / {found.worst:.2f} % | {within} |"
         )
 
 

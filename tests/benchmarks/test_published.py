@@ -159,6 +159,7 @@ def made_up(tmp_path: Path, two: list[Case], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(runner, "read_cases", lambda: iter(two))
     monkeypatch.setattr(runner, "predict", predict_and_count)
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(runner, "PAGE", tmp_path / "published.md")
     monkeypatch.setattr(runner, "replay_all", lambda: iter([_replay(0), _replay(1)]))
     return predicted
 
@@ -169,8 +170,8 @@ def _replay(off: int) -> Replay:
 
 def test_the_runner_writes_every_row_and_its_misses(tmp_path: Path, made_up: list[str]) -> None:
     assert runner.main([]) == 0
-    page = next((tmp_path / "results").glob("published-*.md")).read_text(encoding="utf-8")
-    assert "| A | allocated | 2 | 25.000 % / 25.0000 % / 50.00 % | 1 | 1 | 1 |" in page
+    page = (tmp_path / "published.md").read_text(encoding="utf-8")
+    assert "| A | allocated | 2 | 25.000 % | 25.0000 % / 50.00 % | 1 / 1 / 1 |" in page
     assert "| made up: N=128 | A | allocated | +50.00 % | not explained |" in page
     assert "| N=256 | A | allocated | 3.000 MiB | 3.000 MiB | +0.0000 % |" in page
     assert "| nobody, x.pickle | 3 | 2 / 2 | all equal |" in page
@@ -208,7 +209,7 @@ def test_a_case_that_is_not_run_is_listed_with_the_reason(
     monkeypatch.setattr(runner, "read_cases", lambda: iter([case]))
     assert runner.main([]) == 0
     assert made_up == []
-    page = next((tmp_path / "results").glob("published-*.md")).read_text(encoding="utf-8")
+    page = (tmp_path / "published.md").read_text(encoding="utf-8")
     assert "- made up: N=128: needs a kernel that is not here" in page
 
 

@@ -98,11 +98,18 @@ class NesterovSGD(torch.optim.SGD):
 def timm_benchmark(model: str, batch: int, size: int) -> Step:
     """A step of timm's training benchmark with AMP (huggingface/pytorch-image-models at 0dbd9352, benchmark.py).
 
-    `zero_grad` of torch 1.12 keeps the gradients, which is the last of two micro-batches here.
+    `zero_grad` of torch 1.12 keeps the gradients, which is the last of two micro-batches here. The models of that timm
+    compute attention step by step.
     """
     import timm
+    from timm.layers import set_fused_attn, use_fused_attn
 
-    with torch.device("meta"):
-        network = timm.create_model(model)
+    was_fused = use_fused_attn()
+    set_fused_attn(False)
+    try:
+        with torch.device("meta"):
+            network = timm.create_model(model)
+    finally:
+        set_fused_attn(bool(was_fused))
     options = {"precision": "fp16", "optimizer": NesterovSGD, "accumulate": 2}
     return train_classifier(network, batch, size=size, **options)
