@@ -24,14 +24,15 @@ PACKAGES = ("torch", "torchvision", "timm", "transformers", "peft", "torchao")
 
 
 INTRODUCTION = (
-    "Others have measured steps on real cards and published the figures with their programs. Each row below is such a",
-    "figure beside the prediction for the same step, misses included. The steps are written anew from what the programs",
-    "do, and their settings are read from the source. Where a setting was settled after the first comparison, by another",
-    "part of the source, the table says so.",
+    "Others have measured steps on real cards and published the figures with their programs. Each row below is",
+    "such a figure beside the prediction for the same step, misses included. The steps are written anew from what",
+    "the programs do, and their settings are read from the source. Where a setting was settled after the first",
+    "comparison, by another part of the source, the table says so.",
     "",
-    "The tables are data, in `benchmarks/published/tables`: to add a figure, add a row there, and a function that builds",
-    "its step in `benchmarks/published/steps`. `make published` then writes this page. The error of every row may only",
-    "become smaller: the bound stands beside the figure, and forty rows are predicted with every run of the tests.",
+    "The tables are data, in `benchmarks/published/tables`: to add a figure, add a row there, and a function that",
+    "builds its step in `benchmarks/published/steps`. `make published` then writes this page. The error of every",
+    "row may only become smaller: the bound stands beside the figure, and forty rows are predicted with every run",
+    "of the tests.",
 )
 """What the page begins with."""
 
@@ -179,7 +180,8 @@ def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> st
         "",
         *INTRODUCTION,
         "",
-        f"Written by `make published` on {date} ({versions}); no GPU was used. "
+        f"Written by `make published` on {date}; no GPU was used. {versions}.",
+        "",
         "An error is `predicted / published - 1`.",
         "",
         *(f"- Grade {grade}: {text}." for grade, text in GRADES.items()),
