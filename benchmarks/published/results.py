@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -180,7 +181,7 @@ def format_page(rows: Sequence[Row], replays: Sequence[Replay], date: str) -> st
         "",
         *INTRODUCTION,
         "",
-        f"Written by `make published` on {date}; no GPU was used. {versions}.",
+        *_wrap(f"Written by `make published` on {date}; no GPU was used. {versions}."),
         "",
         "An error is `predicted / published - 1`.",
         "",
@@ -218,12 +219,14 @@ def _summary_lines(rows: Sequence[Row]) -> Iterator[str]:
 def _trace_lines(replays: Sequence[Replay]) -> Iterator[str]:
     if not replays:
         return
+    sources = sorted({replay.source.partition(",")[0] for replay in replays})
     yield from ("## Recorded requests of real cards, replayed through the allocator", "")
+    yield from (*_wrap(f"Snapshots of {', '.join(sources)}."), "")
     yield from ("| snapshot | mallocs | cudaMallocs of the card / of the replay | reserved |", "|---|---:|---:|---:|")
     for replay in replays:
         equal = "all equal" if replay.is_exact else f"{replay.error_percent:+.3f} %"
         segments = f"{len(replay.card_segments)} / {len(replay.segments)}"
-        yield f"| {replay.source} | {replay.mallocs:,} | {segments} | {equal} |"
+        yield f"| {replay.source.partition(', ')[2]} | {replay.mallocs:,} | {segments} | {equal} |"
     yield ""
 
 
@@ -232,11 +235,15 @@ def _miss_lines(rows: Sequence[Row]) -> Iterator[str]:
     if not far:
         return
     yield from (f"## Further off than {EXPLAINED_FROM_PERCENT:.0f} %", "")
-    yield from ("| case | grade | statistic | error | why |", "|---|---|---|---:|---|")
-    for row in sorted(far, key=lambda row: -abs(row.error_percent or 0)):
-        why = row.case.cause or (row.case.note if row.case.grade == "C" else "") or "not explained"
-        yield f"| {row.case.name} | {row.case.grade} | {row.case.statistic} | {row.error_percent:+.2f} % | {why} |"
-    yield ""
+    for cause in dict.fromkeys(map(_cause, far)):
+        yield from (*_wrap(f"{_sentence(cause)}:"), "", "| grade | statistic | case | error |", "|---|---|---|---:|")
+        for row in (row for row in far if _cause(row) == cause):
+            yield f"| {row.case.grade} | {row.case.statistic} | {row.case.name} | {row.error_percent:+.2f} % |"
+        yield ""
+
+
+def _cause(row: Row) -> str:
+    return row.case.cause or (row.case.note if row.case.grade == "C" else "") or "not explained"
 
 
 def _refusal_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -244,24 +251,36 @@ def _refusal_lines(rows: Sequence[Row]) -> Iterator[str]:
     if not without:
         return
     yield from ("## Without a prediction", "")
-    yield from (f"- {row.case.name}: {row.case.not_run or row.refusal}" for row in without)
+    for table in dict.fromkeys(row.case.table for row in without):
+        of_table = [row for row in without if row.case.table == table]
+        why = of_table[0].case.not_run or of_table[0].refusal
+        yield from _wrap(f"- {table}: {len(of_table)} rows; {why}.", "  ")
     yield ""
 
 
 def _table_lines(rows: Sequence[Row]) -> Iterator[str]:
     first = rows[0].case
-    yield from (f"### {first.name.partition(':')[0]}", "")
-    yield f"{first.source}. {first.card}, torch {first.torch}."
-    notes = [text for text in (first.note, f"Cause of the error: {first.cause}" if first.cause else "") if text]
-    if notes:
-        yield from (f"{text[0].upper()}{text[1:].rstrip('.')}." for text in notes)
-    yield from ("", "| step | grade | statistic | published | predicted | error |", "|---|---|---|---:|---:|---:|")
+    yield from (f"### {first.table}", "")
+    yield from _wrap(
+        f"{_sentence(first.source)}. {first.card}, torch {first.torch}. Grade {first.grade}, {first.statistic}."
+    )
+    for text in (first.note, f"Cause of the error: {first.cause}" if first.cause else ""):
+        yield from _wrap(f"{_sentence(text)}.") if text else ()
+    yield from ("", "| step | published | predicted | error |", "|---|---:|---:|---:|")
     for row in rows:
         case = row.case
         predicted = "" if row.predicted is None else _figure(row.predicted / UNITS[case.unit], case)
         error = "" if row.error_percent is None else f"{row.error_percent:+.4f} %"
-        label = case.name.partition(": ")[2] or "as above"
-        yield f"| {label} | {case.grade} | {case.statistic} | {_figure(case.figure, case)} | {predicted} | {error} |"
+        label = case.name.removeprefix(f"{case.table}: ") if case.name != case.table else "as above"
+        yield f"| {label} | {_figure(case.figure, case)} | {predicted} | {error} |"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}"
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 116, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _figure(value: float, case: Case) -> str:

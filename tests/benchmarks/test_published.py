@@ -172,10 +172,11 @@ def test_the_runner_writes_every_row_and_its_misses(tmp_path: Path, made_up: lis
     assert runner.main([]) == 0
     page = (tmp_path / "published.md").read_text(encoding="utf-8")
     assert "| A | allocated | 2 | 25.000 % | 25.0000 % / 50.00 % | 1 / 1 / 1 |" in page
-    assert "| made up: N=128 | A | allocated | +50.00 % | not explained |" in page
-    assert "| N=256 | A | allocated | 3.000 MiB | 3.000 MiB | +0.0000 % |" in page
-    assert "| nobody, x.pickle | 3 | 2 / 2 | all equal |" in page
-    assert "| nobody, x.pickle | 3 | 2 / 2 | +1.000 % |" in page
+    assert "Not explained:\n\n| grade | statistic | case | error |" in page
+    assert "| A | allocated | made up: N=128 | +50.00 % |" in page
+    assert "| N=256 | 3.000 MiB | 3.000 MiB | +0.0000 % |" in page
+    assert "| x.pickle | 3 | 2 / 2 | all equal |" in page
+    assert "| x.pickle | 3 | 2 / 2 | +1.000 % |" in page
 
 
 def test_the_runner_goes_on_where_it_stopped(
@@ -210,7 +211,7 @@ def test_a_case_that_is_not_run_is_listed_with_the_reason(
     assert runner.main([]) == 0
     assert made_up == []
     page = (tmp_path / "published.md").read_text(encoding="utf-8")
-    assert "- made up: N=128: needs a kernel that is not here" in page
+    assert "- made up: 1 rows; needs a kernel that is not here." in page
 
 
 def test_only_prints_what_is_asked_for(tmp_path: Path, made_up: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,11 +305,14 @@ def chunked_loss(logits: list[Tensor], targets: Tensor) -> Tensor:
     return torch.cat(losses).mean()
 
 
+ALL_LAYERS = "query key value projection mlp head"
+
+
 def finetune(
     model: str, batch: int, tokens: int, *, rank: int = 8, dropout: float = 0.05, beside: str = "query value"
 ) -> Step:
     """A step of LoRA fine-tuning over rows of the longest example; the loss is divided by the micro-batches."""
-    made = GPT(MODELS[model], Lora(rank, dropout, beside.split()), tokens)
+    made = GPT(MODELS[model], Lora(rank, dropout, (ALL_LAYERS if beside == "all" else beside).split()), tokens)
     inputs = (meta(batch, tokens, dtype=torch.int64), meta(batch, tokens, dtype=torch.int64))
     return Step(made, inputs, {"mode": "train", "loss": lambda out: out[0] / 32, "optimizer": None})
 
