@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from fxmem.records.profile import Kind, Phase, Profile, Target
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
+from fxmem.simulation.model.function_copies import tensors_behind
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observers import FakeRun, Recording
@@ -105,7 +107,10 @@ class _FakeStep:
         with recording.fakes:
             flatten_rnn_weights(self._model)
         args, kwargs = fake_inputs((request.args, request.kwargs), recording.fakes, recording.device)
-        self._request = dataclasses.replace(request, args=args, kwargs=kwargs, loss=rebound(request.loss))
+        originals = torch_common.tree_leaves((request.args, request.kwargs))
+        fakes = zip(map(id, originals), torch_common.tree_leaves((args, kwargs)), strict=True)
+        loss = rebound(request.loss, {key: fake for key, fake in fakes if isinstance(fake, torch.Tensor)})
+        self._request = dataclasses.replace(request, args=args, kwargs=kwargs, loss=loss)
         self._parameters = dict(self._model.named_parameters())
         self._inputs = _name_inputs(self._model, args, kwargs)
         with recording.fakes:
@@ -159,6 +164,7 @@ class _FakeStep:
             (Kind.BUFFER, self._model.named_buffers()),
             (Kind.INPUT, self._inputs),
             (Kind.INPUT, self._waiting),
+            (Kind.BUFFER, _name_behind(self._request.loss)),
         )
         for kind, tensors in named:
             for label, tensor in tensors:
@@ -239,6 +245,19 @@ def _name_inputs(
         tensors = [t for t in torch_common.tree_leaves(value) if isinstance(t, torch.Tensor)]
         found += [(label if len(tensors) == 1 else f"{label}.{i}", t) for i, t in enumerate(tensors)]
     return found
+
+
+def _name_behind(loss: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What only the loss has at hand, fake where it is on the target's device."""
+    for found in tensors_behind(loss):
+        parts = (
+            itertools.chain(found.named_parameters(), found.named_buffers())
+            if isinstance(found, torch.nn.Module)
+            else [("", found)]
+        )
+        for name, tensor in parts:
+            if isinstance(tensor, torch_common.FakeTensor):
+                yield f"loss.{name}".rstrip("."), tensor
 
 
 def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> None:

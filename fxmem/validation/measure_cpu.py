@@ -43,6 +43,7 @@ from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, MeasuredOp, Measurement
 from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.model.function_copies import tensors_behind
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step
 
@@ -290,8 +291,8 @@ def resident_bytes(
     """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of
     `Kind`.
 
-    Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one; what a
-    module keeps inside objects of other classes is not found. Kinds with nothing are left out.
+    Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one, and what the
+    loss closes over; what a module keeps inside objects of other classes is not found. Kinds with nothing are left out.
     """
     kept = (
         leaf
@@ -303,7 +304,7 @@ def resident_bytes(
     inputs = tree_leaves((request.args, request.kwargs))
     owners: list[tuple[Kind, Any]] = [
         (Kind.PARAMETER, model.parameters()),
-        (Kind.BUFFER, kept),
+        (Kind.BUFFER, itertools.chain(kept, _behind(request.loss))),
         (Kind.INPUT, inputs),
         (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer.state.values())) if optimizer else ()),
         (
@@ -321,6 +322,15 @@ def resident_bytes(
                     seen.add(storage.data_ptr())
                     sizes[kind] += storage.nbytes()
     return {kind: size for kind, size in sizes.items() if size}
+
+
+def _behind(loss: Any) -> Iterator[torch.Tensor]:
+    """What the loss has at hand: a teacher's weights, targets."""
+    for found in tensors_behind(loss):
+        if isinstance(found, nn.Module):
+            yield from (*found.parameters(), *found.buffers())
+        else:
+            yield found
 
 
 def check_on_cpu(model: nn.Module, request: StepRequest) -> None:

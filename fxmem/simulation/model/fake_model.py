@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.simulation import known_values
 from fxmem.simulation.model.accepted_models import without_compiled
-from fxmem.simulation.model.function_copies import Rebinder
+from fxmem.simulation.model.function_copies import Rebinder, tensors_behind
 
 
 def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.nn.Module:
@@ -37,9 +38,12 @@ def fake_model(model: torch.nn.Module, mode: torch_common.FakeTensorMode, device
 
 def fake_copy(
     model: torch.nn.Module, mode: torch_common.FakeTensorMode, device: torch.device
-) -> tuple[torch.nn.Module, Callable[[Any], Any]]:
+) -> tuple[torch.nn.Module, Callable[[Any, Mapping[int, torch.Tensor]], Any]]:
     """A copy of `model` whose tensors are fake and, where registered, on `device`; and what makes a function about the
     model one about the copy.
+
+    That takes the function and the fakes of the inputs, by the originals' ids. Other modules and tensors that the
+    function has at hand are copied to the device as well: a teacher's weights, the targets.
 
     Raises AnalysisError for a model that cannot be copied.
     """
@@ -62,8 +66,19 @@ def fake_copy(
                 "Pass a factory (a function that builds the model) instead of the model."
             ) from error
 
-    def rebound(function: Any) -> Any:
-        with mode, _CopyFakes(memo, device):
+    def rebound(function: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
+        memo.update(inputs)
+        found = [each for each in tensors_behind(function) if id(each) not in memo]
+        modules = [each for each in found if isinstance(each, torch.nn.Module)]
+        loose = [[each] for each in found if isinstance(each, torch.Tensor) and each.dim()]
+        with mode, _CopyFakes(memo, device), deep_recursion():
+            for tensors in (*_by_storage(*modules), *loose):
+                new = [tensor for tensor in tensors if id(tensor) not in memo]
+                memo.update(zip(map(id, new), _fakes(new, device, maker.empty) if new else (), strict=True))
+            for module in modules:
+                copy.deepcopy(module, memo)
+            for module in modules:
+                rebinder.model(module)
             return rebinder.function(function)
 
     return without_compiled(made), rebound
@@ -116,9 +131,9 @@ def fake_inputs(value: Any, mode: torch_common.FakeTensorMode, device: torch.dev
         return torch_common.tree_map_only(torch.Tensor, fake, value)
 
 
-def _by_storage(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+def _by_storage(*models: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     groups: dict[int, dict[int, torch.Tensor]] = {}
-    for module in model.modules():
+    for module in itertools.chain.from_iterable(model.modules() for model in models):
         for _, tensor in torch_modules.tensors_of(module):
             key = torch_common.storage_key(tensor) if _is_plain(tensor) else id(tensor)
             groups.setdefault(key, {})[id(tensor)] = tensor

@@ -26,6 +26,7 @@ from fxmem._torch import modules as torch_modules
 
 _DEPTH = 3
 """How deep containers are looked into."""
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _HOOKS = "hooks"
 """Ends the names of the dictionaries in which modules keep hooks (torch/nn/modules/module.py)."""
 
@@ -59,11 +60,15 @@ class Rebinder:
 
     def function(self, function: Any) -> Any:
         """`function` for the copy; itself where it has nothing to do with the model."""
+        if id(function) in self._memo:
+            return self._memo[id(function)]
         if id(function) in self._remade:
             return self._remade[id(function)]
         self._kept.append(function)
-        if isinstance(function, types.MethodType) and id(function.__self__) in self._memo:
-            made: Any = types.MethodType(function.__func__, self._memo[id(function.__self__)])
+        if isinstance(function, types.MethodType):
+            owner = function.__self__
+            copied = self._memo[id(owner)] if id(owner) in self._memo else self._object(owner)
+            made: Any = function if copied is owner else types.MethodType(function.__func__, copied)
         elif isinstance(function, functools.partial):
             made = functools.partial(
                 self.function(function.func),
@@ -73,8 +78,18 @@ class Rebinder:
         elif isinstance(function, types.FunctionType):
             made = self._closure(function)
         else:
-            made = function
+            made = self._object(function)
         self._remade[id(function)] = made
+        return made
+
+    def _object(self, value: Any) -> Any:
+        """A copy of what a function belongs to, its attributes for the copy of the model; itself where all are
+        others."""
+        moved = {name: self._memo[id(each)] for name, each in _attributes(value).items() if id(each) in self._memo}
+        if not moved or isinstance(value, nn.Module):
+            return value
+        made = self._memo[id(value)] = copy.copy(value)
+        vars(made).update(moved)
         return made
 
     def _tensor_hooks(self, tensor: torch.Tensor) -> None:
@@ -94,11 +109,10 @@ class Rebinder:
         contents = [_content(cell) for cell in cells]
         values = [self._value(value) for value in contents]
         defaults = tuple(self._value(value) for value in function.__defaults__ or ())
-        named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-        moved = {name: new for name, value in named.items() if (new := self._global(value)) is not value}
-        same = all(
-            a is b for a, b in zip((*contents, *(function.__defaults__ or ())), (*values, *defaults), strict=True)
-        )
+        moved = {name: new for name, value in _globals(function).items() if (new := self._global(value)) is not value}
+        keywords = {name: self._value(value) for name, value in (function.__kwdefaults__ or {}).items()}
+        before = (*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        same = all(a is b for a, b in zip(before, (*values, *defaults, *keywords.values()), strict=True))
         if same and not moved:
             return function
         closure = tuple(
@@ -106,23 +120,17 @@ class Rebinder:
         )
         scope = {**function.__globals__, **moved} if moved else function.__globals__
         made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, closure or None)
-        made.__kwdefaults__ = (
-            None if function.__kwdefaults__ is None else {k: self._value(v) for k, v in function.__kwdefaults__.items()}
-        )
+        made.__kwdefaults__ = keywords or None
         return functools.update_wrapper(made, function)
 
     def _global(self, value: Any) -> Any:
         """As `_value`, for a module's global, which other functions may go on using: functions are left alone."""
-        return (
-            value
-            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
-            else self._value(value)
-        )
+        return value if isinstance(value, _FUNCTIONS) else self._value(value)
 
     def _value(self, value: Any) -> Any:
         if id(value) in self._memo:
             return self._memo[id(value)]
-        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+        if isinstance(value, _FUNCTIONS):
             return self.function(value)
         if isinstance(value, Optimizer) or (
             isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)
@@ -148,6 +156,46 @@ class Rebinder:
         return (not value and isinstance(value, (dict, list, set))) or any(
             id(item) in self._memo or isinstance(item, (torch.Tensor, Optimizer)) for item in _items(value, _DEPTH)
         )
+
+
+def tensors_behind(function: Any) -> Iterator[nn.Module | torch.Tensor]:
+    """The modules and tensors that a function has at hand.
+
+    It is one or a method of one, closes over them, has them as default arguments or names them as globals; directly, in
+    a container or through a function that it has at hand itself. A function that it names as a global is not looked
+    into, as `Rebinder` does not copy one.
+    """
+    pending = [(each, _DEPTH) for each in (function, *_attributes(function).values())]
+    seen: set[int] = set()
+    while pending:
+        value, depth = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (nn.Module, torch.Tensor)):
+            yield value
+        elif isinstance(value, types.FunctionType):
+            named = (each for each in _globals(value).values() if not isinstance(each, _FUNCTIONS))
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            pending += [(each, _DEPTH) for each in (*named, *map(_content, value.__closure__ or ()), *defaults)]
+        elif isinstance(value, types.MethodType):
+            pending += [(each, depth) for each in (value.__self__, *_attributes(value.__self__).values())]
+        elif isinstance(value, functools.partial):
+            pending += [(each, depth) for each in (value.func, *value.args, *value.keywords.values())]
+        elif depth:
+            pending += [(item, depth - 1) for item in _items(value, 1)]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object of a class of the user's own."""
+    others = (nn.Module, torch.Tensor, type, types.ModuleType)
+    return {} if isinstance(value, others) else getattr(value, "__dict__", {})
+
+
+def _globals(function: types.FunctionType) -> dict[str, Any]:
+    """What a function names of its module."""
+    scope = function.__globals__
+    return {name: scope[name] for name in _names(function.__code__) if name in scope}
 
 
 def _items(value: Any, depth: int) -> Iterator[Any]:

@@ -655,6 +655,69 @@ def test_a_loss_that_closes_over_the_model():
     assert plain.peak.requested_bytes <= decayed.peak.requested_bytes
 
 
+def teacher():
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)]).requires_grad_(False)
+
+
+def closed_over():
+    frozen, target = teacher(), batch()
+
+    def loss(out):
+        with torch.no_grad():
+            wanted = frozen(target)
+        return nn.functional.mse_loss(out, wanted)
+
+    return loss
+
+
+class Distillation:
+    def __init__(self):
+        self.frozen = teacher()
+
+    def __call__(self, out):
+        return self.compute(out)
+
+    def compute(self, out):
+        return (out - self.frozen(out.detach())).square().sum()
+
+
+GLOBAL_TEACHER = teacher()
+
+
+def in_a_default():
+    def loss(out, *, frozen=GLOBAL_TEACHER):
+        return (out - frozen(out.detach())).square().sum()
+
+    return loss
+
+
+def named_globally(out):
+    return (out - GLOBAL_TEACHER(out.detach())).square().sum()
+
+
+LOSSES = {
+    "closure": closed_over,
+    "list": lambda: (lambda teachers: lambda out: (out - teachers[0](out.detach())).square().sum())([teacher()]),
+    "method": lambda: Distillation().compute,
+    "object": lambda: Distillation(),
+    "default": in_a_default,
+    "global": lambda: named_globally,
+}
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_what_the_loss_closes_over_is_resident(make):
+    loss, student = make(), layers()
+    size = 5 * (WIDTH * WIDTH + WIDTH) * 4
+    assert_as_measured(student, batch(), modes=("train",), loss=loss, optimizer="sgd")
+    for target in ("cpu", "h100"):
+        profile = analyze(student, batch(), loss=loss, optimizer="sgd", target=target).profile
+        behind = [s for s in profile.storages if s.name.startswith("loss.") and s.kind is Kind.BUFFER]
+        assert sum(storage.nbytes for storage in behind) == size
+        assert all(storage.birth == 0 and storage.death == profile.ticks for storage in behind)
+    assert all(type(p) is nn.Parameter and p.device.type == "cpu" for p in GLOBAL_TEACHER.parameters())
+
+
 # --- torch.func -------------------------------------------------------------------------------------------------------
 
 ACTIVATION = 512 * WIDTH * 4
