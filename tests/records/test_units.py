@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fxmem.records.profile import Kind, SourceLine
-from fxmem.records.units import package_path, to_words
+from fxmem.records.units import package_path, printable, to_words
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,10 @@ def test_an_installed_file_s_path_begins_at_its_package(file: str, shown: str) -
 
 def test_a_kind_in_words() -> None:
     assert to_words(Kind.OPTIMIZER_STATE) == "optimizer state"
+
+
+@pytest.mark.parametrize("control", ["\x1b[31m", "\x9b31m", "\x9d0;title\x9c", "\u202e", "\r", "\x08"])
+def test_nothing_that_a_terminal_obeys_is_printable(control: str) -> None:
+    shown = printable(f"layer{control}")
+    assert shown.startswith("layer\\")
+    assert shown.isprintable()
