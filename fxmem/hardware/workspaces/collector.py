@@ -15,7 +15,7 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces import attention
 from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
-from fxmem.hardware.workspaces.copies import COPYING, with_copies
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, with_copies
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
@@ -117,6 +117,8 @@ class Collector:
             return self._attention(short, args)
         if short in REDUCTIONS:
             return reduction_memory(short, args, result, self._target)
+        if short in COMPOSED:
+            return composed_memory(short, args)
         memory = call_memory(short, args, result, self._target, self._deterministic)
         return with_copies(short, args, result, memory) if short in COPYING else memory
 
@@ -250,7 +252,7 @@ _ATTENTION = frozenset(
     for kernel in ("flash", "efficient", "cudnn")
     for end in ("", "_backward")
 )
-_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | REDUCTIONS
+_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS
 
 
 def _freeze(value: Any) -> Any:
