@@ -232,6 +232,7 @@ decompositions of some of them."""
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    aten._grouped_mm.default: _grouped_mm,
     aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
     aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,
