@@ -1,9 +1,8 @@
 """Which line of your own code takes the memory: every line of this file's `forward`s, with no GPU.
 
-What a library does inside counts for the line here that called it; a line in a loop has the sum over its turns. `kept`
-is what is still alive after the line, `saved` what it keeps for backward. `fxmem lines
-examples/lines_of_a_file.py:build --input 16x128x256` prints the whole source with these figures beside it, and `--html
-FILE.html` writes it as a page.
+A library's inside counts for the line here that called it; a line in a loop has the sum over its turns. `kept` is what
+is still alive after the line, `saved` what it keeps for backward. The whole source with these figures beside it:
+`fxmem lines examples/lines_of_a_file.py:build --input 16x128x256`, and as a page with `--html FILE.html`.
 """
 
 import torch

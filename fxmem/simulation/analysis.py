@@ -23,7 +23,6 @@ from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, applied
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
-from fxmem.simulation.process_guard import interrupts_held
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
 from fxmem.simulation.run import TracedStep, trace_step
 from fxmem.simulation.step import set_training
@@ -213,7 +212,7 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
     if request.mode == "train":
         check_gradients(model)
-    with one_at_a_time(), interrupts_held(), _training(model, request.mode), applied(request.settings):
+    with one_at_a_time(), _training(model, request.mode), applied(request.settings):
         traced = trace_step(model, request, progress or (lambda _: None))
     return Analysis(traced.profile, model, traced, request)
 

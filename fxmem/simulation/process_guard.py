@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import random
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,44 +41,6 @@ def process_unchanged() -> Iterator[None]:
             numpy_random.set_state(numpy_state)
         random.setstate(python_state)
         sys.path[:] = path
-
-
-_held: list[Callable[[], object]] = []
-"""The handling of an interrupt that waits to be raised between two operators."""
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Let SIGINT wait until the next operator or the end; a second one is handled at once.
-
-    Torch's C++ calls Python where an exception aborts the process or is lost: what is freed runs callbacks. A handler
-    that raises, as Python's own raises KeyboardInterrupt, must not run there. Only the main thread handles signals.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        handle = functools.partial(handler, number, frame)
-        if _held:
-            _held.clear()
-            handle()
-        else:
-            _held.append(handle)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        handle_held_interrupt()
-
-
-def handle_held_interrupt() -> None:
-    """Run the handler of an interrupt that waits, if one does."""
-    if _held:
-        _held.pop()()
 
 
 @contextlib.contextmanager

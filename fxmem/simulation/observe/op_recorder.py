@@ -26,7 +26,6 @@ from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.source_lines import checking_frame
-from fxmem.simulation.process_guard import handle_held_interrupt
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -103,7 +102,6 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is torch_fakes.DEVICE_OF:
             return args[0].fake_device
-        handle_held_interrupt()
         for kind in types:
             if kind is not torch_common.FakeTensor and not issubclass(kind, torch_common.FakeTensor):
                 return NotImplemented  # a wrapper takes itself apart; what it then calls comes here
