@@ -415,17 +415,18 @@ def test_norms_are_computed_again_and_convolutions_are_not() -> None:
 class WithItsOwnCheckpoint(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(2))
+        blocks = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))
+        self.first, self.second, self.third = blocks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(checkpoint(self.first, x, use_reentrant=False))
+        return self.third(self.second(checkpoint(self.first, x, use_reentrant=False)))
 
 
 def test_plans_of_a_model_that_checkpoints_already() -> None:
     analysis = analyze(WithItsOwnCheckpoint(), torch.randn(1024, 64), target="h100")
     plan = fxmem.plan(analysis)
     assert plan.extra_flops is not None
-    assert min(point.extra_flops or 0 for point in plan.curve) <= 0  # it may recompute less than the program does
+    assert any((point.extra_flops or 0) < 0 for point in plan.curve)  # it recomputes less than the program's own
     cheapest = min(plan.curve, key=lambda point: point.extra_flops or 0)
     assert cheapest.extra_flops is not None
     step = sum(op.flops or 0 for op in analysis.profile.ops)
