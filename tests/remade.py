@@ -35,7 +35,7 @@ def seen(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[OperatorCall
     model = copy.deepcopy(model).train()
     survey = record_survey(model)
     model(*args, **kwargs)
-    return survey.found()
+    return survey.finish()
 
 
 def remaking(

@@ -88,14 +88,14 @@ def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     return list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
-def detached(tensor: torch.Tensor) -> torch.Tensor:
+def share_without_history(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage without its history, made unseen by observers of calls
     (`torch._C.DisableTorchFunction`, since 1.11)."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
 
 
-def run_for_gradients_of(nodes: Iterable[Any], run: Callable[[], None], *, create_graph: bool) -> None:
+def run_for_gradients(nodes: Iterable[Any], run: Callable[[], None], *, create_graph: bool) -> None:
     """Call `run()`; the nodes it calls compute the gradients that go to `nodes` and no other, without any all of them.
 
     A node in C++ asks the graph task of its thread which of its outputs are wanted (`task_should_compute_output` in
@@ -152,7 +152,7 @@ def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
     pushed: list[Hooks | None] = []
 
     def make_push(push: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        def pushing(own_pack: Any, own_unpack: Any) -> None:
+        def push_recorded(own_pack: Any, own_unpack: Any) -> None:
             if threading.get_ident() != me:
                 push(own_pack, own_unpack)
                 return
@@ -160,28 +160,28 @@ def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[A
             pushed.append(hooks)
             weak = weakref.ref(hooks)
 
-            def packing(tensor: Any) -> Any:
+            def pack_current(tensor: Any) -> Any:
                 current = weak()
                 assert current is not None
                 return pack(current, tensor)
 
-            push(packing, unpack)
+            push(pack_current, unpack)
 
-        return pushing
+        return push_recorded
 
     def make_pop(pop: Callable[[], None]) -> Callable[[], None]:
-        def popping() -> None:
+        def pop_recorded() -> None:
             pop()
             if threading.get_ident() == me:
                 pushed.pop()
 
-        return popping
+        return pop_recorded
 
     def make_disable(disable: Callable[[str], Any]) -> Callable[[str], Any]:
-        def disabling(message: str) -> Any:
+        def disable_outer(message: str) -> Any:
             return disable(message) if threading.get_ident() != me or len(pushed) > 1 else contextlib.nullcontext()
 
-        return disabling
+        return disable_outer
 
     with (
         patch(torch.autograd.graph, "disable_saved_tensors_hooks", make_disable),
@@ -211,10 +211,10 @@ def route_engine(
     me = threading.get_ident()
 
     def route(original: Callable[..., Any]) -> Callable[..., Any]:
-        def running(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_routed(roots: Any, *args: Any, **kwargs: Any) -> Any:
             return (run_backward if threading.get_ident() == me else original)(roots, *args, **kwargs)
 
-        return running
+        return run_routed
 
     def task(original: Callable[[], int]) -> Callable[[], int]:
         def current() -> int:
@@ -270,30 +270,30 @@ def observe_function_calls(
     def apply(original: Any) -> Any:
         del original  # bound to this class, but each call needs its own
 
-        def applying(cls: Any, *args: Any) -> Any:
+        def apply_routed(cls: Any, *args: Any) -> Any:
             c_apply = super(applied, cls).apply
             return call(cls, args, c_apply) if threading.get_ident() == me else c_apply(*args)
 
-        return classmethod(applying)
+        return classmethod(apply_routed)
 
     def hook(name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
-            def registering(self: Any, hook: Callable[..., Any]) -> Any:
+            def register_hook(self: Any, hook: Callable[..., Any]) -> Any:
                 if threading.get_ident() == me:
                     node_hook(self, name, hook)
                 return original(self, hook)
 
-            return registering
+            return register_hook
 
         return make
 
     def materialize(original: Any) -> Any:
-        def setting(self: Any, value: bool) -> None:
+        def set_materialize(self: Any, value: bool) -> None:
             if threading.get_ident() == me and not value:
                 no_materialize(self)
             original(self, value)
 
-        return setting
+        return set_materialize
 
     with (
         patch(applied, "apply", apply),

@@ -27,7 +27,7 @@ def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) 
     values = given[0] if len(given) > 1 and isinstance(given[0], tuple) and isinstance(given[1], dict) else given
     tensors = [id(value) if isinstance(value, torch.Tensor) else None for value in values]
 
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def call_with_one_object_each(*args: Any, **kwargs: Any) -> Any:
         first: dict[int, Any] = {}
         if len(args) > len(tensors):
             return function(*args, **kwargs)
@@ -37,7 +37,7 @@ def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) 
             **kwargs,
         )
 
-    return again
+    return call_with_one_object_each
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def checkpoint_regions(
     me = threading.get_ident()
 
     def generator(original: Any) -> Any:
-        def generating(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        def generate(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             if threading.get_ident() != me:
                 yield from original(fn, *args, **kwargs)
                 return
@@ -73,10 +73,10 @@ def checkpoint_regions(
             with own_work():
                 next(steps, None)
 
-        return generating
+        return generate
 
     def forward(original: Any) -> Any:
-        def running(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+        def run_forward(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
             if threading.get_ident() != me:
                 return original(ctx, run_function, *args)
             wrap, ended = region()
@@ -86,7 +86,7 @@ def checkpoint_regions(
             ctx.run_function = again
             return outputs
 
-        return staticmethod(running)
+        return staticmethod(run_forward)
 
     module = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator"
@@ -105,12 +105,12 @@ def observe_checkpoints(on_region: Callable[[Any], None]) -> Iterator[None]:
 
     def first(position: int) -> Callable[[Any], Callable[..., Any]]:
         def make(original: Any) -> Callable[..., Any]:
-            def calling(*args: Any, **kwargs: Any) -> Any:
+            def call_observed(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() == me:
                     on_region(args[position])
                 return original(*args, **kwargs)
 
-            return calling
+            return call_observed
 
         return make
 

@@ -66,6 +66,7 @@ __all__ = [
     "is_composite",
     "is_function_mode_on",
     "is_mutable",
+    "iterate_tensors",
     "no_modes",
     "op_arguments",
     "op_name",
@@ -76,7 +77,6 @@ __all__ = [
     "storage_address",
     "storage_key",
     "tensor_metadata",
-    "tensors_in",
     "tree_iter",
     "tree_leaves",
     "tree_map",
@@ -121,14 +121,14 @@ def detached_sharing_version(value: Any) -> Any:
         return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested containers and dataclasses, in order."""
     for leaf in (value,) if isinstance(value, torch.Tensor) else tree_iter(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
-                yield from tensors_in(getattr(leaf, field.name))
+                yield from iterate_tensors(getattr(leaf, field.name))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ _MAX_ENTRIES = 1_000_000
 
 
 class AllocatorLog:
-    """The requests to one card's caching allocator while `recording`: signed requested bytes, in order.
+    """The requests to one card's caching allocator while `record` is open: signed requested bytes, in order.
 
     `_record_memory_history` with `context=None` keeps no stack (since 2.1; its default `stacks="all"` would warm up the
     C++ unwinder all the same), `_snapshot` gives the entries (since 1.13). In an entry `alloc` and `free_requested`
@@ -31,7 +31,7 @@ class AllocatorLog:
         self._read = 0
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Keep the log meanwhile."""
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MAX_ENTRIES)
         try:

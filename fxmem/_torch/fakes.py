@@ -226,7 +226,7 @@ def constant_number(tensor: Any) -> Any:
         return constant.item()
 
 
-def swapping(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def make_swap(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """`torch.utils.swap_tensors`, by which `Module.to` moves fake parameters, where it refuses fakes only because their
     mode refers to them weakly.
 

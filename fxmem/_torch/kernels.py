@@ -97,7 +97,7 @@ def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:
 
 
 @contextlib.contextmanager
-def allocates_as(implementations: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+def override_fake_kernels(implementations: dict[Any, Callable[..., Any]]) -> Iterator[None]:
     """For the duration, let `implementations[op](mode, op, *args, **kwargs)` say what an op on FakeTensors returns.
 
     `fake_impls.op_implementations_dict` (since 2.3) is what FakeTensorMode looks at before meta kernels; results

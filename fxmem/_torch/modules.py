@@ -14,24 +14,24 @@ from collections.abc import Iterator
 import torch
 
 
-def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+def own_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """The parameters a module itself holds (`Module._parameters`, since 0.1)."""
     return module._parameters
 
 
-def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The buffers a module itself holds (`Module._buffers`, since 0.1)."""
     return module._buffers
 
 
-def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+def own_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The modules a module itself holds (`Module._modules`, since 0.1)."""
     return module._modules
 
 
-def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Its parameters and buffers, those that are there."""
-    for tensors in (parameters_of(module), buffers_of(module)):
+    for tensors in (own_parameters(module), own_buffers(module)):
         yield from ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
 
 

@@ -26,7 +26,7 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
 
 
-def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def unwrap_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that transforms of torch.func wrap; None if none does
     (`is_functorch_wrapped_tensor` and `get_unwrapped` of `torch._C._functorch`, since 2.0)."""
     value = tensor
@@ -37,19 +37,19 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """`parts` with the path of attributes to each, empty for the tensor itself."""
-    tensor = tensor if (value := value_of(tensor)) is None else value
+    tensor = tensor if (value := unwrap_transforms(tensor)) is None else value
     if not is_wrapper(tensor):
         return [("", tensor)]
     inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
     return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
 
 
-def rebuilt(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def rebuild(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A wrapper subclass with each tensor inside it replaced; what is no wrapper, replaced itself."""
     if not is_wrapper(tensor):
         return replace(tensor)
     names, context = tensor.__tensor_flatten__()
-    inside = {name: rebuilt(getattr(tensor, name), replace) for name in names}
+    inside = {name: rebuild(getattr(tensor, name), replace) for name in names}
     made: torch.Tensor = type(tensor).__tensor_unflatten__(inside, context, tensor.size(), tensor.stride())
     return made
 
@@ -74,16 +74,16 @@ def run_compiled_as_eager(on_call: Callable[[], None]) -> Iterator[None]:
     me = threading.get_ident()
 
     def stance(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def chosen(callback: Any) -> Any:
+        def choose_stance(callback: Any) -> Any:
             if threading.get_ident() != me:
                 return original(callback)
             if callback not in (None, False):
                 on_call()
             return None
 
-        return chosen
+        return choose_stance
 
-    def compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replace_compile(original: Callable[..., Any]) -> Callable[..., Any]:
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != me:
                 return original(model, *args, **kwargs)
@@ -93,7 +93,7 @@ def run_compiled_as_eager(on_call: Callable[[], None]) -> Iterator[None]:
         return compile
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(torch, "compile", compiling))
+        stack.enter_context(patch(torch, "compile", replace_compile))
         if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
             stack.enter_context(patch(compiled, "_callback_from_stance", stance))
         yield

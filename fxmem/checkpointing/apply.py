@@ -48,14 +48,14 @@ def apply(model: nn.Module, regions: Sequence[Region], application: Application)
     for path, module in model.named_modules():
         if subclass.find_way(module) is not None:
             raise UsageError(
-                f"expected a model without checkpoints, but {_named(path)} has been checkpointed before; "
+                f"expected a model without checkpoints, but {_describe_path(path)} has been checkpointed before; "
                 f"fxmem.uncheckpoint(model) undoes that"
             )
     if not regions:
         return model
     if application is Application.OPERATORS:
         _check_forward(model, "")
-        subclass.become(model, ByOperator.of(regions))
+        subclass.become(model, ByOperator.collect(regions))
         return model
     if application is Application.GRAPH:
         _check_forward(model, "")
@@ -102,7 +102,7 @@ class _Slice:
 
     def forward(self, children: list[nn.Module], x: Any) -> Any:
         """What the children make of `x`."""
-        return _through(children, self.first, self.last, self.slices, x)
+        return _run_slices(children, self.first, self.last, self.slices, x)
 
 
 @dataclass
@@ -119,11 +119,11 @@ class _Slices:
 
     def forward(self, module: nn.Module, input: Any) -> Any:
         """`nn.Sequential.forward`."""
-        children = [child for child in torch_modules.children_of(module).values() if child is not None]
-        return _through(children, 0, len(children), self.slices, input)
+        children = [child for child in torch_modules.own_modules(module).values() if child is not None]
+        return _run_slices(children, 0, len(children), self.slices, input)
 
 
-def _through(children: list[nn.Module], first: int, last: int, slices: tuple[_Slice, ...], x: Any) -> Any:
+def _run_slices(children: list[nn.Module], first: int, last: int, slices: tuple[_Slice, ...], x: Any) -> Any:
     at = first
     for region in (*slices, None):
         for child in children[at : last if region is None else region.first]:
@@ -146,12 +146,11 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
     for region in _all(regions):
         if not region.modules:
             raise UsageError(
-                f"expected regions that are modules, but {described(region)} is none; this is a plan for "
-                f"application "
-                f"'graph'"
+                f"expected regions that are modules, but {describe(region)} is none; "
+                "this is a plan for application 'graph'"
             )
         modules = [_submodule(model, path) for path in region.modules]
-        where = f"region {described(region)}"
+        where = f"region {describe(region)}"
         if len(modules) == 1:
             _check_forward(modules[0], region.modules[0])
             known = whole.setdefault(modules[0], Recomputation(where, region.random, region.keeps))
@@ -161,20 +160,20 @@ def _ways(model: nn.Module, regions: Sequence[Region]) -> list[tuple[nn.Module, 
             slices.setdefault(parent, []).append(
                 _Slice(first, first + len(modules), Recomputation(where, region.random, region.keeps))
             )
-    trees: dict[nn.Module, _Slices] = {parent: _Slices(_nested(found)) for parent, found in slices.items()}
+    trees: dict[nn.Module, _Slices] = {parent: _Slices(_nest(found)) for parent, found in slices.items()}
     ways: list[tuple[nn.Module, subclass.Way]] = [
         (module, _Whole(recomputation, trees.pop(module, None))) for module, recomputation in whole.items()
     ]
     return [*ways, *trees.items()]
 
 
-def described(region: Region) -> str:
+def describe(region: Region) -> str:
     """A region by its modules, or else by its nodes."""
     names = region.modules or region.nodes or (f"node {region.first_node}", f"node {region.last_node - 1}")
-    return _named(names[0]) if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return _describe_path(names[0]) if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-def _named(path: str) -> str:
+def _describe_path(path: str) -> str:
     return path or "the model"
 
 
@@ -197,14 +196,13 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 def _check_forward(module: nn.Module, path: str) -> None:
     if "forward" in vars(module):
         raise UsageError(
-            f"{_named(path)} has a forward of its own in place of its class's ({type(module).__name__}); remove it "
-            f"before checkpointing"
+            f"{_describe_path(path)} has a forward of its own in place of its class's ({type(module).__name__}); "
+            "remove it before checkpointing"
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError(
-            f"{_named(path)} is a ScriptModule, whose forward Python does not run; checkpoint the module it was "
-            f"made "
-            f"from"
+            f"{_describe_path(path)} is a ScriptModule, whose forward Python does not run; "
+            "checkpoint the module it was made from"
         )
 
 
@@ -214,7 +212,7 @@ def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple
     parent = _submodule(model, path)
     names = [
         f"{path}.{name}" if path else name
-        for name, child in torch_modules.children_of(parent).items()
+        for name, child in torch_modules.own_modules(parent).items()
         if child is not None
     ]
     first = names.index(region.modules[0]) if region.modules[0] in names else -1
@@ -224,20 +222,19 @@ def _parent(model: nn.Module, region: Region, modules: list[nn.Module]) -> tuple
         or tuple(names[first : first + len(modules)]) != region.modules
     ):
         raise UsageError(
-            f"expected consecutive children of one nn.Sequential, but {described(region)} are not, in this "
+            f"expected consecutive children of one nn.Sequential, but {describe(region)} are not, in this "
             f"{type(parent).__name__}"
         )
     if getattr(type(parent), "_fxmem_original", type(parent)).forward is not nn.Sequential.forward:
         raise UsageError(
-            f"{_named(path)} is an nn.Sequential with a forward of its own ({type(parent).__name__}), which may "
-            f"not "
-            f"run its children in order"
+            f"{_describe_path(path)} is an nn.Sequential with a forward of its own ({type(parent).__name__}), "
+            "which may not run its children in order"
         )
     _check_forward(parent, path)
     return parent, first
 
 
-def _nested(slices: list[_Slice]) -> tuple[_Slice, ...]:
+def _nest(slices: list[_Slice]) -> tuple[_Slice, ...]:
     """The same with each inside the smallest that contains it; of equal ones, one."""
     outer: list[_Slice] = []
     open_slices: list[_Slice] = []

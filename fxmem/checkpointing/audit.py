@@ -3,7 +3,7 @@
 Refused, each with the region's name and what to do:
 
 - a write in place to a tensor that was there before the region: its input, a buffer, a cache. The second run would
-  start from the changed value. Batch and instance norm's own statistics are excepted (see `recomputing`);
+  start from the changed value. Batch and instance norm's own statistics are excepted (see `recompute`);
 - a number or a buffer that the region puts in place of another on a module (a counter, a moving average), and lists,
   dicts and sets that it makes longer; tensors that it adds to an argument of a class of its own (a key-value cache);
 - collectives: the ranks of a job need not recompute in the same order;
@@ -42,7 +42,7 @@ _PYTHONS_OWN = frozenset(vars(nn.Module()))
 
 
 class Audit:
-    """Entered around the one run that is watched; `passed` afterwards gives the verdict.
+    """Entered around the one run that is watched; `has_passed` afterwards gives the verdict.
 
     Args:
         where: the region, for messages.
@@ -67,12 +67,12 @@ class Audit:
         }
         self._names = {_key(tensor): f"its input {name}" for name, tensor in _named_tensors(args, kwargs)}
         for module in modules:
-            for name, buffer in torch_modules.buffers_of(module).items():
+            for name, buffer in torch_modules.own_buffers(module).items():
                 if buffer is not None:
                     self._names[_key(buffer)] = f"buffer {name} of {type(module).__name__}"
         self._fake = any(
             isinstance(tensor, torch_common.FakeTensor)
-            for tensor in (*torch_common.tensors_in((args, kwargs)), *_first_parameters(modules))
+            for tensor in (*torch_common.iterate_tensors((args, kwargs)), *_first_parameters(modules))
         )
         self._opaque = [
             (name, value)
@@ -90,7 +90,7 @@ class Audit:
         self._cached = [_reachable(value) for _, value in self._opaque]
         self._generators = self._generator_states()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch_checkpoint.observe_checkpoints(self._checkpointed))
+            stack.enter_context(torch_checkpoint.observe_checkpoints(self._refuse_checkpoint))
             stack.enter_context(_Ops(self, self._names, self._norms))
             self._entered = stack.pop_all()
 
@@ -102,7 +102,7 @@ class Audit:
             self._compare()
         self._modules, self._opaque, self._norms = [], [], {}
 
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether nothing was found and nothing was left to find out in a further run.
 
         Raises UsageError with what was found first.
@@ -111,7 +111,7 @@ class Audit:
             raise UsageError(f"{self._where} must not be recomputed: {self._found[0]}")
         return not self._filled
 
-    def _checkpointed(self, function: Any) -> None:
+    def _refuse_checkpoint(self, function: Any) -> None:
         if type(function).__module__.rpartition(".")[0] != __name__.rpartition(".")[0]:
             self.note(
                 "it uses torch.utils.checkpoint itself; turn that off (gradient_checkpointing_disable(), "
@@ -158,7 +158,7 @@ class Audit:
             old = before.get(name)
             if old is None and new is not None:
                 self._filled = True
-            elif not _may_replace(old, new, name in torch_modules.buffers_of(module)):
+            elif not _may_replace(old, new, name in torch_modules.own_buffers(module)):
                 self.note(
                     f"it changes {name} of {type(module).__name__} on each run, and would change it twice in a "
                     f"step; "
@@ -186,13 +186,13 @@ class _Ops(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             )
         elif _has_dynamic_shape(func, args, kwargs):
             self._audit.note(f"the shape of what {func} returns depends on values; cut around it")
-        for tensor in _written(func, args, kwargs):
+        for tensor in _writes(func, args, kwargs):
             self._write(func, tensor, args, kwargs)
-        given = {_key(tensor) for tensor in torch_common.tensors_in((args, kwargs))}
+        given = {_key(tensor) for tensor in torch_common.iterate_tensors((args, kwargs))}
         result = func(*args, **kwargs)
         if str(func) in _SAME_STORAGE:
             given = set()
-        self._born.update(key for tensor in torch_common.tensors_in(result) if (key := _key(tensor)) not in given)
+        self._born.update(key for tensor in torch_common.iterate_tensors(result) if (key := _key(tensor)) not in given)
         return result
 
     def _write(self, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -231,13 +231,13 @@ def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iter
             yield declared, kwargs[declared.name]
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Tensors an op writes to. Batch norm's kernels do not declare that they write statistics."""
     given = {declared.name: value for declared, value in _arguments(func, args, kwargs)}
     for declared, value in _arguments(func, args, kwargs):
         writes = declared.alias_info is not None and declared.alias_info.is_write
         if writes or (declared.name in _STATISTICS and given.get("training", given.get("train", False))):
-            yield from torch_common.tensors_in(value)
+            yield from torch_common.iterate_tensors(value)
 
 
 def _momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
@@ -255,7 +255,7 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
     if func.name().startswith("aten::index"):
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in torch_common.tensors_in(args[1]))
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in torch_common.iterate_tensors(args[1]))
     return kwargs.get("output_size") is None
 
 
@@ -264,14 +264,14 @@ def _has_dynamic_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _keys_of_statistics(module: nn.Module) -> Iterator[int]:
     for name in _STATISTICS:
-        tensor = torch_modules.buffers_of(module).get(name)
+        tensor = torch_modules.own_buffers(module).get(name)
         if tensor is not None:
             yield _key(tensor)
 
 
 def _named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in (*enumerate(args), *kwargs.items()):
-        for tensor in torch_common.tensors_in(value):
+        for tensor in torch_common.iterate_tensors(value):
             yield str(name), tensor
 
 
@@ -286,7 +286,7 @@ def _is_opaque(value: Any) -> bool:
     ) and not callable(value)
 
 
-def _held(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     """Something to compare later, which keeps no tensor alive."""
     if isinstance(value, torch.Tensor):
         return weakref.ref(value)
@@ -299,7 +299,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _PYTHONS_OWN and not name.startswith("_fxmem")
     }
-    return {name: _held(value) for name, value in (*own.items(), *torch_modules.buffers_of(module).items())}
+    return {name: _snapshot(value) for name, value in (*own.items(), *torch_modules.own_buffers(module).items())}
 
 
 def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:

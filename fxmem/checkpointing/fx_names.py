@@ -42,7 +42,7 @@ def graph_names(
     """
     symbolic = trace(model)
     given = next(
-        (name for name, value in _given(model, args, kwargs) if value is not None and name in symbolic.left_out), None
+        (name for name, value in _bind(model, args, kwargs) if value is not None and name in symbolic.left_out), None
     )
     if given is not None:
         raise UsageError(
@@ -63,7 +63,7 @@ def graph_names(
     return tuple(names)
 
 
-def _given(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     code = type(model).forward.__code__
     return [*zip(code.co_varnames[1 : code.co_argcount], args, strict=False), *kwargs.items()]
 
@@ -151,9 +151,9 @@ class _Running:
                     constants[node.target] if node.target in constants else operator.attrgetter(node.target)(module)
                 )
             elif node.op == "output":
-                return _loaded(node.args[0], known)
+                return _substitute(node.args[0], known)
             else:
-                known[node] = _call(module, node, _loaded(node.args, known), _loaded(node.kwargs, known))
+                known[node] = _call(module, node, _substitute(node.args, known), _substitute(node.kwargs, known))
             self.spans.append((before, self._count(), node.name))
         raise AssertionError("a graph without an output")
 
@@ -178,23 +178,23 @@ def _call(module: nn.Module, node: torch.fx.Node, args: Any, kwargs: Any) -> Any
     return node.target(*args, **kwargs)
 
 
-def _loaded(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
+def _substitute(value: Any, known: dict[torch.fx.Node, Any]) -> Any:
     """An argument with the nodes' results in it; torch.fx freezes its containers, and a function may write to what it
     is given."""
     if isinstance(value, torch.fx.Node):
         return known[value]
     if isinstance(value, slice):
-        return slice(*(_loaded(part, known) for part in (value.start, value.stop, value.step)))
+        return slice(*(_substitute(part, known) for part in (value.start, value.stop, value.step)))
     if isinstance(value, tuple):
         return (
-            type(value)(*(_loaded(item, known) for item in value))
+            type(value)(*(_substitute(item, known) for item in value))
             if hasattr(value, "_fields")
-            else tuple(_loaded(item, known) for item in value)
+            else tuple(_substitute(item, known) for item in value)
         )
     if isinstance(value, list):
-        return [_loaded(item, known) for item in value]
+        return [_substitute(item, known) for item in value]
     if isinstance(value, dict):
-        return {key: _loaded(item, known) for key, item in value.items()}
+        return {key: _substitute(item, known) for key, item in value.items()}
     return value
 
 
@@ -228,6 +228,6 @@ class _Observer(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def resume_call(self, node: int) -> None:
         """Of no interest."""
 
-    def recomputing(self) -> contextlib.AbstractContextManager[None]:
+    def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
         """Of no interest."""
         return contextlib.nullcontext()

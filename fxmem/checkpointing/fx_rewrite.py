@@ -141,8 +141,7 @@ def _cuts(regions: Iterable[Region], positions: Mapping[str, int], model: str) -
         if first >= last or any(cut.first < first or cut.last > last for cut in inner):
             raise UsageError(
                 f"this plan is for another model: in the graph of {model}, {names[0]} to {names[-1]} are not in "
-                f"the "
-                f"plan's order"
+                "the plan's order"
             )
         found.append(_Cut(first, last, region, inner))
     found.sort(key=lambda cut: cut.first)
@@ -273,10 +272,13 @@ class _Cutter:
             return True
         given = node.args[0] if node.args else None
         return (
-            isinstance(given, torch.fx.Node) and len(given.users) == 1 and self._passes_on(node) and self._is_new(given)
+            isinstance(given, torch.fx.Node)
+            and len(given.users) == 1
+            and self._may_pass_through(node)
+            and self._is_new(given)
         )
 
-    def _passes_on(self, node: torch.fx.Node) -> bool:
+    def _may_pass_through(self, node: torch.fx.Node) -> bool:
         """Whether a result may be what is given, or a view of it, and nothing else."""
         if node.op == "call_module":
             return isinstance(self._module(node), nn.Identity) or hasattr(self._module(node), "inplace")

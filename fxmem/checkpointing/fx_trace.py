@@ -108,8 +108,7 @@ def trace(model: nn.Module) -> Symbolic:
     if hooked is not None:
         raise UsageError(
             f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls "
-            f"it "
-            f"as a whole"
+            "it as a whole"
         )
     try:
         shadow = shadow_model(model)
@@ -118,7 +117,7 @@ def trace(model: nn.Module) -> Symbolic:
     for module in shadow.modules():
         subclass.restore(module)
     set_training(shadow, "train")
-    left_out = _left_out(type(shadow))
+    left_out = _lost_attributes(type(shadow))
     before = random.getstate(), torch.get_rng_state()
     try:
         graph = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
@@ -141,7 +140,7 @@ def trace(model: nn.Module) -> Symbolic:
     return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out))
 
 
-def _left_out(cls: type[nn.Module]) -> list[str]:
+def _lost_attributes(cls: type[nn.Module]) -> list[str]:
     return [
         name
         for name, parameter in inspect.signature(inspect.unwrap(cls.forward)).parameters.items()
@@ -164,10 +163,14 @@ def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dic
         other = _Tracer().trace(shadow, dict.fromkeys(left_out) or None)
     except Exception:  # whatever it is: in other modes the model does something else
         return modes
-    return {} if [_written(node) for node in graph.nodes] == [_written(node) for node in other.nodes] else modes
+    return (
+        {}
+        if [_describe_node(node) for node in graph.nodes] == [_describe_node(node) for node in other.nodes]
+        else modes
+    )
 
 
-def _written(node: torch.fx.Node) -> tuple[str, str, str, str]:
+def _describe_node(node: torch.fx.Node) -> tuple[str, str, str, str]:
     return node.op, str(node.target), str(node.args), str(node.kwargs)
 
 

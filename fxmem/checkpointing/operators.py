@@ -27,7 +27,7 @@ class ByOperator:
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
 
     @staticmethod
-    def of(regions: Iterable[Region]) -> ByOperator:
+    def collect(regions: Iterable[Region]) -> ByOperator:
         """What the regions of a plan say together."""
         found = list(regions)
         return ByOperator(

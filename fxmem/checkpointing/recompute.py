@@ -57,7 +57,7 @@ class Recomputation:
             return checkpoint(
                 functools.partial(function, **kwargs), *args, use_reentrant=False, preserve_rng_state=self.random
             )
-        held = with_modules(modules())
+        held = flatten_modules(modules())
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
@@ -71,11 +71,11 @@ class Recomputation:
             context_fn=contexts,
         )
         if audit is not None:
-            self.audited = audit.passed()
+            self.audited = audit.has_passed()
         return result
 
 
-def with_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+def flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules and all that are inside them, each once."""
     seen: dict[nn.Module, None] = {}
     for module in modules:
@@ -197,7 +197,7 @@ def keep_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
         for module in modules:
             if not isinstance(module, torch_common.NormBase) or not module.track_running_stats or not module.training:
                 continue
-            buffers = torch_modules.buffers_of(module)
+            buffers = torch_modules.own_buffers(module)
             if isinstance(module, torch_common.InstanceNorm):
                 for name in ("running_mean", "running_var"):
                     stack.callback(buffers.__setitem__, name, buffers[name])

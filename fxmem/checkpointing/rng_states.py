@@ -24,10 +24,10 @@ class Generators:
         """As they are, for an operator on these tensors."""
         found = [tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
         kind = found[0].type if found else "cpu"
-        return Generators._of(kind, tuple(sorted({device.index or 0 for device in found if device.type == kind})))
+        return Generators._read(kind, tuple(sorted({device.index or 0 for device in found if device.type == kind})))
 
     @staticmethod
-    def _of(kind: str, devices: tuple[int, ...]) -> Generators:
+    def _read(kind: str, devices: tuple[int, ...]) -> Generators:
         states = tuple(torch.get_device_module(kind).get_rng_state(device) for device in devices)
         return Generators(torch.get_rng_state(), kind, devices, states)
 
@@ -37,9 +37,9 @@ class Generators:
         set_device_states(self.devices, self.states, device_type=self.device_type)
 
     @contextlib.contextmanager
-    def rewound(self) -> Iterator[None]:
+    def replay(self) -> Iterator[None]:
         """As they were, within; afterwards as they are."""
-        now = self._of(self.device_type, self.devices)
+        now = self._read(self.device_type, self.devices)
         self.restore()
         try:
             yield

@@ -52,7 +52,7 @@ class _Result:
     generators: Generators | None
     """After it, if it drew."""
 
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether nothing has written to it."""
         return self.versions == _versions(self.value)
 
@@ -83,7 +83,7 @@ class Keeping(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 value = torch_common.detached_sharing_version(
                     result
                 )  # autograd gives the result itself the graph, which keeps what is kept alive
-                generators = Generators.now(torch_common.tensors_in((args, kwargs))) if _draws(func) else None
+                generators = Generators.now(torch_common.iterate_tensors((args, kwargs))) if _draws(func) else None
                 self._results[self._number] = _Result(value, _versions(value), generators)
         return result
 
@@ -105,7 +105,7 @@ class Reusing(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if is_product(str(func)):
             self._number += 1
             kept = self._results.pop(self._number, None)
-            if kept is not None and kept.untouched():
+            if kept is not None and kept.is_untouched():
                 if kept.generators is not None:
                     kept.generators.restore()
                 return kept.value
@@ -117,4 +117,4 @@ def _draws(func: Any) -> bool:
 
 
 def _versions(value: Any) -> tuple[int, ...]:
-    return tuple(torch_autograd.version(tensor) for tensor in torch_common.tensors_in(value))
+    return tuple(torch_autograd.version(tensor) for tensor in torch_common.iterate_tensors(value))

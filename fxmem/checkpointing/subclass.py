@@ -54,14 +54,14 @@ def _subclass(cls: Any) -> type[nn.Module]:
         return vars(self)[_WAY].run(self, cls.forward, args, kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        with _with_class(self, cls):
+        with _set_class(self, cls):
             reduced: Any = self.__reduce_ex__(protocol)
         make, arguments, *rest = reduced
         return _rebuild, (make, arguments, vars(self)[_WAY]), *rest
 
     def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
         way = vars(self)[_WAY]
-        with _with_class(self, cls):
+        with _set_class(self, cls):
             copied = copy.deepcopy(self, memo)
         become(copied, copy.deepcopy(way, memo))
         return copied
@@ -81,7 +81,7 @@ def _subclass(cls: Any) -> type[nn.Module]:
 
 
 @contextlib.contextmanager
-def _with_class(module: nn.Module, cls: type[nn.Module]) -> Iterator[None]:
+def _set_class(module: nn.Module, cls: type[nn.Module]) -> Iterator[None]:
     now, module.__class__ = module.__class__, cls
     try:
         yield

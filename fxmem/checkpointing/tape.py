@@ -1,6 +1,6 @@
 """Single results of operators, freed in forward and recomputed in backward, operator by operator.
 
-A region of `recomputing` runs the program a second time. Here nothing of the program runs twice: while a module runs, a
+A region of `recompute` runs the program a second time. Here nothing of the program runs twice: while a module runs, a
 record is taken of the ATen operators it comes down to, with their numbers and the versions of what they read (`Tape`).
 Of a tensor that autograd saves, the record of how it was made may then stand in for the tensor. When backward asks for
 it, the operators that lead to it from what is kept run again, each once, and what they give stays until the last that
@@ -116,8 +116,8 @@ def _argument(where: tuple[int, str], args: Any, kwargs: Any) -> Any:
     return args[where[0]] if where[0] < len(args) else kwargs.get(where[1])
 
 
-def _tensors_at(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> list[torch.Tensor]:
-    return [tensor for place in places for tensor in torch_common.tensors_in(_argument(place, args, kwargs))]
+def _find_tensors(places: Iterable[tuple[int, str]], args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [tensor for place in places for tensor in torch_common.iterate_tensors(_argument(place, args, kwargs))]
 
 
 class TapeObserver(Protocol):
@@ -187,15 +187,15 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             self._enter(key, op, signature, args, kwargs, result)
             return result
         for tensor in (
-            torch_common.tensors_in((args, kwargs))
+            torch_common.iterate_tensors((args, kwargs))
             if signature.collective
-            else _tensors_at(signature.written, args, kwargs)
+            else _find_tensors(signature.written, args, kwargs)
         ):
             if _is_plain(tensor):
                 self._values.pop(torch_common.storage_key(tensor), None)
         if self._observer is not None:
             self._observer.on_allocation(
-                key, [tensor for tensor in torch_common.tensors_in(result) if _is_plain(tensor)]
+                key, [tensor for tensor in torch_common.iterate_tensors(result) if _is_plain(tensor)]
             )
         return result
 
@@ -203,7 +203,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """The call as it can be recomputed; None if it must not be."""
         if not signature.again:
             return None
-        written = {id(tensor) for tensor in _tensors_at(signature.written, args, kwargs)} if signature.written else ()
+        written = {id(tensor) for tensor in _find_tensors(signature.written, args, kwargs)} if signature.written else ()
         statistics = {id(tensor) for tensor in _statistics(signature, args, kwargs)} if signature.statistics else ()
         inputs: dict[int, int] = {}
         values: list[TapedValue] = []
@@ -245,7 +245,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, key: OpKey, op: TapedOp, signature: _Signature, args: Any, kwargs: Any, result: Any) -> None:
         """Note which storages contain what it made."""
         given = {torch_common.storage_key(tensor) for tensor in gather_tensors(None, args, kwargs) if _is_plain(tensor)}
-        old = given - {torch_common.storage_key(tensor) for tensor in _tensors_at(signature.written, args, kwargs)}
+        old = given - {torch_common.storage_key(tensor) for tensor in _find_tensors(signature.written, args, kwargs)}
         for storage in {torch_common.storage_key(tensor) for tensor in _statistics(signature, args, kwargs)}:
             old.add(storage)
             if (hidden := self._values.pop(storage, None)) is not None and self._observer is not None:
@@ -272,12 +272,12 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def _watch(self, tensor: torch.Tensor, key: int) -> weakref.ref[Any]:
         me = weakref.ref(self)
 
-        def gone(reference: weakref.ref[Any]) -> None:
+        def forget(reference: weakref.ref[Any]) -> None:
             tape = me()
             if tape is not None and key in tape._values and tape._values[key][2] is reference:
                 del tape._values[key]
 
-        return weakref.ref(tensor.untyped_storage(), gone)
+        return weakref.ref(tensor.untyped_storage(), forget)
 
     # --- what is saved ------------------------------------------------------------------------------------------------
 
@@ -332,4 +332,4 @@ def _statistics(signature: _Signature, args: Any, kwargs: Any) -> list[torch.Ten
     """Running statistics that the call writes to."""
     if not signature.statistics or (signature.switch is not None and not _argument(signature.switch, args, kwargs)):
         return []
-    return _tensors_at(signature.statistics, args, kwargs)
+    return _find_tensors(signature.statistics, args, kwargs)

@@ -57,7 +57,7 @@ class Survey:
         """See `TapeObserver`."""
         self._saved.add(key)
 
-    def found(self) -> tuple[list[OperatorCall], list[OperatorValue]]:
+    def finish(self) -> tuple[list[OperatorCall], list[OperatorValue]]:
         """The calls and what they made, in order."""
         calls: list[OperatorCall] = []
         values: list[OperatorValue] = []

@@ -34,7 +34,7 @@ class StridedLayout:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, base: torch.Tensor) -> torch.Tensor:
+    def view(self, base: torch.Tensor) -> torch.Tensor:
         """The tensor of this geometry in the storage of `base`."""
         if base.dtype != self.dtype:
             base = _whole_storage(base).view(self.dtype)
@@ -194,7 +194,7 @@ class TapedOp:
         def real(mark: Any) -> Any:
             match mark:
                 case ValueInput():
-                    return mark.geometry.of(bases[mark.number])
+                    return mark.geometry.view(bases[mark.number])
                 case OutsideInput():
                     return mark.read()
                 case EmptyTensor():
@@ -202,7 +202,7 @@ class TapedOp:
             return mark
 
         args, kwargs = map_leaves(real, self.given)
-        with contextlib.nullcontext() if self.generators is None else self.generators.rewound():
+        with contextlib.nullcontext() if self.generators is None else self.generators.replay():
             result = self.func(*args, **kwargs)
         tensors = gather_tensors(result, args, kwargs)
         return [(output, tensors[at]) for at, reference in self.outputs if (output := reference()) is not None]
@@ -267,7 +267,7 @@ class SavedStandIn:
     def recompute_tensor(self) -> torch.Tensor:
         """The tensor."""
         with torch.no_grad(), _no_autocast():
-            found = self.geometry.of(self.value.recompute())
+            found = self.geometry.view(self.value.recompute())
             if self.sums is not None and not _are_alike(self.sums, _sums(found)):
                 raise RuntimeError(
                     f"recomputed, what {self.value.key[0]} gave ({tuple(found.shape)} {found.dtype}) is not what it "

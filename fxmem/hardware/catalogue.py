@@ -228,7 +228,7 @@ def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] 
         rows,
         key=lambda row: (
             _release(row.torch) <= release,
-            _release(row.torch) if _release(row.torch) <= release else _reversed(row.torch),
+            _release(row.torch) if _release(row.torch) <= release else _sort_key(row.torch),
         ),
     )
     return (
@@ -252,7 +252,7 @@ def _release(torch_version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
 
 
-def _reversed(torch_version: str) -> tuple[int, ...]:
+def _sort_key(torch_version: str) -> tuple[int, ...]:
     return tuple(-part for part in _release(torch_version))
 
 

@@ -216,7 +216,7 @@ class Cudnn:
         for mode in (heuristic, "fallback"):
             for configuration in self._configurations(graph, mode):
                 engine, notes = self._describe(configuration)
-                if engine in convolution["blocked_engines"] or _refused(notes, convolution):
+                if engine in convolution["blocked_engines"] or _is_refused(notes, convolution):
                     continue
                 plan = _Descriptor(self, _Kind.EXECUTION_PLAN)
                 try:
@@ -286,7 +286,7 @@ class Cudnn:
         return int(index[0]), set(notes[:count])
 
 
-def _refused(notes: set[int], convolution: dict[str, Any]) -> bool:
+def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:
     """`filterEngineConfigs`."""
     tensor_cores_forbidden = convolution["dtype"] == "float32" and not convolution["allow_tf32"]
     return (

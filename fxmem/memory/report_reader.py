@@ -8,7 +8,7 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.records import json_reader
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Report, Timeline
 
@@ -18,7 +18,7 @@ _FROM_STORAGES = ("requested_bytes", "phase", "tick", "op", "node", "by_kind")
 """What of a peak follows from the storages alone; the rest is the allocator's."""
 
 
-@uncollected()
+@pause_gc()
 def load_report(path: Path) -> Report:
     """The report in a file that `fxmem analyze --json` wrote; `-` is standard input. What is refused: `documents`, and
     `liveness.check`.

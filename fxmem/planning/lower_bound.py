@@ -143,7 +143,7 @@ class _Builder:
         return found
 
     @cached_property
-    def _counted(self) -> list[int]:
+    def _counted_storages(self) -> list[int]:
         """Storages that the model makes in forward and a plan may drop, but for the smallest."""
         profile = self.profile
         made = [
@@ -163,7 +163,7 @@ class _Builder:
     def _results(self) -> dict[int, list[int]]:
         """By op, the counted storages it makes."""
         found: dict[int, list[int]] = defaultdict(list)
-        for index in self._counted:
+        for index in self._counted_storages:
             maker = self.profile.storages[index].op
             assert maker is not None
             found[maker].append(index)
@@ -258,7 +258,7 @@ class _Builder:
         """Yield each storage with the nodes that may retain it, ascending, and two variables for each node: whether
         that node or one before it retains the storage through backward; through forward."""
         program = self.program
-        for storage in self._counted:
+        for storage in self._counted_storages:
             maker = self.profile.storages[storage].node
             assert maker is not None
             reasons: dict[int, list[tuple[int, ...]]] = defaultdict(list)
@@ -291,7 +291,7 @@ class _Builder:
 
     def _load(self, moment: _Moment, held: dict[int, list[tuple[int, int, int]]]) -> Load:
         terms = []
-        for storage, there in zip(self._counted, moment.there, strict=True):
+        for storage, there in zip(self._counted_storages, moment.there, strict=True):
             if there:
                 continue
             for node, variable, through in reversed(held.get(storage, ())):
@@ -302,7 +302,7 @@ class _Builder:
 
     def _moments(self) -> Iterator[_Moment]:
         """Of each node's forward and backward, the tick with most bytes that no plan takes away."""
-        counted = self._counted
+        counted = self._counted_storages
         live = np.asarray(liveness.live_bytes(self.profile), dtype=np.int64)
         births, deaths, sizes = (self._column(name, counted) for name in ("birth", "death", "nbytes"))
         others = np.setdiff1d(self._droppable, np.asarray(counted, dtype=np.int64))
@@ -329,7 +329,7 @@ class _Builder:
                 if found is not None:
                     yield found
             backward = self._backward_ops(node)
-            needed = np.isin(counted, self._needed(node))
+            needed = np.isin(counted, self._find_needed(node))
             found = moment(node, True, (tick for op in backward for tick in self._ticks(op)), needed, deaths)
             if found is not None:
                 yield found
@@ -341,8 +341,8 @@ class _Builder:
         """By counted storage, the tick until which forward is sure to need it: its last reader is to come, or is one
         operator and runs."""
         ops, forward = self.profile.ops, self._ops[Phase.FORWARD]
-        until = np.zeros(len(self._counted), dtype=np.int64)
-        for at, storage in enumerate(self._counted):
+        until = np.zeros(len(self._counted_storages), dtype=np.int64)
+        for at, storage in enumerate(self._counted_storages):
             for node in self._readers.get(storage, ()):
                 ran = forward.get(node)
                 if ran:
@@ -352,7 +352,7 @@ class _Builder:
     def _single(self, node: int) -> bool:
         return len(self._ops[Phase.FORWARD].get(node, ())) == 1
 
-    def _needed(self, node: int) -> list[int]:
+    def _find_needed(self, node: int) -> list[int]:
         """What a node keeps and its backward at `_backward_ops` is sure to have: what nothing keeps longer, and all it
         keeps if it is one operator."""
         saved = self.profile.nodes[node].saved

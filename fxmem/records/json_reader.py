@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fxmem.errors import UsageError
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Record
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -73,7 +73,7 @@ def read(path: Path, expected: str) -> bytes:
         raise UsageError(f"{expected}, got {_quote(path)}: {error}") from error
 
 
-@uncollected()
+@pause_gc()
 def parse(text: bytes, path: Path, expected: str) -> Any:
     """What the JSON in a file says; `path` and `expected` as for `read`.
 
@@ -110,7 +110,7 @@ def parse(text: bytes, path: Path, expected: str) -> Any:
         ) from error
 
 
-@uncollected()
+@pause_gc()
 def validate(kind: type[_Record], content: Any, path: Path, expected: str) -> _Record:
     """The record that JSON already parsed describes; `path` and `expected` as for `read`.
 

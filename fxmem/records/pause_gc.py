@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class _Rest:
-    """Who is within `uncollected`, on any thread."""
+    """Who is within `pause_gc`, on any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -22,7 +22,7 @@ _rest = _Rest()
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Pause the garbage collector, on all threads, until the last one leaves. Also a decorator.
 
     For work that makes records by the ten thousand and no reference cycles. The collector starts by what has been made

@@ -20,7 +20,7 @@ from fxmem.records.files import write_text
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Peak, Profile, Report, Target, Timeline
 from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.kernel_settings import KernelSettings, applied
+from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
@@ -212,13 +212,13 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
     if request.mode == "train":
         check_gradients(model)
-    with one_at_a_time(), _training(model, request.mode), applied(request.settings):
+    with one_at_a_time(), _set_mode(model, request.mode), apply_settings(request.settings):
         traced = trace_step(model, request, progress or (lambda _: None))
     return Analysis(traced.profile, model, traced, request)
 
 
 @contextlib.contextmanager
-def _training(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
+def _set_mode(model: torch.nn.Module, mode: Mode) -> Iterator[None]:
     """The model's `training` flags are those of `mode`, and are put back."""
     before = {module: module.training for module in model.modules()}
     try:

@@ -1,7 +1,7 @@
 """Torch's process-wide switches that decide which kernels run, set for the time of an analysis or of a real run.
 
 An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Other settings than
-this process's are set through `applied`: the same flags, restored at the end. There is no second road.
+this process's are set through `apply_settings`: the same flags, restored at the end. There is no second road.
 
 What each moves in memory
 - the attention backend: everything, for `math` keeps the matrix of scores and the others do not;
@@ -50,7 +50,7 @@ class KernelSettings(Record):
 
 
 @contextlib.contextmanager
-def applied(settings: KernelSettings | None) -> Iterator[None]:
+def apply_settings(settings: KernelSettings | None) -> Iterator[None]:
     """Torch's flags as `settings` says for the duration, then as they were; None changes nothing. May be nested."""
     with contextlib.ExitStack() as stack:
         if settings is not None and settings.sdpa is not None:

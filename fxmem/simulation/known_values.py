@@ -76,7 +76,7 @@ def is_known(tensor: Any) -> bool:
     return _value(tensor) is not None
 
 
-def known(tensor: Any) -> torch.Tensor | None:
+def find_value(tensor: Any) -> torch.Tensor | None:
     """A tensor's values, on the CPU and not to be written to; None if they are not known."""
     value = _value(tensor)
     return None if value is None or (value.numel() and not value.untyped_storage().nbytes()) else value
@@ -98,15 +98,15 @@ def replacement(function: Any) -> Callable[..., Any] | None:
         return _READ_NUMBERS[function]
     if everywhere is not None:
 
-        def marked(*args: Any, **kwargs: Any) -> Any:
+        def call_and_mark(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             setattr(result, _UNIFORM, everywhere)
             return result
 
-        return marked
+        return call_and_mark
     if reduces or sums or holds:
 
-        def reduced(*args: Any, **kwargs: Any) -> Any:
+        def reduce(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             uniform = True if holds else getattr(args[0] if args else kwargs.get("input"), _UNIFORM, None)
             if (
@@ -119,7 +119,7 @@ def replacement(function: Any) -> Callable[..., Any] | None:
                     setattr(result, VALUE, torch.full(result.shape, uniform, dtype=result.dtype))
             return result
 
-        return reduced
+        return reduce
     return None
 
 
@@ -133,7 +133,7 @@ def _of_numbers(data: Any, **kwargs: Any) -> torch.Tensor:
     return torch.tensor(data, **kwargs)
 
 
-def _picking(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unpack_sequences(function: Callable[..., Any]) -> Callable[..., Any]:
     """`x[rows, columns]`, where sequences of scalar tensors become the tensors that indexing makes of them; it would
     read their memory."""
 
@@ -156,7 +156,7 @@ def _row(numbers: Any, device: torch.device) -> Any:
 
 _READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {
     torch.tensor: _of_numbers,
-    **{function: _picking(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
+    **{function: _unpack_sequences(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
 }
 
 
@@ -164,7 +164,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     """After an op ran on fakes: carry its value along if it can be known, forget it if it can no longer be."""
     if not isinstance(result, torch.Tensor):
         if result is None and torch_common.is_mutable(func):
-            for tensor in torch_common.tensors_in(args):
+            for tensor in torch_common.iterate_tensors(args):
                 forget(tensor)
         if isinstance(result, (tuple, list)) and any(_is_trackable(t) for t in result if isinstance(t, torch.Tensor)):
             value = _compute(func, args, kwargs)
@@ -202,14 +202,14 @@ def recover(
     Unknown numbers picked by a known mask are as many as the mask picks; `note` is called with the
     places, which a kernel finds first.
     """
-    if func is aten.nonzero.default and (mask := known(args[0])) is not None:
+    if func is aten.nonzero.default and (mask := find_value(args[0])) is not None:
         return True, _places(mask, mask.shape, mode, args[0].device)
     value = _compute(func, args, kwargs)
     if value is None:
-        return _picked(func, args, mode, note)
+        return _select_masked(func, args, mode, note)
     if not isinstance(value, torch.Tensor):
         return True, value
-    return True, _fake(value, mode, next(iter(torch_common.tensors_in(args))).device)
+    return True, _fake(value, mode, next(iter(torch_common.iterate_tensors(args))).device)
 
 
 def _fake(value: torch.Tensor, mode: torch_common.FakeTensorMode, device: torch.device) -> torch.Tensor:
@@ -234,7 +234,7 @@ def _places(
         return torch.empty(mask.dim(), count, dtype=torch.int64, device=device).t()
 
 
-def _picked(
+def _select_masked(
     func: Any, args: tuple[Any, ...], mode: torch_common.FakeTensorMode, note: Callable[[Any], None]
 ) -> tuple[bool, Any]:
     """`x[mask]` and `x.masked_select(mask)`, where the mask is known."""
@@ -243,7 +243,7 @@ def _picked(
     source, indices = args[0], args[1] if func is aten.index.Tensor else [args[1]]
     places: list[torch.Tensor | None] = []
     for index in indices:
-        mask = known(index) if index is not None and index.dtype is torch.bool else None
+        mask = find_value(index) if index is not None and index.dtype is torch.bool else None
         if mask is None:
             places.append(index)
             continue

@@ -23,7 +23,7 @@ from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import Collector, CpuCollector
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
@@ -66,13 +66,15 @@ class Recording:
         """Trace the calls and the backward of this module."""
         self.root = root
         self.tracer = ProgramTracer(root, self.log, replacement=_replacement, on_tensor_method=self._note_tensor_method)
-        self.engine = AutogradEngine(self.log, around=self.tracer.observe_backward_calls, unpacking=self._unpacking)
+        self.engine = AutogradEngine(
+            self.log, around=self.tracer.observe_backward_calls, unpacking=self._observe_unpack
+        )
 
     def begin(self) -> None:
         """Forget the last round: what is alive now was there before this one."""
         self.log.begin()
         self.collector.begin()
-        self.tracer.again()
+        self.tracer.restart()
 
     def has_left_over(self) -> bool:
         """Whether something that the last round allocated is still alive."""
@@ -88,7 +90,7 @@ class Recording:
             AnalysisError: for what the program raises, with advice.
         """
         try:
-            with process_unchanged(), self._emulated(), self._observed(), _calm_python():
+            with process_unchanged(), self._emulate(), self._observe(), _calm_python():
                 yield
         except FxmemError:
             raise
@@ -98,19 +100,19 @@ class Recording:
             self.log.close()
 
     @contextlib.contextmanager
-    def _emulated(self) -> Iterator[None]:
+    def _emulate(self) -> Iterator[None]:
         """Tensors are fakes on the target's device, and torch chooses the target's kernels."""
         with (
             card_emulation.target_kernels(self.target),
             known_values.libraries_ask_for_values(),
-            torch_common.patch(torch.utils, "swap_tensors", torch_fakes.swapping),
+            torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
             torch_common.silence_fake_kernels(),
             self.fakes,
         ):
             yield
 
     @contextlib.contextmanager
-    def _observed(self) -> Iterator[None]:
+    def _observe(self) -> Iterator[None]:
         """Operators, autograd, calls of modules and functions, compiled code and Triton's kernels are observed."""
         flops.torch_formulas()  # imports Triton, whose launches are looked for
         with (
@@ -124,8 +126,8 @@ class Recording:
             yield
 
     @contextlib.contextmanager
-    def _unpacking(self) -> Iterator[None]:
-        with self.tracer.observe_backward_calls(), self.log.recomputing():
+    def _observe_unpack(self) -> Iterator[None]:
+        with self.tracer.observe_backward_calls(), self.log.observe_recomputation():
             yield
 
     # --- what the observers report ------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Recording:
         self.collector.saw(index, hidden, phase)
 
     def _note_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
-        for tensor in torch_common.tensors_in(arguments):
+        for tensor in torch_common.iterate_tensors(arguments):
             known_values.forget(tensor)
         self.log.note_call(f"triton.{kernel}")
 
@@ -187,7 +189,7 @@ def _replacement(function: Any) -> Callable[..., Any] | None:
 @contextlib.contextmanager
 def _calm_python() -> Iterator[None]:
     """Deep models, no warnings of the program, and no garbage collection at a moment that no real run has."""
-    with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), uncollected():
+    with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), pause_gc():
         warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
         yield
 

@@ -11,7 +11,7 @@ import torch.fx
 from fxmem import __version__
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.hardware.workspaces import with_workspaces
+from fxmem.hardware.workspaces import insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import (
     Assumption,
@@ -62,7 +62,7 @@ def build_profile(run: FakeRun) -> Profile:
         assumptions=tuple(assumptions(run, readers)),
         unknowns=tuple(unknowns(run)),
     )
-    profile = with_workspaces(profile, collector.settle(), collector.held_bytes())
+    profile = insert_workspaces(profile, collector.settle(), collector.held_bytes())
     noted = (Assumption(topic="model", text=note) for note in run.notes)
     assumed = tuple(dict.fromkeys((*profile.assumptions, *collector.assumptions(), *noted)))
     unknown = (*profile.unknowns, *collector.unknowns())
@@ -147,7 +147,7 @@ def _find_first_readers(run: FakeRun) -> dict[int, int]:
         if node.op == "call_module":
             module = modules[str(node.target)]
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
-            read = [log.index_of(part) for tensor in held for part in torch_wrappers.parts(tensor)]
+            read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
         elif node.op in ("get_attr", "placeholder"):
             read = [storage for _, _, storage in log.results.get(position, ())]
         else:
@@ -187,7 +187,7 @@ def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int
         view_of = None if fresh else next((first[s] for s in held if s in first), None)
         for index in held:
             first.setdefault(index, i)
-        module, module_type = _module_of(node, run.model)
+        module, module_type = _find_module(node, run.model)
         nodes.append(
             Node(
                 name=node.name,
@@ -227,7 +227,7 @@ def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int
     return tuple(nodes)
 
 
-def _module_of(node: torch.fx.Node, root: torch.nn.Module) -> tuple[str, str]:
+def _find_module(node: torch.fx.Node, root: torch.nn.Module) -> tuple[str, str]:
     if node.op == "call_module":
         return str(node.target), type(root.get_submodule(str(node.target))).__name__
     stack: dict[str, tuple[str, type]] = node.meta.get("nn_module_stack") or {}

@@ -23,7 +23,7 @@ import torch.fx
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem.errors import EnvironmentLacksError
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
@@ -68,14 +68,14 @@ def trace_step(
     recording = Recording(target)
     step = _FakeStep(model, request, recording)
     progress("running one step on fake tensors")
-    with uncollected():
+    with pause_gc():
         with recording.environment():
             step.run()
             if recording.has_left_over():
                 progress("running it again: the first step left tensors behind")
                 step.run()
         progress("accounting")
-        return _traced_step(step.finished())
+        return _traced_step(step.last_run())
 
 
 def _require_device(target: Target) -> None:
@@ -131,7 +131,7 @@ class _FakeStep:
             _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))
         if self._request.accumulate > 1:
             self._allocate_earlier_gradients()
-        with self._log.recording(), self._observers_paused:
+        with self._log.record_step(), self._observers_paused:
             run_step(
                 self._model,
                 dataclasses.replace(self._request, loss=self._compute_loss),
@@ -145,7 +145,7 @@ class _FakeStep:
             parameter.grad = None
         self._collect_cycles()
 
-    def finished(self) -> FakeRun:
+    def last_run(self) -> FakeRun:
         """The last run of the step."""
         return FakeRun(
             name=self._request.name,

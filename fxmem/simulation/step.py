@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fxmem._torch.common import tensors_in
+from fxmem._torch.common import iterate_tensors
 from fxmem.errors import UsageError, closest
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
@@ -82,7 +82,7 @@ def default_loss(out: Any) -> torch.Tensor:
     if isinstance(own, torch.Tensor):
         return own
     total: torch.Tensor | None = None
-    for leaf in tensors_in(out):
+    for leaf in iterate_tensors(out):
         if leaf.is_floating_point():
             term = leaf.sum() if leaf.element_size() >= 4 else leaf.float().sum()
             total = term if total is None else total + term
@@ -176,7 +176,7 @@ def make_optimizer(
     if (
         isinstance(cls, type)
         and foreach is not None
-        and "foreach" in _options_of(cls)
+        and "foreach" in _list_options(cls)
         and not {"foreach", "fused"} & options.keys()
     ):
         options = {**options, "foreach": foreach}
@@ -201,7 +201,7 @@ def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     classes = _classes()
     if key not in classes:
         raise UsageError(f"expected an optimizer of torch.optim, got {name!r}{closest(name, [*classes, *_PRESETS])}")
-    known = _options_of(classes[key])
+    known = _list_options(classes[key])
     chosen = dict(preset)
     for option in filter(None, options.split(",")):
         word, equals, text = (part.strip() for part in option.partition("="))
@@ -219,13 +219,13 @@ def _literal(spec: str, text: str) -> Any:
         raise UsageError(f"expected a number or True or False after '=' in optimizer {spec!r}, got {text!r}") from error
 
 
-def _options_of(cls: Callable[..., Any]) -> list[str]:
+def _list_options(cls: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(cls).parameters if name != "params"]
 
 
 def _what(out: Any) -> str:
     """Describe an output by its tensors, or else by its type."""
-    tensors = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in tensors_in(out))
+    tensors = dict.fromkeys(f"a tensor of {str(leaf.dtype)[6:]}" for leaf in iterate_tensors(out))
     return ", ".join(tensors) or type(out).__name__
 
 

@@ -55,7 +55,7 @@ def assert_peak_below(
 # --- against a baseline -----------------------------------------------------------------------------------------------
 
 
-def baseline_of(analysis: Analysis) -> PeakBaseline:
+def make_baseline(analysis: Analysis) -> PeakBaseline:
     """The peak of an analysis, as a baseline keeps it."""
     profile, peak = analysis.profile, analysis.peak
     nodes = {profile.nodes[index].name: nbytes for index, nbytes in alive_by_node(profile, analysis.timeline).items()}
@@ -94,7 +94,7 @@ def allowed_growth(tolerance: str | int | float, before: PeakBaseline) -> int:
 
 def growth(before: PeakBaseline, analysis: Analysis, allowed_bytes: int) -> str:
     """How a peak has grown beyond a baseline and what grew, in some lines; empty if it has not."""
-    now = baseline_of(analysis)
+    now = make_baseline(analysis)
     if now.counted_bytes - before.counted_bytes <= allowed_bytes:
         return ""
     return describe_growth(before, now, allowed_bytes, analysis.profile.nodes, analysis.peak.node or "")

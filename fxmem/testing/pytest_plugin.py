@@ -117,19 +117,20 @@ class PeakCheck:
             if budget is not None
             else analyze(model, inputs, **options)
         )
-        now = peak_checks.baseline_of(analysis)
+        now = peak_checks.make_baseline(analysis)
         if before is not None:
             allowed = peak_checks.allowed_growth(tolerance, before)
             found = peak_checks.growth(before, analysis, allowed)
             if found:
                 pytest.fail(
-                    f"{key}: {found}\n  If that is meant: pytest --fxmem-update, and commit {_shown(config, path)}",
+                    f"{key}: {found}\n"
+                    f"  If that is meant: pytest --fxmem-update, and commit {_short_path(config, path)}",
                     pytrace=False,
                 )
         elif not config.getoption("fxmem_update"):
             pytest.fail(
                 (
-                    f"{key} has no peak in {_shown(config, path)}: run pytest --fxmem-update once, look at the "
+                    f"{key} has no peak in {_short_path(config, path)}: run pytest --fxmem-update once, look at the "
                     "file and commit it"
                 ),
                 pytrace=False,
@@ -204,8 +205,8 @@ class _Collector:
             peaks = dict(sorted({**old.model_dump()["peaks"], **new}.items()))
             baseline = type(old).model_validate({"peaks": peaks})
             write_text(Path(path), baseline.model_dump_json(indent=1) + "\n")
-            yield f"wrote {len(new)} of {len(peaks)} peaks to {_shown(self._config, Path(path))}"
+            yield f"wrote {len(new)} of {len(peaks)} peaks to {_short_path(self._config, Path(path))}"
 
 
-def _shown(config: pytest.Config, path: Path) -> str:
+def _short_path(config: pytest.Config, path: Path) -> str:
     return Path(os.path.relpath(path, config.invocation_params.dir)).as_posix()

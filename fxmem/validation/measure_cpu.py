@@ -153,13 +153,13 @@ def _read(profiled: profile) -> list[ProfilerEvent]:
             found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(_MARK)]))
         elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
             call = call or _leaf_call(entry)
-            path = (*path, _qualified(entry)) if call else path
+            path = (*path, _qualified_name(entry)) if call else path
         pending += [(child, call, path) for child in entry.children]
     found.sort(key=lambda timed: timed[0])
     return list(_in_phases(entry for _, entry in found))
 
 
-def _with_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:
+def _fill_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:
     """The events, their calls with the shapes of the earlier steps' last calls of the same operators.
 
     A call of an operator that the earlier steps called less often keeps no shapes.
@@ -187,10 +187,10 @@ def _leaf_call(entry: Any) -> MeasuredCall | None:
     ):
         return None
     shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
-    return MeasuredCall(_qualified(entry), shapes)
+    return MeasuredCall(_qualified_name(entry), shapes)
 
 
-def _qualified(entry: Any) -> str:
+def _qualified_name(entry: Any) -> str:
     return f"{entry.name.replace('::', '.')}.{entry.overload_name or 'default'}"
 
 
@@ -246,7 +246,7 @@ def measure_cpu(
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
-    events = _with_shapes(_read(profiled), _read(earlier))
+    events = _fill_shapes(_read(profiled), _read(earlier))
     return _measurement(type(model).__name__, describe(request, stepper), resident, events, set_aside)
 
 

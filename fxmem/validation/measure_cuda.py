@@ -149,7 +149,7 @@ class Meter:
         """Measure `program`, which calls `end` where a part ends. Garbage is collected before, and not during it."""
         with without_garbage():
             current_bytes("current")  # waits for the card
-            with self._log.recording():
+            with self._log.record():
                 torch.cuda.reset_peak_memory_stats()
                 program(self)
 
@@ -208,7 +208,7 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
         raise user_code_error(error, "a real step on the card") from error
     free, total = torch.cuda.mem_get_info()
     beside = total - free - torch.cuda.memory_reserved()
-    return measurement_of(
+    return make_measurement(
         type(model).__name__,
         describe(request, stepper),
         card_machine(),
@@ -273,7 +273,7 @@ class CardReadings:
     """In use on the card and not the allocator's; None if it is not known."""
 
 
-def measurement_of(model: str, step: Step, machine: Machine, readings: CardReadings) -> Measurement:
+def make_measurement(model: str, step: Step, machine: Machine, readings: CardReadings) -> Measurement:
     """The record of a step that was measured on a card."""
     own = {
         phase: {kind: max(found[kind] - readings.foreign[kind], 0) for kind in _KINDS}

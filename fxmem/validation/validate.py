@@ -22,7 +22,7 @@ from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import analyze_step, build_module
 from fxmem.simulation.error_advice import user_code_error
-from fxmem.simulation.kernel_settings import KernelSettings, applied
+from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.model.accepted_models import plain_model
 from fxmem.simulation.model.function_copies import Rebinder
 from fxmem.simulation.process_guard import process_unchanged
@@ -98,7 +98,7 @@ def validate_step(
         The errors of `validate`.
     """
     request = dataclasses.replace(request, target=_target(device))
-    with applied(request.settings):
+    with apply_settings(request.settings):
         analysis = analyze_step(model, request, progress)
         progress(f"running the step on the {'card' if device == 'cuda' else 'CPU'}")
         with process_unchanged():
@@ -127,7 +127,7 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         AnalysisError: the factory raised.
     """
     if not isinstance(model, nn.Module):
-        return _built(model)
+        return _build(model)
     model, _ = plain_model(model)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     memo: dict[int, Any] = {
@@ -153,7 +153,7 @@ def real_model(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return made
 
 
-def _built(factory: Callable[[], nn.Module]) -> nn.Module:
+def _build(factory: Callable[[], nn.Module]) -> nn.Module:
     if not callable(factory):
         raise UsageError(f"expected a torch.nn.Module or a function that builds one, got {type(factory).__name__}")
     try:

@@ -43,7 +43,7 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         raise UsageError(f"expected a tolerance of 0 or more (0.03 is 3 %), got {tolerance}")
     _check_same(prediction, measurement)
     comparisons = _comparisons(prediction, peak, measurement)
-    judged, reason = _judged(prediction, measurement, {comparison.quantity for comparison in comparisons})
+    judged, reason = _judge(prediction, measurement, {comparison.quantity for comparison in comparisons})
     error = next(comparison.error for comparison in comparisons if comparison.quantity is judged)
     return Verdict(
         model=prediction.model,
@@ -125,7 +125,7 @@ def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> t
     )
 
 
-def _judged(prediction: Profile, measurement: Measurement, known: set[Quantity]) -> tuple[Quantity, str]:
+def _judge(prediction: Profile, measurement: Measurement, known: set[Quantity]) -> tuple[Quantity, str]:
     if Quantity.ALLOCATED in known:
         return Quantity.ALLOCATED, "it is what the card reports"
     if Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH not in known:

@@ -159,7 +159,7 @@ def _check_limit(limit: int) -> None:
 
 
 def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
-    args, kwargs = varied.at(analysis.request.args, analysis.request.kwargs, size)
+    args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
     return analysis.again(args=args, kwargs=kwargs)
 
 
@@ -260,10 +260,10 @@ def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int)
     if len(pair) < 2:
         return None, None
     one, other = points[pair[0]], points[pair[1]]
-    return _crossing(one, other, memory, reserved=True), _crossing(one, other, memory, reserved=False)
+    return _crossing_size(one, other, memory, reserved=True), _crossing_size(one, other, memory, reserved=False)
 
 
-def _crossing(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) -> int | None:
+def _crossing_size(one: SizePoint, other: SizePoint, memory: int, *, reserved: bool) -> int | None:
     low, high = (
         (point.reserved_bytes if reserved and point.reserved_bytes is not None else point.counted_bytes) or 0
         for point in (one, other)

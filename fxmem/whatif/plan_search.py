@@ -75,7 +75,7 @@ class PlanSearch:
     tell: Callable[[str], None]
     seen: dict[tuple[Application, tuple[tuple[object, ...], ...]], Proposal] = field(default_factory=dict)
 
-    def unplanned(self, chosen: str = "flat") -> Proposal:
+    def propose_nothing(self, chosen: str = "flat") -> Proposal:
         """The step as it is."""
         return Proposal(self.ways[0], chosen, (), self.analysis)
 
@@ -119,11 +119,11 @@ class PlanSearch:
         """The cheapest proposal of one way that keeps the budget."""
         if self.budget is None or not STRATEGIES.get(self.strategy).follows_budget:
             return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
-        best = self._cheapest_of(way, self.strategy, self.budget.nbytes, rival)
+        best = self._find_cheapest(way, self.strategy, self.budget.nbytes, rival)
         if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
             # "auto" plans one level where one level seems to do with a little more; of several, the estimate is the
             # budget, and the peak may be well below.
-            best = _cheaper(best, self._cheapest_of(way, "nested", self.budget.nbytes, rival))
+            best = _cheaper(best, self._find_cheapest(way, "nested", self.budget.nbytes, rival))
         if best is None and STRATEGIES.get(self.strategy).falls_back:
             return self._if_kept(self.analyse(way, way.planner.smallest()))
         return best
@@ -131,7 +131,7 @@ class PlanSearch:
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
         return proposal if self.keeps(proposal.analysis) else None
 
-    def _cheapest_of(self, way: PlannedWay, strategy: str, nbytes: int, rival: Proposal | None) -> Proposal | None:
+    def _find_cheapest(self, way: PlannedWay, strategy: str, nbytes: int, rival: Proposal | None) -> Proposal | None:
         """The cheapest proposal of one strategy; where the analysis disagrees with the planner, it is asked again."""
         best, peak = None, self.analysis.peak
         bracket = BudgetBracket.open(
@@ -178,7 +178,7 @@ class PlanSearch:
 
     def along_the_curve(self) -> Plan:
         """The curve of peak against FLOPs, and the plan on it with the smallest product of the two."""
-        proposals = [self.unplanned()]
+        proposals = [self.propose_nothing()]
         for way in self.ways:
             with contextlib.suppress(*REFUSALS):
                 proposals += [

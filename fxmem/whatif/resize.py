@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fxmem._torch.common import tensors_in, tree_map_only
+from fxmem._torch.common import iterate_tensors, tree_map_only
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.units import format_shape
 
@@ -25,21 +25,23 @@ class Resizing:
     names: tuple[str, ...]
     """Each as `NAME:AXIS`."""
 
-    def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def resize(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], size: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the dimensions of that size; a tensor that changes is on meta, laid out as it was."""
         numbers = count()
         made: dict[int, torch.Tensor] = {}
 
-        def resized(tensor: torch.Tensor) -> torch.Tensor:
+        def resize_tensor(tensor: torch.Tensor) -> torch.Tensor:
             axes = self.axes.get(next(numbers), ())
             if not axes:
                 return tensor
             if id(tensor) not in made:  # one tensor that is passed twice stays one
-                made[id(tensor)] = _resized(tensor, axes, size)
+                made[id(tensor)] = _resize(tensor, axes, size)
             return made[id(tensor)]
 
-        return tuple(tree_map_only(torch.Tensor, resized, each) for each in args), {
-            name: tree_map_only(torch.Tensor, resized, each) for name, each in kwargs.items()
+        return tuple(tree_map_only(torch.Tensor, resize_tensor, each) for each in args), {
+            name: tree_map_only(torch.Tensor, resize_tensor, each) for name, each in kwargs.items()
         }
 
 
@@ -49,31 +51,30 @@ def find_resizing(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resiz
     Raises:
         UsageError: it cannot be understood, or the inputs have no such dimension, or dimensions of several sizes.
     """
-    tensors = list(_named(arguments))
+    tensors = list(_name_tensors(arguments))
     if not tensors:
         raise UsageError("expected inputs with a tensor to resize, got none")
     match dim:
         case "batch":
-            places = _shared(tensors, 0)
+            places = _shared_dims(tensors, 0)
         case "seq":
             places = _sequence(tensors)
         case int() if not isinstance(dim, bool):
-            places = _shared(tensors, dim)
+            places = _shared_dims(tensors, dim)
         case str() if ":" in dim:
             places = [_place(tensors, pair.strip(), dim) for pair in dim.split(",")]
         case str() if dim.isdecimal():
-            places = _shared(tensors, int(dim))
+            places = _shared_dims(tensors, int(dim))
         case _:
             raise UsageError(
-                f"expected a dimension as batch, seq, a number or NAME:AXIS[,NAME:AXIS]; got {dim!r}; the inputs "
-                f"are "
-                f"{_listed(tensors)}"
+                f"expected a dimension as batch, seq, a number or NAME:AXIS[,NAME:AXIS]; got {dim!r}; "
+                f"the inputs are {_list_tensors(tensors)}"
             )
     sizes = {tensors[number][1].shape[axis] for number, axis in places}
     if len(sizes) > 1 or 0 in sizes:
         raise UsageError(
             f"expected dimensions of one size above 0, got {', '.join(map(str, sorted(sizes)))} for {dim!r}; the "
-            f"inputs are {_listed(tensors)}"
+            f"inputs are {_list_tensors(tensors)}"
         )
     axes: dict[int, tuple[int, ...]] = {}
     for number, axis in places:
@@ -84,27 +85,27 @@ def find_resizing(arguments: Sequence[tuple[str, Any]], dim: str | int) -> Resiz
 _Tensors = Sequence[tuple[str, torch.Tensor]]
 
 
-def _named(arguments: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _name_tensors(arguments: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor among the arguments, by the argument's name; one of several in an argument also by its number
     there."""
     for name, argument in arguments:
-        tensors = list(tensors_in(argument))
+        tensors = list(iterate_tensors(argument))
         yield from (
             (name if len(tensors) == 1 else f"{name}.{number}", tensor) for number, tensor in enumerate(tensors)
         )
 
 
-def _listed(tensors: _Tensors) -> str:
+def _list_tensors(tensors: _Tensors) -> str:
     return ", ".join(
         f"{name} {format_shape(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for name, tensor in tensors
     )
 
 
-def _shared(tensors: _Tensors, axis: int) -> list[tuple[int, int]]:
+def _shared_dims(tensors: _Tensors, axis: int) -> list[tuple[int, int]]:
     shape = tensors[0][1].shape
     if not 0 <= axis < len(shape):
         raise UsageError(
-            f"expected a dimension that the first input has, got {axis}; the inputs are {_listed(tensors)}"
+            f"expected a dimension that the first input has, got {axis}; the inputs are {_list_tensors(tensors)}"
         )
     return [
         (number, axis)
@@ -120,9 +121,8 @@ def _sequence(tensors: _Tensors) -> list[tuple[int, int]]:
     shape = next((tensor.shape for _, tensor in tensors if is_tokens(tensor)), None)
     if shape is None:
         raise UsageError(
-            f"expected a 2-d integer input (tokens) for the dimension seq; the inputs are {_listed(tensors)}: "
-            f"write "
-            f"NAME:AXIS[,NAME:AXIS]"
+            f"expected a 2-d integer input (tokens) for the dimension seq; the inputs are {_list_tensors(tensors)}: "
+            "write NAME:AXIS[,NAME:AXIS]"
         )
     alike = (
         number
@@ -136,16 +136,19 @@ def _place(tensors: _Tensors, pair: str, dim: str) -> tuple[int, int]:
     name, _, axis = pair.rpartition(":")
     number = next((number for number, (known, _) in enumerate(tensors) if known == name), None)
     if number is None or not axis.removeprefix("-").isdecimal():
-        raise UsageError(f"expected NAME:AXIS[,NAME:AXIS] with inputs of {_listed(tensors)}; got {pair!r} in {dim!r}")
+        raise UsageError(
+            f"expected NAME:AXIS[,NAME:AXIS] with inputs of {_list_tensors(tensors)}; got {pair!r} in {dim!r}"
+        )
     rank = tensors[number][1].dim()
     if not -rank <= int(axis) < rank:
         raise UsageError(
-            f"expected an axis of {name} from 0 to {rank - 1}, got {axis} in {dim!r}; the inputs are {_listed(tensors)}"
+            f"expected an axis of {name} from 0 to {rank - 1}, got {axis} in {dim!r}; "
+            f"the inputs are {_list_tensors(tensors)}"
         )
     return number, int(axis) % rank
 
 
-def _resized(tensor: torch.Tensor, axes: tuple[int, ...], size: int) -> torch.Tensor:
+def _resize(tensor: torch.Tensor, axes: tuple[int, ...], size: int) -> torch.Tensor:
     shape = [size if axis in axes else old for axis, old in enumerate(tensor.shape)]
     formats = [
         torch.contiguous_format,

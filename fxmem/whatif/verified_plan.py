@@ -69,7 +69,7 @@ def plan(
     if search.budget is None and registered.has_curve:
         return search.along_the_curve()
     if search.budget is not None and search.keeps(analysis):
-        return search.finish(search.unplanned(strategy))
+        return search.finish(search.propose_nothing(strategy))
     best = search.cheapest()
     if best is None:
         raise ExceededError(_describe_shortfall(search))
@@ -102,7 +102,7 @@ def plan_budgets(
     return found, len(first.seen)
 
 
-def with_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
+def apply_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
     """Return the function from an analysis, at another size say, to that of the planned step.
 
     It raises UsageError if the plan was made for another model.
@@ -155,7 +155,7 @@ def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]
     model = shadow_model(analysis.model)
     found = checkpointing.record_survey(model)
     analysis.again(model)
-    return found.found()
+    return found.finish()
 
 
 # --- what a failed search reached -------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _describe_shortfall(search: PlanSearch) -> str:
         for way in search.ways:
             with contextlib.suppress(*REFUSALS):
                 search.analyse(way, way.planner.smallest())
-    reached = min((search.unplanned(), *search.seen.values()), key=lambda each: each.peak_bytes)
+    reached = min((search.propose_nothing(), *search.seen.values()), key=lambda each: each.peak_bytes)
     peak = reached.analysis.peak
     budget = 0 if search.budget is None else search.budget.nbytes
     fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)

@@ -171,7 +171,7 @@ def remade(model, args, kwargs, share):
     survey = record_survey(copied)
     copied(*args, **kwargs)
     chance = random.Random(0)
-    return regions_of(*survey.found(), holds=lambda value: chance.random() < share)
+    return regions_of(*survey.finish(), holds=lambda value: chance.random() < share)
 
 
 def random_cuts(profile, names, seed):

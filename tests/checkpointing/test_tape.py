@@ -88,7 +88,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
     plain, planned = copy.deepcopy(model), copy.deepcopy(model)
     survey = record_survey(planned)
     planned(IMAGES)
-    regions = regions_of(*survey.found(), holds=lambda _: False)
+    regions = regions_of(*survey.finish(), holds=lambda _: False)
     uncheckpoint(planned)
     apply(planned, regions, OPERATORS)
     assert same(trained(plain, IMAGES), trained(planned, IMAGES))
@@ -97,7 +97,7 @@ def test_statistics_of_a_frozen_norm_are_read() -> None:
 def test_dropout_draws_the_same_numbers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = blocks(nn.Dropout(0.5), nn.Conv2d(4, 4, 1), nn.Dropout(0.2), nn.Conv2d(4, 4, 1))
     assert alike(model, IMAGES)
-    monkeypatch.setattr(rng_states.Generators, "rewound", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(rng_states.Generators, "replay", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="is not what it was"):  # the first step looks
         alike(model, IMAGES)
 

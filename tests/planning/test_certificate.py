@@ -81,9 +81,11 @@ def random_regions(profile: Profile, names: tuple[str | None, ...], rng: random.
     for first, last in zip(borders[::2], borders[1::2], strict=True):
         middle = (first + last) // 2
         inner = (
-            (region(first, middle),) if last - first > 3 and units.allowed(first, middle) and rng.random() < 0.5 else ()
+            (region(first, middle),)
+            if last - first > 3 and units.is_legal(first, middle) and rng.random() < 0.5
+            else ()
         )
-        if units.allowed(first, last):
+        if units.is_legal(first, last):
             found.append(region(first, last, inner))
     return found
 

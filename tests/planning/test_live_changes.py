@@ -11,7 +11,7 @@ UNSAVED = ValueLife(nbytes=11.0, flow_end=3, death=3, saved=False)
 
 
 def bytes_after(*uses: tuple[int, ValueUse], most: float = 0.0) -> list[float]:
-    changes = LiveChanges.none([SAVED, UNSAVED], 10)
+    changes = LiveChanges.empty([SAVED, UNSAVED], 10)
     for value, use in uses:
         changes.count(value, use, 1.0)
     changes.settle(lambda group: most)
@@ -36,7 +36,7 @@ def test_a_transient_value_counts_at_the_tick_before_others_are_recomputed_from_
 
 
 def test_what_is_counted_and_removed_leaves_nothing_and_a_copy_is_its_own() -> None:
-    changes = LiveChanges.none([SAVED, UNSAVED], 10)
+    changes = LiveChanges.empty([SAVED, UNSAVED], 10)
     use = ValueUse(True, 6, 6)
     changes.count(1, use, 1.0)
     copy = changes.copy()

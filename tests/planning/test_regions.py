@@ -49,7 +49,7 @@ def tables_of(profile: Profile) -> Tables:
     n = units.count
     regions = np.zeros((n + 1, n + 1), dtype=bool)
     for i, j in itertools.combinations(range(n + 1), 2):
-        regions[i, j] = units.allowed(units.cuts[i], units.cuts[j])
+        regions[i, j] = units.is_legal(units.cuts[i], units.cuts[j])
     return Tables(units, regions)
 
 
@@ -75,7 +75,7 @@ def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float
     for unit in range(units.count):
         stretch = inside.get(unit)
         if stretch is None:
-            peak = max(peak, kept + units.storing[unit, unit], kept + units.running[unit, unit])
+            peak = max(peak, kept + units.backward_peak[unit, unit], kept + units.forward_peak[unit, unit])
             kept += units.keeps[unit]
         elif unit == stretch.first:
             more, stays, costs = of_region(tables, stretch)
@@ -87,9 +87,9 @@ def evaluated(tables: Tables, chosen: tuple[Stretch, ...]) -> tuple[float, float
 def of_region(tables: Tables, stretch: Stretch) -> tuple[float, float, float]:
     """Bytes a region needs and bytes that stay of it, beyond what older units keep; its cost."""
     units, i, j = tables.units, stretch.first, stretch.last
-    again = units.again[i, j] + units.gradients[j]
-    backward = max(units.storing[v, i] for v in range(i, j))
-    passing = max(units.passing[v, i] for v in range(i, j))
+    again = units.recompute_peak[i, j] + units.gradients[j]
+    backward = max(units.backward_peak[v, i] for v in range(i, j))
+    passing = max(units.checkpointed_forward_peak[v, i] for v in range(i, j))
     outputs, inputs = units.outputs()[i, j], units.inputs()[i, j]
     spared, held, more = results_kept(tables, stretch)
     return (
@@ -109,7 +109,7 @@ def results_kept(tables: Tables, stretch: Stretch) -> tuple[float, float, float]
         for storage in profile.nodes[index].saved
         for unit in [units.unit_of[index]]
     }
-    for _, product in tables.selection.kept(units.cuts[stretch.first], units.cuts[stretch.last], stretch.level):
+    for _, product in tables.selection.find_kept(units.cuts[stretch.first], units.cuts[stretch.last], stretch.level):
         spared += product.cost
         own = [storage for storage in product.storages if units.last_reader.get(storage, -1) < stretch.last]
         held += sum(profile.storages[storage].nbytes for storage in own)
@@ -149,7 +149,7 @@ def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
         best = whole[j] - whole[i] if j == n else units.cost[i, j]
     for k in range(i + 1, j):
         if tables.regions[i, k] and memory >= tables.forward_peak[i, k]:
-            rest = exhaustive(tables, k, j, memory - tables.kept[i, k])
+            rest = exhaustive(tables, k, j, memory - tables.kept_bytes[i, k])
             if rest < math.inf:
                 best = min(best, whole[k] - whole[i] + rest + exhaustive(tables, i, k, memory))
         for offer in tables.offers[1:] if j == n else ():
@@ -157,7 +157,7 @@ def exhaustive(tables: Tables, i: int, j: int, memory: float) -> float:
                 best = min(
                     best, whole[k] - whole[i] + offer.cost[i, k] + exhaustive(tables, k, j, memory - offer.kept[i, k])
                 )
-    if j > i + 1 and memory >= max(units.storing[i, i], units.running[i, i]):
+    if j > i + 1 and memory >= max(units.backward_peak[i, i], units.forward_peak[i, i]):
         best = min(best, whole[i + 1] - whole[i] + exhaustive(tables, i + 1, j, memory - units.keeps[i]))
     if i == 0 and j == n and tables.regions[i, j] and memory >= tables.forward_peak[i, j]:
         best = min(best, whole[j] - whole[i] + best)
@@ -168,7 +168,7 @@ def test_nested_is_as_cheap_as_the_best_recursion_but_for_its_steps_of_memory() 
     compared = 0
     for seed in range(12):
         tables = tables_of(random_profile(seed))
-        low, high = tables.units.floor, tables.units.unplanned
+        low, high = tables.units.floor, tables.units.unplanned_peak
         for part in (0.5, 0.7, 0.8, 0.9, 1.0):
             budget = low + (high - low) * part
             found = tables.nested(budget)
@@ -292,7 +292,7 @@ def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:
     names = [node.name for node in units.profile.nodes]
     selection = Selection(CostTables(units.profile, [names.index("wide"), names.index("last")]))
     keeping = len(selection.thresholds) - 1
-    assert [number for number, _ in selection.kept(names.index("wide"), names.index("last"), keeping)] == [0]
+    assert [number for number, _ in selection.find_kept(names.index("wide"), names.index("last"), keeping)] == [0]
     assert describe_regions(selection, [Stretch(0, 1, level=keeping)], {}) == ()
 
 
@@ -318,10 +318,10 @@ def test_no_region_holds_what_must_not_run_twice() -> None:
     units = CostTables(analyze(Careful(), torch.zeros(4, 16), target="cpu").profile, [])
     names = [node.name for node in units.profile.nodes]
     a, b, add, c = (names.index(name) for name in ("a", "b", "add_", "c"))
-    assert not units.allowed(b, c)  # reads what is written to later
-    assert not units.allowed(add, c)  # writes to what another made
-    assert units.allowed(a, c)
-    assert units.allowed(c, c + 1)
+    assert not units.is_legal(b, c)  # reads what is written to later
+    assert not units.is_legal(add, c)  # writes to what another made
+    assert units.is_legal(a, c)
+    assert units.is_legal(c, c + 1)
 
 
 def test_what_checkpoints_already_is_left_alone() -> None:
@@ -330,9 +330,9 @@ def test_what_checkpoints_already_is_left_alone() -> None:
     analysis = analyze(model, torch.zeros(BATCH, WIDTH), target="cpu", optimizer=None)
     own = analysis.profile.recomputed[0]
     units = CostTables(analysis.profile, [])
-    assert not units.allowed(own.first_node - 1, own.last_node)
-    assert not units.allowed(own.first_node, own.first_node + 1)
-    assert units.allowed(own.last_node, own.last_node + 2)
+    assert not units.is_legal(own.first_node - 1, own.last_node)
+    assert not units.is_legal(own.first_node, own.first_node + 1)
+    assert units.is_legal(own.last_node, own.last_node + 2)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))

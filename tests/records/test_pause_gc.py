@@ -14,7 +14,7 @@ from fxmem.errors import UsageError
 from fxmem.memory import allocator, liveness, report_reader
 from fxmem.memory.allocator import peak
 from fxmem.records import json_reader
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Report
 from fxmem.simulation import run
 from tests.profiles import small_profile
@@ -30,9 +30,9 @@ def test_it_rests_within_and_runs_as_before_afterwards() -> None:
     gc.collect()
     gc.callbacks.append(saw)
     try:
-        with uncollected():
+        with pause_gc():
             lists: list[list[int]] = [[each] for each in range(10_000)]
-            with uncollected():
+            with pause_gc():
                 assert not gc.isenabled()
             assert not gc.isenabled()
             assert not collected
@@ -46,18 +46,18 @@ def test_it_rests_within_and_runs_as_before_afterwards() -> None:
 def test_it_stays_off_where_it_was_off_and_comes_back_after_an_error() -> None:
     gc.disable()
     try:
-        with uncollected():
+        with pause_gc():
             pass
         assert not gc.isenabled()
     finally:
         gc.enable()
-    with pytest.raises(UsageError), uncollected():
+    with pytest.raises(UsageError), pause_gc():
         raise UsageError("no matter what")
     assert gc.isenabled()
 
 
 def test_who_leaves_first_does_not_start_it_for_who_is_still_there() -> None:
-    first, second = uncollected(), uncollected()  # two threads', say
+    first, second = pause_gc(), pause_gc()  # two threads', say
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

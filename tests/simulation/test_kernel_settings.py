@@ -14,7 +14,13 @@ from fxmem.errors import AnalysisError
 from fxmem.hardware.catalogue import target
 from fxmem.records.profile import Profile
 from fxmem.simulation.analysis import analyze
-from fxmem.simulation.kernel_settings import KernelSettings, Sdpa, applied, convolution_settings, is_deterministic
+from fxmem.simulation.kernel_settings import (
+    KernelSettings,
+    Sdpa,
+    apply_settings,
+    convolution_settings,
+    is_deterministic,
+)
 from fxmem.simulation.kernels import card_emulation
 
 H100 = target("h100")
@@ -46,12 +52,12 @@ def unchanged() -> Iterator[None]:
 def test_none_leaves_every_flag_as_it_is() -> None:
     before = flags()
     for settings in (None, KernelSettings()):
-        with applied(settings):
+        with apply_settings(settings):
             assert flags() == before
 
 
 def test_settings_nest() -> None:
-    with applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="flash")):
+    with apply_settings(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="flash")):
         assert (
             torch.backends.cudnn.allow_tf32,
             convolution_settings().allow_tf32,
@@ -59,7 +65,7 @@ def test_settings_nest() -> None:
         ) == (False, False, True)
         assert flags()[-1] == (True, False, False, False)
         inside = flags()
-        with applied(KernelSettings(allow_tf32=True, deterministic=True, sdpa="auto")):
+        with apply_settings(KernelSettings(allow_tf32=True, deterministic=True, sdpa="auto")):
             assert convolution_settings().allow_tf32
             assert (convolution_settings().deterministic, is_deterministic()) == (True, True)
             assert flags()[-1] == (True, True, True, True)
@@ -70,7 +76,7 @@ def test_settings_are_put_back_when_something_raises() -> None:
     before = flags()
     with (
         pytest.raises(ValueError, match="no"),
-        applied(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="math", deterministic=True)),
+        apply_settings(KernelSettings(allow_tf32=False, cudnn_benchmark=True, sdpa="math", deterministic=True)),
     ):
         raise ValueError("no")
     assert flags() == before
@@ -82,7 +88,7 @@ def test_a_program_that_sets_precisions_by_operator_is_understood() -> None:
     before, conv.fp32_precision = conv.fp32_precision, "ieee"
     try:
         assert not convolution_settings().allow_tf32
-        with applied(KernelSettings(allow_tf32=True)):
+        with apply_settings(KernelSettings(allow_tf32=True)):
             assert (convolution_settings().allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
         assert conv.fp32_precision == "ieee"
         assert not convolution_settings().allow_tf32
@@ -95,7 +101,7 @@ def test_a_warning_about_determinism_is_none() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert (convolution_settings().deterministic, is_deterministic()) == (True, False)
-        with applied(KernelSettings(deterministic=False)):
+        with apply_settings(KernelSettings(deterministic=False)):
             assert not convolution_settings().deterministic
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
@@ -113,7 +119,7 @@ class Attends(nn.Module):
 
 
 def attending(sdpa: Sdpa | None) -> Profile:
-    with applied(KernelSettings(sdpa=sdpa)):
+    with apply_settings(KernelSettings(sdpa=sdpa)):
         return analyze(Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100).profile
 
 
@@ -131,7 +137,7 @@ def attending(sdpa: Sdpa | None) -> Profile:
 def test_the_attention_backend_is_the_one_asked_for(sdpa: Sdpa | None, op: str) -> None:
     profile = attending(sdpa)
     assert f"aten.{op}.default" in {op.name for op in profile.ops}
-    with applied(KernelSettings(sdpa=sdpa)):
+    with apply_settings(KernelSettings(sdpa=sdpa)):
         (said,) = card_emulation.assumptions(H100)
     expected = (
         "the first of cudnn_attention, flash_attention, efficient_attention, math"
@@ -142,7 +148,7 @@ def test_the_attention_backend_is_the_one_asked_for(sdpa: Sdpa | None, op: str) 
 
 
 def test_a_backend_that_cannot_run_the_call_is_an_error_as_it_is_in_torch() -> None:
-    with applied(KernelSettings(sdpa="flash")), pytest.raises(AnalysisError, match="none of those enabled can"):
+    with apply_settings(KernelSettings(sdpa="flash")), pytest.raises(AnalysisError, match="none of those enabled can"):
         analyze(Attends(), torch.ones(2, 128, 64), target=H100)  # float32
 
 

@@ -97,7 +97,7 @@ def small() -> Analysis:
 
 
 def test_a_baseline_splits_the_peak(small: Analysis) -> None:
-    baseline = peak_checks.baseline_of(small)
+    baseline = peak_checks.make_baseline(small)
     assert sum(baseline.by_kind.values()) == baseline.requested_bytes == small.peak.requested_bytes
     assert sum(baseline.by_node.values()) <= baseline.requested_bytes
     assert min(baseline.by_node.values()) * 1000 >= baseline.requested_bytes
@@ -105,7 +105,7 @@ def test_a_baseline_splits_the_peak(small: Analysis) -> None:
 
 
 def test_what_has_not_grown_says_nothing(small: Analysis) -> None:
-    baseline = peak_checks.baseline_of(small)
+    baseline = peak_checks.make_baseline(small)
     assert peak_checks.growth(baseline, small, 0) == ""
     one_less = baseline.model_copy(update={"requested_bytes": baseline.requested_bytes - 1})
     assert peak_checks.growth(one_less, small, 1) == ""
@@ -114,7 +114,7 @@ def test_what_has_not_grown_says_nothing(small: Analysis) -> None:
 
 def test_what_grew_is_named_by_kind_and_by_node(small: Analysis) -> None:
     grown = analyze(lambda: net(blocks=3), batch(), target="cpu")
-    text = peak_checks.growth(peak_checks.baseline_of(small), grown, 0)
+    text = peak_checks.growth(peak_checks.make_baseline(small), grown, 0)
     # One more block: two weights of 128 x 512 x 4 bytes, and twice as much of Adam's averages.
     weights = 2 * 128 * 512 * 4
     assert "+512.0 KiB" in text
@@ -129,7 +129,7 @@ def test_what_grew_is_named_by_kind_and_by_node(small: Analysis) -> None:
 
 def test_a_baseline_of_another_step_says_what_is_not_the_same(small: Analysis) -> None:
     text = peak_checks.growth(
-        peak_checks.baseline_of(small), analyze(net, batch(640), target="cpu", optimizer="sgd"), 0
+        peak_checks.make_baseline(small), analyze(net, batch(640), target="cpu", optimizer="sgd"), 0
     )
     assert "the input is not the same: was input 64x128 float32, is input 640x128 float32" in text
     assert "the step is not the same" in text
@@ -152,13 +152,13 @@ def test_a_baseline_of_another_step_says_what_is_not_the_same(small: Analysis) -
     ],
 )
 def test_a_tolerance_is_a_share_or_bytes(small: Analysis, tolerance: Any, allowed: int) -> None:
-    before = peak_checks.baseline_of(small).model_copy(update={"allocated_bytes": 1000})
+    before = peak_checks.make_baseline(small).model_copy(update={"allocated_bytes": 1000})
     assert peak_checks.allowed_growth(tolerance, before) == allowed
 
 
 def test_what_is_no_tolerance_is_refused(small: Analysis) -> None:
     with pytest.raises(UsageError, match="expected a tolerance as a share of the peak"):
-        peak_checks.allowed_growth("some", peak_checks.baseline_of(small))
+        peak_checks.allowed_growth("some", peak_checks.make_baseline(small))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from fxmem.validation.measure_cuda import (
     card_target,
     cudnn_version,
     found_card,
+    make_measurement,
     measure_cuda,
-    measurement_of,
     require_card,
 )
 from fxmem.validation.validate import validate
@@ -151,7 +151,7 @@ def test_the_log_is_read_in_parts_in_requested_bytes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: switched.append(enabled))
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [other_card, entries]})
     log = AllocatorLog(1)
-    with log.recording():
+    with log.record():
         entries += [
             entry("segment_alloc", 1 << 21),
             entry("alloc", 700),
@@ -176,7 +176,7 @@ def test_recording_ends_when_the_step_raises(monkeypatch: pytest.MonkeyPatch) ->
     switched: list[Any] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: switched.append(enabled))
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": []})
-    with pytest.raises(ValueError, match="no"), AllocatorLog(0).recording():
+    with pytest.raises(ValueError, match="no"), AllocatorLog(0).record():
         raise ValueError("no")
     assert switched == ["all", None]
 
@@ -340,7 +340,7 @@ def test_a_prediction_is_for_the_card_that_is_found_and_its_blocks_are_judged(mo
             "reserved": peak.reserved_bytes,
         }
         peaks = dict.fromkeys(Phase, sizes)
-        return measurement_of(
+        return make_measurement(
             "Small",
             step,
             MACHINE,
@@ -373,7 +373,7 @@ def test_nothing_is_negative_when_the_process_gave_something_back_meanwhile() ->
     step = Step(mode="infer", optimizer=None, loss=None, precision=None)
     peaks = {Phase.FORWARD: {"requested": 900, "allocated": 1024, "active": 1024, "reserved": 2000}}
     foreign = {**NOTHING, "requested": 100, "reserved": 4000}
-    found = measurement_of(
+    found = make_measurement(
         "M",
         step,
         MACHINE,

@@ -312,7 +312,7 @@ def test_tensors_keep_all_but_their_size() -> None:
     )
     turned, mask = meta(2, 5, 7).transpose(1, 2), torch.ones(3)
     kwargs = {"pair": (image, turned), "mask": mask}
-    _, changed = find_resizing(list(kwargs.items()), "batch").at((), kwargs, 6)
+    _, changed = find_resizing(list(kwargs.items()), "batch").resize((), kwargs, 6)
     sized, other = changed["pair"]
     assert sized.shape == (6, 3, 8, 8)
     assert (sized.dtype, sized.requires_grad, sized.is_contiguous(memory_format=torch.channels_last)) == (
@@ -326,14 +326,14 @@ def test_tensors_keep_all_but_their_size() -> None:
 
 def test_a_tensor_that_is_passed_twice_stays_one() -> None:
     x = meta(2, 3)
-    (one, two), _ = find_resizing([("x", x), ("y", x)], "batch").at((x, x), {}, 5)
+    (one, two), _ = find_resizing([("x", x), ("y", x)], "batch").resize((x, x), {}, 5)
     assert one is two
     assert one.shape == (5, 3)
 
 
 def test_a_size_no_tensor_can_have_is_one_at_which_the_model_cannot_run() -> None:
     with pytest.raises(AnalysisError, match="no tensor can be as large as"):
-        find_resizing([("x", meta(2, 1 << 31))], "batch").at((meta(2, 1 << 31),), {}, 1 << 40)
+        find_resizing([("x", meta(2, 1 << 31))], "batch").resize((meta(2, 1 << 31),), {}, 1 << 40)
 
 
 class Embedder(nn.Module):

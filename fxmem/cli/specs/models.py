@@ -116,7 +116,7 @@ def build_model(
             recipe = functools.partial(from_transformers, spec[3:])
             module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
             if mode == "train":
-                _switch_cache_off(module)
+                _disable_cache(module)
         elif spec.startswith("torchvision:"):
             recipe = functools.partial(from_torchvision, spec[12:])
             module, built_on, notes = _build_from_collection(recipe, spec, settings, device)
@@ -187,7 +187,7 @@ def _construction_error(error: BaseException, recipe: Recipe, spec: str, setting
     return user_code_error(error, spec)
 
 
-def _switch_cache_off(module: torch.nn.Module) -> None:
+def _disable_cache(module: torch.nn.Module) -> None:
     for part in module.modules():  # decoders hold configs of their own
         if getattr(getattr(part, "config", None), "use_cache", False):
             typing.cast(Any, part.config).use_cache = False

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             budget=budget,
             dim=options.dim,
             limit=options.limit,
-            change=None if plan is None else verified_plan.with_plan(plan),
+            change=None if plan is None else verified_plan.apply_plan(plan),
             progress=None if options.quiet else say,
         )
     if options.svg is not None:

@@ -11,7 +11,7 @@ from fxmem.cli.options import ANALYSIS_OR_REPORT, OVERLAYS, drawing
 from fxmem.cli.output import check_file
 from fxmem.cli.parser import argument
 from fxmem.cli.step import load_or_analyze, read_budget
-from fxmem.cli.verbs.timeline import load_after
+from fxmem.cli.verbs.timeline import load_planned
 from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     budget = read_budget(options)
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     report, timeline = load_or_analyze(options)
-    after_profile, after = load_after(options, report) or (None, None)
+    after_profile, after = load_planned(options, report) or (None, None)
     if plan is not None:
         _check_same_step(options.plan, plan, report)
     page = PageOptions(

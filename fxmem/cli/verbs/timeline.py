@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.by == "modules":
         text = plots.icicle_svg(report, timeline, width=options.width)
     else:
-        after = load_after(options, report)
+        after = load_planned(options, report)
         settings = read_settings(os.environ)
         text = plots.timeline_svg(
             plots.PlottedStep(report, timeline, known_levels(report, timeline, settings)),
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 0, ""
 
 
-def load_after(options: argparse.Namespace, report: Profile) -> tuple[Report, Timeline] | None:
+def load_planned(options: argparse.Namespace, report: Profile) -> tuple[Report, Timeline] | None:
     """Load the report of the step under a plan, if `--after` names one.
 
     Raises:

@@ -6,7 +6,7 @@ at once:
 
     memory = convolution_memory("aten.convolution.default", args, target)
     answers = conv_workspaces(memory.signatures, target)
-    memory = memory.with_workspaces({signature: answer.nbytes for signature, answer in answers.items()})
+    memory = memory.fill_workspaces({signature: answer.nbytes for signature, answer in answers.items()})
 
 Nothing here imports torch, and cuDNN is loaded in a child process only.
 """
@@ -38,7 +38,7 @@ from fxmem.hardware.workspaces.cublas import (
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory
-from fxmem.hardware.workspaces.insertion import with_workspaces
+from fxmem.hardware.workspaces.insertion import insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
 
@@ -69,11 +69,11 @@ __all__ = [
     "find_cudnn",
     "flash_backward",
     "flash_forward",
+    "insert_workspaces",
     "kernel_memory",
     "kernel_scratch",
     "matmul_copies",
     "read_layout",
     "uses_cublas",
     "uses_cublaslt",
-    "with_workspaces",
 ]

@@ -169,7 +169,7 @@ def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: 
     family = _CUDNN_FAMILIES.get(target.capability or (0, 0))
     mask = _dropout_mask(query, key) if dropout_p > 0 else 0
     own = {"hopper": 128, "blackwell": mask, "other": 0}
-    nbytes = None if family is None else _aligned(own[family])
+    nbytes = None if family is None else _align(own[family])
     return HiddenMemory(events=(output("output"), output("logsumexp"), *_cudnn_workspace(nbytes)), source=_CUDNN)
 
 
@@ -208,13 +208,13 @@ def cudnn_attention_backward(
         events=(
             *_grads(),
             *copy,
-            *_cudnn_workspace(None if family is None else graph + _aligned(own[family] + grouped)),
+            *_cudnn_workspace(None if family is None else graph + _align(own[family] + grouped)),
         ),
         source=_CUDNN,
     )
 
 
-def _aligned(plan: int) -> int:
+def _align(plan: int) -> int:
     """The plan's own part is put on a multiple of 128 bytes behind the graph's."""
     return plan and plan + 128
 

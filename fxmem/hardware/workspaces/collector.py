@@ -15,7 +15,7 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces import attention
 from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, with_copies
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
@@ -90,7 +90,7 @@ class Collector:
             _freeze(result) if short in REDUCTIONS or (short in KERNELS and KERNELS[short].reads_result) else None,
         )
         if key not in self._known:
-            self._known[key] = self._hidden(short, name, args, result)
+            self._known[key] = self._find_hidden(short, name, args, result)
         return Seen(name, multiplies, multiplies and uses_cublaslt(name, args, self._environ), self._known[key])
 
     def saw(self, index: int, seen: Seen, phase: Phase) -> None:
@@ -103,7 +103,7 @@ class Collector:
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 
-    def _hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    def _find_hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
         if short in CONVOLUTIONS:
             return convolution_memory(name, args, self._target, self._settings)
         if uses_cublas(name):
@@ -120,7 +120,7 @@ class Collector:
         if short in COMPOSED:
             return composed_memory(short, args)
         memory = call_memory(short, args, result, self._target, self._deterministic)
-        return with_copies(short, args, result, memory) if short in COPYING else memory
+        return add_copies(short, args, result, memory) if short in COPYING else memory
 
     def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
         backward = short.endswith("_backward")
@@ -160,7 +160,7 @@ class Collector:
         for answer in answers.values():
             source = answer.source if answer.source == "estimate" else "cudnn"
             self._notes[f"{source}: {answer.note}" if answer.note and source == "estimate" else source] += 1
-        settled = {index: (name, memory.with_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
+        settled = {index: (name, memory.fill_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
         self._memory = settled
         return {index: memory for index, (_, memory) in settled.items()}
 
@@ -232,7 +232,9 @@ class Collector:
                 "are those of the choice without it"
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
-        counts = Counter(f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown)
+        counts = Counter(
+            f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown_buffers
+        )
         for what, count in sorted(counts.items()):
             yield Unknown(topic="memory", what=what, count=count)
 

@@ -95,7 +95,7 @@ class _Window(Record):
     groups: int
 
     @property
-    def dilated(self) -> bool:
+    def is_dilated(self) -> bool:
         return any(step != 1 for step in self.dilation)
 
     @property
@@ -148,7 +148,7 @@ def convolution_memory(
         `cudnn_convolution*` ops carry their own.
 
     Returns:
-        Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `with_workspaces`.
+        Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `fill_workspaces`.
         The native kernels that torch falls back to get one buffer of unknown size, except the depthwise ones, which
         need none.
 
@@ -201,7 +201,7 @@ def select_backend(
         return ConvBackend.SLOW_TRANSPOSE_2D if flat else ConvBackend.SLOW_TRANSPOSE_3D
     if not flat:
         return ConvBackend.SLOW_DILATED_3D
-    return ConvBackend.SLOW_DILATED_2D if window.dilated else ConvBackend.SLOW_2D
+    return ConvBackend.SLOW_DILATED_2D if window.is_dilated else ConvBackend.SLOW_2D
 
 
 def _uses_cudnn(
@@ -244,7 +244,7 @@ def _uses_cudnn_depthwise(
         and _uses_cudnn(source, weight, window, target, settings)
         and source.dtype == weight.dtype == "float16"
         and source.rank == 4
-        and not window.dilated
+        and not window.is_dilated
         and square_or_1d
         and source.shape[1] >= 32
         and _depthwise_workload_suits_cudnn(source.shape, weight.shape, window.stride[1])

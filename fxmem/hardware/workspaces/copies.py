@@ -31,7 +31,7 @@ COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """By operator, positions of the arguments that are copied before the results are made, and of those copied after."""
 
 
-def with_copies(short: str, args: Sequence[Any], result: Any, memory: HiddenMemory | None) -> HiddenMemory | None:
+def add_copies(short: str, args: Sequence[Any], result: Any, memory: HiddenMemory | None) -> HiddenMemory | None:
     """What one of these operators hides, the copies that it makes of these arguments included; the copies last until it
     returns.
 

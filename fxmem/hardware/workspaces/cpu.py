@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fxmem.hardware.workspaces.collector import Seen
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, with_copies
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
@@ -33,7 +33,7 @@ class CpuCollector:
         memory = _batch_norm_backward(args, result) if name == _BATCH_NORM else None
         short = name.removeprefix("aten.").partition(".")[0]
         if short in COPYING:
-            memory = with_copies(short, args, result, None)
+            memory = add_copies(short, args, result, None)
         if short in COMPOSED:
             memory = composed_memory(short, args)
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)

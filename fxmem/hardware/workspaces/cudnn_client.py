@@ -107,7 +107,7 @@ def conv_workspaces(
     directory = cache_directory() if library.version else None
     name = _cache_name(library, target, device, heuristic, torch_version)
     cached = load(directory, name)
-    answers = {signature: _cached(cached[signature.key]) for signature in wanted if signature.key in cached}
+    answers = {signature: _workspace(cached[signature.key]) for signature in wanted if signature.key in cached}
     asked, error = _ask(
         [s for s in wanted if s not in answers],
         library,
@@ -196,7 +196,7 @@ def _ask(
         )
         if not lines or "cudnn" not in lines[0]:
             return answers, str(lines[0].get("error")) if lines else ending
-        source = f"cudnn {_dotted(lines[0]['cudnn'])}"
+        source = f"cudnn {_version_text(lines[0]['cudnn'])}"
         for signature, line in zip(left, lines[1:], strict=False):
             answers[signature] = Workspace(nbytes=line["workspace"], source=source, note=line["error"] or "")
         if len(lines) > len(left):
@@ -234,10 +234,10 @@ def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> 
         answered, complaint = process.communicate()
         ending = f"no answer from cuDNN within {timeout:g} s"
     last = complaint.strip().splitlines()[-1:] if complaint else []
-    return list(_parsed(answered)), ": ".join((ending, *last))
+    return list(_parse(answered)), ": ".join((ending, *last))
 
 
-def _parsed(text: str) -> Iterable[dict[str, Any]]:
+def _parse(text: str) -> Iterable[dict[str, Any]]:
     for line in text.splitlines():
         try:
             yield json.loads(line)
@@ -302,11 +302,11 @@ def _cache_name(
     return f"{library.version}-sm{major}{minor}-{sha256(settings.encode()).hexdigest()[:16]}"
 
 
-def _cached(nbytes: int | None) -> Workspace:
+def _workspace(nbytes: int | None) -> Workspace:
     return Workspace(nbytes=nbytes, source="cache", note="" if nbytes is not None else "cuDNN has no plan for it")
 
 
-def _dotted(version: int) -> str:
+def _version_text(version: int) -> str:
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 

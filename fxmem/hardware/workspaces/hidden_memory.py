@@ -75,11 +75,11 @@ class HiddenMemory(Record):
         return tuple(event.signature for event in self.events if event.signature is not None and event.nbytes is None)
 
     @property
-    def unknown(self) -> tuple[str, ...]:
+    def unknown_buffers(self) -> tuple[str, ...]:
         """Names of the buffers whose size is not known."""
         return tuple(event.name for event in self.events if event.action == "alloc" and event.nbytes is None)
 
-    def with_workspaces(self, nbytes: Mapping[ConvSignature, int | None]) -> HiddenMemory:
+    def fill_workspaces(self, nbytes: Mapping[ConvSignature, int | None]) -> HiddenMemory:
         """The same with the workspaces' sizes filled in."""
         filled = (
             event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)})

@@ -12,7 +12,7 @@ from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory
 from fxmem.records.profile import Kind, Op, Profile, Storage
 
 
-def with_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: Mapping[str, int]) -> Profile:
+def insert_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: Mapping[str, int]) -> Profile:
     """The same step with hidden buffers as storages.
 
     Args:
@@ -73,7 +73,7 @@ class _Log:
             if event.action == "output" and self._tick < op.end:
                 self.keep(self._tick + 1)
             elif event.action == "alloc" and event.nbytes:
-                birth = self._put_in()
+                birth = self._insert()
                 buffers[event.name] = Storage(
                     nbytes=event.nbytes,
                     kind=Kind.WORKSPACE,
@@ -91,9 +91,9 @@ class _Log:
             self._end(buffer)
         return op.model_copy(update={"begin": begin, "end": end})
 
-    def _put_in(self) -> int:
+    def _insert(self) -> int:
         self.shift += 1
         return self._tick + self.shift - 1
 
     def _end(self, buffer: Storage) -> None:
-        self.added.append(buffer.model_copy(update={"death": self._put_in()}))
+        self.added.append(buffer.model_copy(update={"death": self._insert()}))

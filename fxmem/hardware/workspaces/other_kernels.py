@@ -200,7 +200,7 @@ def _group_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) 
     computed in float.
     """
     (count, channels, positions), groups = shapes[0], shapes[1]
-    item = _accumulated(dtypes[0])
+    item = _accumulator_bytes(dtypes[0])
     of_groups, nbytes = prod(groups) * item, count * channels * item
     half = dtypes[0] in ("float16", "bfloat16")
     statistics = (alloc("float mean", of_groups), alloc("float rstd", of_groups)) if half else ()
@@ -219,7 +219,7 @@ def _group_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target:
     Measured steps of a B200 have exactly these bytes more than their tensors (Liger-Kernel's published benchmarks).
     """
     (count, channels, positions), groups, *weight = shapes
-    nbytes, of_groups = count * channels * _accumulated(dtypes[0]), prod(groups) * _accumulated(dtypes[0])
+    nbytes, of_groups = count * channels * _accumulator_bytes(dtypes[0]), prod(groups) * _accumulator_bytes(dtypes[0])
     sums = (alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)) if positions > 1 else ()
     factors = (alloc("factors of the gradient", nbytes),) if weight and positions > 1 else ()
     by_group = (alloc("factors of the input", of_groups), alloc("summands", of_groups))
@@ -232,7 +232,7 @@ def _group_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target:
 _GROUP_NORM = "aten/src/ATen/native/cuda/group_norm_kernel.cu"
 
 
-def _accumulated(dtype: str) -> int:
+def _accumulator_bytes(dtype: str) -> int:
     """Bytes of a number in the type that a kernel accumulates in (`acc_type`)."""
     return max(4, ITEM_BYTES[dtype])
 

@@ -65,14 +65,14 @@ def reduction_events(
     """
     if not source.numel:
         return ()
-    shape = _iterated(source, {dim % source.rank for dim in dims} if source.rank else set())
+    shape = _order_dims(source, {dim % source.rank for dim in dims} if source.rank else set())
     while not _fits_32bit_index(shape, ITEM_BYTES[source.dtype]):
         shape = _half(shape)
     parts, semaphores = _buffers(shape, accumulated, target)
     return (alloc("parts of the results", parts), alloc("semaphores", semaphores)) if parts else ()
 
 
-def _iterated(source: TensorLayout, reduced: set[int]) -> list[_Dim]:
+def _order_dims(source: TensorLayout, reduced: set[int]) -> list[_Dim]:
     """The dimensions as `TensorIterator` orders and joins them: reduced ones first, by stride."""
     dims = [
         _Dim(size, stride, dim in reduced)

@@ -100,7 +100,7 @@ class Pool:
         """Position of the smallest free block of at least `size`; at equal size, of the lowest."""
         return bisect_left(self._order, (size, 0))
 
-    def at(self, position: int) -> Block:
+    def block(self, position: int) -> Block:
         """The free block at a position that `first_fit` counts in."""
         return self._free[self._order[position][1]]
 
@@ -111,7 +111,7 @@ class Pool:
         """The free blocks as they are now, by size and address; the pool may change while they are walked."""
         return iter([self._free[address] for _, address in self._order])
 
-    def unmapped(self) -> Iterator[Block]:
+    def unmapped_blocks(self) -> Iterator[Block]:
         """The unmapped blocks by address."""
         return map(self._unmapped.__getitem__, self._unmapped_order)
 

@@ -25,7 +25,7 @@ from fxmem.memory.allocator.settings import (
     SMALL_SEGMENT,
     SMALL_SIZE,
     AllocatorSettings,
-    ceil_to,
+    round_up,
 )
 from fxmem.memory.allocator.stats import BlockView, Gauge, OutOfMemory, Segment, Stats
 
@@ -188,10 +188,10 @@ class CachingAllocator:
         position = pool.first_fit(size)
         if position == len(pool):
             return None
-        block = pool.at(position)
+        block = pool.block(position)
         # A block before unmapped addresses counts as what it could grow to, so that it is kept for last.
         while block.range is not None and (position := position + 1) < len(pool):
-            following = pool.at(position)
+            following = pool.block(position)
             if following.growable_size >= block.growable_size:
                 break
             block = following
@@ -274,7 +274,7 @@ class CachingAllocator:
 
     def _new_addresses(self, nbytes: int) -> int:
         address = self._next_address
-        self._next_address += ceil_to(nbytes, _ALIGNMENT)
+        self._next_address += round_up(nbytes, _ALIGNMENT)
         return address
 
     def _grow_range(self, pool: Pool, size: int) -> Block | None:
@@ -294,7 +294,7 @@ class CachingAllocator:
     def _growth_place(self, pool: Pool, size: int) -> Block:
         """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source:
         `find_expandable_block`."""
-        for block in pool.unmapped():
+        for block in pool.unmapped_blocks():
             start = block.prev if block.prev is not None and not block.prev.live else block
             room, here = 0, start
             while room < size and not here.live:
@@ -306,7 +306,7 @@ class CachingAllocator:
                 return start
         page = SMALL_SEGMENT if pool.small else self.settings.large_segment_bytes
         # A range as large as the request even beyond the device: the driver, not the address space, refuses it.
-        nbytes = ceil_to(max(self._range_bytes, size), page)
+        nbytes = round_up(max(self._range_bytes, size), page)
         new_loop = Range(self._new_addresses(nbytes), page, nbytes)
         block = Block(pool, new_loop.address, nbytes, of=new_loop, mapped=False)
         pool.insert(block)
@@ -316,7 +316,7 @@ class CachingAllocator:
         """Put pages behind the first `nbytes` of an unmapped block, which joins its free neighbours. Source:
         `map_block`."""
         assert block.range is not None, "only expandable segments have unmapped blocks"
-        mapped = ceil_to(nbytes, block.range.page)
+        mapped = round_up(nbytes, block.range.page)
         if not self._driver_gives(mapped):
             return False
         pool = block.pool
@@ -352,7 +352,7 @@ class CachingAllocator:
         """Give the pages back that lie wholly in a free block. Source: `unmap_block`, `release_expandable_segment`."""
         assert block.range is not None, "only expandable segments are unmapped"
         base, page, pool = block.range.address, block.range.page, block.pool
-        begin = base + ceil_to(block.address - base, page)
+        begin = base + round_up(block.address - base, page)
         end = base + (block.address + block.size - base) // page * page
         if begin >= end:
             return
@@ -383,11 +383,11 @@ class CachingAllocator:
             return False
         wanted = max(size, limit)
         position = pool.first_fit(wanted)
-        if position < len(pool) and (block := pool.at(position)).range is None:
+        if position < len(pool) and (block := pool.block(position)).range is None:
             self._release(block)
             return True
         released = 0
-        for block in [pool.at(i) for i in range(position - 1, -1, -1)]:
+        for block in [pool.block(i) for i in range(position - 1, -1, -1)]:
             if released >= wanted or block.size < limit:
                 break
             if block.range is None:

@@ -9,7 +9,7 @@ from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import replay
 from fxmem.memory.allocator.settings import AllocatorSettings
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Profile, Timeline
 
 
@@ -20,7 +20,7 @@ def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
     )
 
 
-@uncollected()
+@pause_gc()
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     """Return the profile's timeline, its peak completed by the allocator's bytes for a CUDA target. These are the
     allocated and reserved bytes, whether the step fits, and, where it has been measured what a process takes of that
@@ -57,7 +57,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     return timeline.model_copy(update={"peak": peak})
 
 
-@uncollected()
+@pause_gc()
 def known_levels(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> Levels | None:
     """Return the bytes that the allocator reserves, by tick, where they are known. None without allocated bytes in the
     timeline's peak, and where these settings do not lead to them, as for a report that was written under others."""

@@ -70,8 +70,7 @@ def replay(
     if profile.target.device != "cuda":
         raise UsageError(
             f"only CUDA targets have a caching allocator; this profile is for {profile.target.name!r}: analyse "
-            f"for a "
-            f"GPU"
+            "for a GPU"
         )
     if max_steps < 1:
         raise UsageError(f"max_steps must be at least 1, got {max_steps}")

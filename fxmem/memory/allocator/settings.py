@@ -32,7 +32,7 @@ ROUND_LARGE: Final = 2 * MIB
 _INTERVALS: Final = 16
 
 
-def ceil_to(nbytes: int, unit: int) -> int:
+def round_up(nbytes: int, unit: int) -> int:
     """The smallest multiple of `unit` that is at least `nbytes`."""
     return -(-nbytes // unit) * unit
 
@@ -113,9 +113,9 @@ class AllocatorSettings(Record):
         interval = min(max(nbytes.bit_length() - MIB.bit_length(), 0), _INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
         if divisions <= 1 or nbytes <= MIN_BLOCK * divisions:
-            return ceil_to(nbytes, MIN_BLOCK)
+            return round_up(nbytes, MIN_BLOCK)
         floor = 1 << (nbytes.bit_length() - 1)
-        return ceil_to(nbytes, floor // divisions)
+        return round_up(nbytes, floor // divisions)
 
     def segment_size(self, size: int) -> int:
         """Bytes asked of the driver for a block of `size`, when no free block serves it. Source:
@@ -124,7 +124,7 @@ class AllocatorSettings(Record):
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
             return self.large_segment_bytes
-        return ceil_to(size, ROUND_LARGE)
+        return round_up(size, ROUND_LARGE)
 
 
 DEFAULT_SETTINGS: Final = AllocatorSettings()

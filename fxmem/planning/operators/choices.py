@@ -64,7 +64,7 @@ class ChoiceState:
         return first, last
 
     @property
-    def needed(self) -> list[bool]:
+    def backward_needs(self) -> list[bool]:
         """By value, whether backward needs it."""
         return [use is not None for use in self.uses]
 
@@ -127,7 +127,7 @@ class RecomputeChoices:
 
     def _place_values(self) -> None:
         """Find the bytes of each value, and when it is alive in the unplanned step."""
-        flow_end = {made.index: made.flow_end for made in self.units.made}
+        flow_end = {made.index: made.flow_end for made in self.units.forward_storages}
         first_use = self._first_uses()
         allocated: dict[int, list[int]] = {}
         for index, one in enumerate(self.profile.storages):
@@ -168,13 +168,13 @@ class RecomputeChoices:
 
     def evaluate(self, calls: Iterable[int]) -> ChoiceState:
         """What follows from recomputing these calls."""
-        return self.toggle(self._unplanned, calls)
+        return self.toggle(self._initial_state, calls)
 
     @cached_property
-    def _unplanned(self) -> ChoiceState:
+    def _initial_state(self) -> ChoiceState:
         """Nothing is recomputed, but what cannot be kept."""
         calls, never = len(self.calls), len(self.live)
-        changes = LiveChanges.none(self.lives, len(self.live))
+        changes = LiveChanges.empty(self.lives, len(self.live))
         nothing = ChoiceState(bytearray(calls), [never] * calls, [None] * len(self.values), changes, 0.0, 0.0)
         return _Update(self, nothing, bytes(calls), range(calls)).run()
 
@@ -213,7 +213,7 @@ class RecomputeChoices:
         """FLOPs of what is recomputed; None where an operator has no formula."""
         return sum_known(self.profile.ops[self.ops[index]].flops for index in choice.recomputed)
 
-    def kept(self, choice: RecomputeChoice) -> frozenset[int]:
+    def find_kept(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that are kept for backward, or for others to be recomputed from."""
         uses = self.evaluate(choice.recomputed).uses
         return frozenset(
@@ -222,7 +222,7 @@ class RecomputeChoices:
             if uses[number] is not None and value.call not in choice.recomputed
         )
 
-    def dropped(self, choice: RecomputeChoice) -> frozenset[int]:
+    def find_dropped(self, choice: RecomputeChoice) -> frozenset[int]:
         """Values that autograd saves and that are recomputed instead."""
         return frozenset(
             number for index in choice.recomputed for number in self.calls[index].values if self.values[number].saved

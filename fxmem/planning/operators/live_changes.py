@@ -60,7 +60,7 @@ class LiveChanges:
         self._touched: set[int] = set()
 
     @classmethod
-    def none(cls, lives: Sequence[ValueLife], ticks: int) -> LiveChanges:
+    def empty(cls, lives: Sequence[ValueLife], ticks: int) -> LiveChanges:
         """Return no change over so many ticks."""
         return cls(lives, np.zeros(ticks + 2), {}, np.zeros(ticks))
 

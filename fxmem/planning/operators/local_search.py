@@ -158,7 +158,7 @@ class Refiner:
             np.where(made_there, step.nbytes, 0.0)
             + np.where(held_there, step.nbytes, 0.0) / np.maximum(step.costs, 1.0)[step.makers]
         )
-        rate[~np.asarray(state.needed, dtype=bool)] = 0.0
+        rate[~np.asarray(state.backward_needs, dtype=bool)] = 0.0
         rates = np.bincount(step.makers, rate, len(step.calls))
         found = np.flatnonzero(rates)
         ordered: list[int] = found[np.argsort(-rates[found], kind="stable")].tolist()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fxmem.planning.arrays import Floats
 from fxmem.planning.operators.choices import ChoiceState, RecomputeChoice, RecomputeChoices
 from fxmem.planning.operators.local_search import Refiner
-from fxmem.records.pause_gc import uncollected
+from fxmem.records.pause_gc import pause_gc
 
 _CUTS = 60, 12
 """That are made for any budget, at most and at least."""
@@ -171,7 +171,7 @@ class Cutter(RecomputeChoices):
 
     # --- for a budget -------------------------------------------------------------------------------------------------
 
-    @uncollected()
+    @pause_gc()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[RecomputeChoice]:
         """Return the cuts, seeds and unions that no other beats in both cost and peak, cheapest first."""
         return list(_front(self._seeded_choices(seeds)))
@@ -185,7 +185,7 @@ class Cutter(RecomputeChoices):
             ]
         return found
 
-    @uncollected()
+    @pause_gc()
     def solve(self, budget: float, seeds: Iterable[Iterable[int]] = ()) -> RecomputeChoice | None:
         """Find the cheapest choice whose estimated peak keeps the budget; None if there is none.
 

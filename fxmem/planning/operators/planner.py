@@ -53,7 +53,7 @@ class OperatorPlanner:
             UsageError: the model ran other operators than those of the profile.
         """
         cutter = self._cutter
-        if budget_bytes is None or budget_bytes >= cutter.units.unplanned:
+        if budget_bytes is None or budget_bytes >= cutter.units.unplanned_peak:
             return self._make_plan(strategy, cutter.choose(()), budget_bytes)
         choice = self._find_choice(budget_bytes)
         if choice is None:
@@ -74,7 +74,7 @@ class OperatorPlanner:
 
     def curve(self) -> tuple[Plan, ...]:
         """Return plans that no other beats in both peak and cost, largest peak first; the first recomputes nothing."""
-        highest, lowest = self._cutter.units.unplanned, self._least.peak
+        highest, lowest = self._cutter.units.unplanned_peak, self._least.peak
         budgets = [highest - (highest - lowest) * step / _POINTS for step in range(_POINTS + 1)]
         return tuple(
             {
@@ -96,7 +96,7 @@ class OperatorPlanner:
             found: set[int] = set()
             for stretch in tables.flat(budget) or ():
                 first, last = units.cuts[stretch.first], units.cuts[stretch.last]
-                kept = {product.op for _, product in tables.selection.kept(first, last, stretch.level)}
+                kept = {product.op for _, product in tables.selection.find_kept(first, last, stretch.level)}
                 for index in (call for node in range(first, last) for call in self._calls_by_node.get(node, ())):
                     if cutter.ops[index] in kept:
                         continue
@@ -134,7 +134,7 @@ class OperatorPlanner:
     def _describe_regions(self, choice: RecomputeChoice) -> tuple[Region, ...]:
         """Make a region of each run of recomputed calls in the same part of the model."""
         cutter, profile = self._cutter, self.profile
-        all_dropped, all_held = cutter.dropped(choice), cutter.kept(choice)
+        all_dropped, all_held = cutter.find_dropped(choice), cutter.find_kept(choice)
         if not all_dropped:
             return ()
         held: set[int] = set()

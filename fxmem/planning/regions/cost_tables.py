@@ -72,7 +72,7 @@ class CostTables:
     # --- what forward makes -------------------------------------------------------------------------------------------
 
     @cached_property
-    def made(self) -> tuple[_Made, ...]:
+    def forward_storages(self) -> tuple[_Made, ...]:
         """Storages made by the model's own nodes in forward, views' users counted for what they view."""
         profile = self.profile
         saved = {storage for node in profile.nodes for storage in node.saved}
@@ -97,10 +97,10 @@ class CostTables:
         return tuple(found)
 
     @cached_property
-    def made_by(self) -> dict[int, list[int]]:
+    def storages_by_node(self) -> dict[int, list[int]]:
         """By node, the storages among them that it makes."""
         found: dict[int, list[int]] = {}
-        for each in self.made:
+        for each in self.forward_storages:
             found.setdefault(each.node, []).append(each.index)
         return found
 
@@ -109,7 +109,7 @@ class CostTables:
         """For each node, the storages it reads."""
         profile = self.profile
 
-        def of(node: Node) -> tuple[int, ...]:
+        def storages(node: Node) -> tuple[int, ...]:
             return tuple(
                 {
                     output.storage: None
@@ -119,7 +119,7 @@ class CostTables:
                 }
             )
 
-        return tuple(of(node) for node in profile.nodes)
+        return tuple(storages(node) for node in profile.nodes)
 
     @cached_property
     def last_reader(self) -> dict[int, int]:
@@ -138,7 +138,7 @@ class CostTables:
     def keeps(self) -> Floats:
         """By unit: bytes it makes that are there until backward if it is stored."""
         kept = np.zeros(self.count)
-        for made in self.made:
+        for made in self.forward_storages:
             if made.saved:
                 kept[self.unit_of[made.node]] += made.nbytes
         return kept
@@ -153,7 +153,7 @@ class CostTables:
         n = self.count
         table = np.zeros((n + 1, n + 1))
         grid = np.zeros((n + 2, n + 2))
-        for made in self.made:
+        for made in self.forward_storages:
             producer, reader = int(self.unit_of[made.node]), min(self.last_reader.get(made.index, -1), n)
             if reader > producer and (made.saved or len(set(self._later_readers(made))) > 1):
                 # It crosses every cut j with producer < j <= reader.
@@ -173,7 +173,7 @@ class CostTables:
         """
         n = self.count
         table = np.zeros((n + 1, n + 1))
-        for made in self.made:
+        for made in self.forward_storages:
             if made.saved:
                 continue
             producer, readers = int(self.unit_of[made.node]), self._later_readers(made)
@@ -208,13 +208,13 @@ class CostTables:
         What a unit keeps counts until `death`, a field of `_Made`.
         """
         births, original, sizes, units = self._columns(kept_only=True)
-        deaths = np.asarray([getattr(m, death) for m in self.made if m.saved], dtype=np.int64)
+        deaths = np.asarray([getattr(m, death) for m in self.forward_storages if m.saved], dtype=np.int64)
         others = self.live - sum_alive(births, original, sizes, len(self.live))
         return most_above(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
     def _columns(self, *, kept_only: bool) -> tuple[Ints, Ints, Floats, Ints]:
         """Birth, death, bytes and unit of everything that forward makes, or of what it keeps for backward."""
-        chosen = [m for m in self.made if m.saved or not kept_only]
+        chosen = [m for m in self.forward_storages if m.saved or not kept_only]
         births, deaths = (np.asarray([getattr(m, name) for m in chosen], dtype=np.int64) for name in ("birth", "death"))
         sizes = np.asarray([m.nbytes for m in chosen], dtype=np.float64)
         return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
@@ -252,22 +252,22 @@ class CostTables:
         return stops
 
     @cached_property
-    def storing(self) -> Floats:
+    def backward_peak(self) -> Floats:
         """`[v, i]`: most bytes alive during unit `v`'s backward, less what older units than `i` keep."""
         return self._rest(Phase.BACKWARD, "death")
 
     @cached_property
-    def running(self) -> Floats:
+    def forward_peak(self) -> Floats:
         """`[v, i]`: the same during its forward, everything from `i` on kept."""
         return self._rest(Phase.FORWARD, "death")
 
     @cached_property
-    def passing(self) -> Floats:
+    def checkpointed_forward_peak(self) -> Floats:
         """`[v, i]`: the same during its forward if nothing from `i` on is kept that forward does not need."""
         return self._rest(Phase.FORWARD, "flow_end")
 
     @cached_property
-    def again(self) -> Floats:
+    def recompute_peak(self) -> Floats:
         """`[i, j]`: most bytes that units `i` to `j - 1` have made and keep while they are recomputed, workspace
         included: up to their last saved tensor."""
         births, deaths, sizes, units = self._columns(kept_only=False)
@@ -315,7 +315,7 @@ class CostTables:
         return found
 
     @cached_property
-    def unplanned(self) -> float:
+    def unplanned_peak(self) -> float:
         """The peak without a plan."""
         return float(self.live.max(initial=0.0))
 
@@ -352,15 +352,15 @@ class CostTables:
         may contain."""
         return earliest(self.profile, self._readers)
 
-    def allowed(self, first: int, last: int) -> bool:
+    def is_legal(self, first: int, last: int) -> bool:
         """Whether nodes `first` to `last - 1` may be one region."""
         return first < last and int(self.earliest[first:last].min()) >= first
 
     def draws(self, first: int, last: int) -> bool:
         """Whether they may draw random numbers."""
-        return bool(self._drawn[first] < self._drawn[last])
+        return bool(self._random_before[first] < self._random_before[last])
 
     @cached_property
-    def _drawn(self) -> Ints:
+    def _random_before(self) -> Ints:
         """By node: how many before it may draw random numbers."""
         return np.concatenate([[0], np.cumsum(random_nodes(self.profile))])

@@ -67,14 +67,14 @@ class Tables:
         self.units, self.regions, self.spans = units, regions, spans
 
     @cached_property
-    def kept(self) -> Floats:
+    def kept_bytes(self) -> Floats:
         """`[i, j]`: bytes that stay when units `i` to `j - 1` are checkpointed."""
         return self.units.outputs() + self.units.inputs()
 
     @cached_property
     def stored_peak(self) -> Floats:
         """`[i, j]`: bytes that the backward of units `i` to `j - 1` needs beyond what older units keep."""
-        return _running_maximum(self.units.storing)
+        return _running_maximum(self.units.backward_peak)
 
     @cached_property
     def peak(self) -> Floats:
@@ -89,12 +89,12 @@ class Tables:
     @cached_property
     def recomputing_peak(self) -> Floats:
         """`[i, j]`: the same of its recomputation before that."""
-        return self.units.again + self.units.gradients[None, :] + self.units.inputs()
+        return self.units.recompute_peak + self.units.gradients[None, :] + self.units.inputs()
 
     @cached_property
     def forward_peak(self) -> Floats:
         """`[i, j]`: bytes that running them forward needs beyond what older units keep, if nothing is saved."""
-        return _running_maximum(self.units.passing)
+        return _running_maximum(self.units.checkpointed_forward_peak)
 
     @cached_property
     def whole_cost(self) -> Floats:
@@ -112,13 +112,13 @@ class Tables:
     def offers(self) -> tuple[Offer, ...]:
         """By level, what checkpointing a stretch takes when it keeps the results of that level's products."""
         need, cost = np.maximum(self.peak, self.forward_peak), self.units.cost
-        found = [Offer(self.regions, self.kept, need, cost)]
+        found = [Offer(self.regions, self.kept_bytes, need, cost)]
         for spared, held, extra in self.selection.offers:
             left = np.maximum(cost - spared, 0.0)
             less = left < found[-1].cost - 0.5  # else it keeps what the level before keeps
             # What is kept is handed out while the region runs again; its backward finds what it would find without.
             need = np.maximum(np.maximum(self.backward_peak, self.recomputing_peak + extra), self.forward_peak + held)
-            found.append(Offer(self.regions & less, self.kept + held, need, left))
+            found.append(Offer(self.regions & less, self.kept_bytes + held, need, left))
         return tuple(found)
 
     @cached_property
@@ -156,7 +156,7 @@ class Tables:
         units, kept, most, cut = self.units, 0.0, self.units.floor, 0
         for stretch in (*stretches, Stretch(units.count, units.count)):
             for unit in range(cut, stretch.first):
-                most = max(most, kept + units.storing[unit, unit], kept + units.running[unit, unit])
+                most = max(most, kept + units.backward_peak[unit, unit], kept + units.forward_peak[unit, unit])
                 kept += units.keeps[unit]
             if stretch.first < stretch.last:
                 offer = self.offers[stretch.level]
@@ -179,7 +179,7 @@ class Tables:
         )  # 0: the unit before the cut is stored; level + 1: a stretch is checkpointed
         kept[0, 0] = cost[0, 0] = 0.0
         offers = self.offers
-        unit_need = np.maximum(np.diagonal(units.storing), np.diagonal(units.running))
+        unit_need = np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))
         for cut in range(1, n + 1):
             starts = [np.flatnonzero(offer.regions[:cut, cut]) for offer in offers]
             sources = np.concatenate([[cut - 1], *starts])
@@ -216,10 +216,10 @@ class Tables:
 
     def smallest(self) -> float:
         """The smallest budget that `flat` keeps, to a thousandth."""
-        low, high = self.units.floor, max(self.units.unplanned, self.units.floor) + 1
+        low, high = self.units.floor, max(self.units.unplanned_peak, self.units.floor) + 1
         if self.flat(low) is not None:
             return low
-        while high - low > self.units.unplanned / 1000:
+        while high - low > self.units.unplanned_peak / 1000:
             middle = (low + high) / 2
             if self.flat(middle) is None:
                 low = middle
@@ -281,7 +281,7 @@ class _Nested:
                     run = whole[k] - whole[i]
                     if tables.regions[i, k]:
                         shift, needed = (
-                            self._count_slots(float(tables.kept[i, k])),
+                            self._count_slots(float(tables.kept_bytes[i, k])),
                             self._count_needed(float(tables.forward_peak[i, k])),
                         )
                         self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
@@ -305,7 +305,7 @@ class _Nested:
                 if length > 1:
                     k = i + 1
                     shift = self._count_slots(float(units.keeps[i]))
-                    needed = self._count_needed(float(max(units.storing[i, i], units.running[i, i])))
+                    needed = self._count_needed(float(max(units.backward_peak[i, i], units.forward_peak[i, i])))
                     self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
                 if top and tables.regions[i, j]:
                     needed = self._count_needed(float(tables.forward_peak[i, j]))
@@ -348,7 +348,7 @@ class _Nested:
                 slots -= self._count_slots(float(self.tables.offers[way - 1].kept[i, k]))
             elif way == 1:
                 yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
-                slots -= self._count_slots(float(self.tables.kept[i, k]))
+                slots -= self._count_slots(float(self.tables.kept_bytes[i, k]))
             else:
                 slots -= self._count_slots(float(self.tables.units.keeps[i]))
             i = k

@@ -84,7 +84,7 @@ class Selection:
             )
             for op in ops:
                 storages, flops = tuple(made.get(op, ())), profile.ops[op].flops
-                if not storages or not flops or self._overwritten.intersection(storages):
+                if not storages or not flops or self._overwritten_storages.intersection(storages):
                     continue
                 nbytes = sum(profile.storages[index].nbytes for index in storages)
                 cost = units.ops.cost(op)
@@ -105,7 +105,7 @@ class Selection:
         return first
 
     @cached_property
-    def _overwritten(self) -> set[int]:
+    def _overwritten_storages(self) -> set[int]:
         """Storages that a node after the one that made them writes to."""
         profile = self.units.profile
         written = {op.node for op in profile.ops if op.phase is Phase.FORWARD and writes_in_place(op.name)}
@@ -157,7 +157,7 @@ class Selection:
             for level in range(1, len(self.thresholds))
         )
 
-    def kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
+    def find_kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
         """What a region of nodes `first` to `last - 1` keeps at a level, each with its number among the region's
         products."""
         known = self._by_op

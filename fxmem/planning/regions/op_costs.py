@@ -59,7 +59,7 @@ class OpCosts:
         return last
 
     @cached_property
-    def _written(self) -> Floats:
+    def _allocated_bytes(self) -> Floats:
         """By op: bytes it allocates."""
         written = np.zeros(len(self.profile.ops))
         for storage in self.profile.storages:
@@ -69,7 +69,7 @@ class OpCosts:
 
     def cost(self, op: int) -> float:
         """What running an op once more costs: its FLOPs, and a little for what it writes."""
-        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._written[op])
+        return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._allocated_bytes[op])
 
     def flops(self, first: int, last: int) -> int | None:
         """FLOPs of recomputing nodes `first` to `last - 1` up to their last saved tensor; None if one is unknown."""

@@ -26,9 +26,9 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
     first, last = units.cuts[stretch.first], units.cuts[stretch.last]
     profile, span = units.profile, spans.get((first, last))
     saved = {storage for node in profile.nodes[first:last] for storage in node.saved}
-    own = {index for node in range(first, last) for index in units.made_by.get(node, ())}
+    own = {index for node in range(first, last) for index in units.storages_by_node.get(node, ())}
     stays = {index for index in own if units.last_reader.get(index, -1) >= stretch.last}
-    kept = selection.kept(first, last, stretch.level)
+    kept = selection.find_kept(first, last, stretch.level)
     keeps = tuple(number for number, _ in kept)
     held = {index for _, product in kept for index in product.storages}
     freed = sum(profile.storages[index].nbytes for index in (saved & own) - stays) - sum(

@@ -119,7 +119,7 @@ class Planner:
         """
         asked = STRATEGIES.get(strategy)
         budget = math.inf if budget_bytes is None else float(budget_bytes)
-        if asked.has_curve and budget >= self.tables.units.unplanned:
+        if asked.has_curve and budget >= self.tables.units.unplanned_peak:
             return self._plan(strategy, "flat", (), self.tables, budget_bytes)
         for name in asked.tries or (strategy,):
             plan = self._propose(strategy, STRATEGIES.get(name), budget, budget_bytes)
@@ -167,7 +167,7 @@ class Planner:
 
     def curve(self) -> tuple[Plan, ...]:
         """Return plans that no other beats in both peak and cost, largest peak first; the first has no regions."""
-        highest, lowest = self.tables.units.unplanned, self.tables.smallest()
+        highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest()
         plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
             found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)
@@ -190,7 +190,9 @@ class Planner:
         """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
         regions = describe_regions(tables.selection, stretches, self.spans)
         estimated = tables.estimate(stretches) if most is None else most
-        return self.make_plan(strategy, chosen, self.application, budget_bytes, regions, estimated, _run_again(regions))
+        return self.make_plan(
+            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions)
+        )
 
     def make_plan(
         self,
@@ -222,7 +224,7 @@ class Planner:
         )
 
 
-def _run_again(regions: Sequence[Region]) -> int | None:
+def _recompute_flops(regions: Sequence[Region]) -> int | None:
     """FLOPs of recomputing regions, those within them included; None where an op has no formula."""
-    extra = [flops for region in regions for flops in (region.extra_flops, _run_again(region.regions))]
+    extra = [flops for region in regions for flops in (region.extra_flops, _recompute_flops(region.regions))]
     return None if None in extra else sum(flops or 0 for flops in extra)

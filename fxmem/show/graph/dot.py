@@ -72,7 +72,7 @@ def bare(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords
     return _write(graph, drawing, box, frame, {"data": {}, "order": weightless, "hidden": weightless})
 
 
-def labelled(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], title: str) -> str:
+def write_labelled(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], title: str) -> str:
     """Everything that the SVG says, in the colours of its light form."""
 
     def box(index: int) -> Attributes:
@@ -143,12 +143,12 @@ def _write(
         # Where there is room to spare it is between modules, not within one.
         near = edge.kind == "data" and drawing.boxes[edge.tail].frame == drawing.boxes[edge.head].frame
         graph.edge(f"n{edge.tail}", f"n{edge.head}", **({"weight": "4"} if near else edges[edge.kind]))
-    for above, below in _stacked(drawing):
+    for above, below in _stack_boxes(drawing):
         graph.edge(f"n{above}", f"n{below}", **edges["hidden"])
     return str(graph.source)
 
 
-def _stacked(drawing: Picture) -> Iterator[tuple[int, int]]:
+def _stack_boxes(drawing: Picture) -> Iterator[tuple[int, int]]:
     """Pairs of boxes of which the second has to be placed below the first, so that of two frames side by side neither
     reads of the other.
 

@@ -76,7 +76,7 @@ def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _
     drawing = compose(profile, timeline, options)
     plan = "" if options.plan is None else f"\nPlan: {plan_words(options.plan)}"
     title = f"{svg_document.title(drawing)}\nPeak: {peak_words(drawing)}{plan}\n"
-    return dot.labelled(drawing, box_words(drawing), frame_words(drawing), title)
+    return dot.write_labelled(drawing, box_words(drawing), frame_words(drawing), title)
 
 
 def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOptions = _DEFAULTS) -> bytes:

@@ -78,7 +78,7 @@ def curve_svg(
 
 def _plot(dots: Sequence[CurveDot], area: PlotArea, budget_bytes: int | None) -> Iterator[str]:
     known = [(index, dot, dot.extra) for index, dot in enumerate(dots) if dot.extra is not None]
-    numbered = _numbered([dot for _, dot, _ in known], [area.x(extra) for _, _, extra in known])
+    numbered = _pick_numbered([dot for _, dot, _ in known], [area.x(extra) for _, _, extra in known])
     step = round_step(area.most - area.least, _MOST_COSTS)
     marks = range(math.ceil(area.least / step), math.floor(area.most / step) + 1)
     return xy_plot(
@@ -128,7 +128,7 @@ def _front(points: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
     return front
 
 
-def _numbered(dots: Sequence[CurveDot], places: Sequence[float]) -> set[int]:
+def _pick_numbered(dots: Sequence[CurveDot], places: Sequence[float]) -> set[int]:
     """The dots that have room for their number, the chosen first."""
     taken: set[int] = set()
     for index in sorted(range(len(dots)), key=lambda index: not dots[index].chosen):

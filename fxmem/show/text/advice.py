@@ -12,7 +12,7 @@ from rich.text import Text
 from fxmem.memory.facts import header_facts
 from fxmem.records.advice import Advice, Suggestion
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, grid, render, with_label
+from fxmem.show.text.tables import RULED, facts, fit, grid, label_content, render
 
 _EFFECTS = {"none": "none", "rounding": "rounding", "training": "training"}
 
@@ -43,7 +43,7 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
         [("", "Numbers: none = the same results; rounding = another precision; training = another optimisation.")]
     )
     if advice.together is not None:
-        yield with_label("Together", _combination(advice, advice.together))
+        yield label_content("Together", _combination(advice, advice.together))
     elif advice.budget_bytes is not None and peak.counted_bytes > advice.budget_bytes:
         yield facts(
             [
@@ -57,12 +57,12 @@ def _parts(advice: Advice, width: int) -> Iterator[RenderableType]:
             ]
         )
     if advice.suggestions:
-        yield with_label("Code", _code(advice))
+        yield label_content("Code", _code(advice))
     if advice.refused:
         refused = grid(24, None)
         for each in advice.refused:
             refused.add_row(Text(fit(each.key, 24)), Text(printable(each.reason)))
-        yield with_label("Not here", refused)
+        yield label_content("Not here", refused)
 
 
 def _ranking(advice: Advice, width: int) -> Table:

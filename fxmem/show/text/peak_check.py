@@ -14,7 +14,7 @@ from fxmem.memory.facts import alive_by_node, describe
 from fxmem.records.profile import InputTensor, Kind, Node, Profile, Timeline
 from fxmem.records.sizes import PeakBaseline
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable, to_words
-from fxmem.show.text.tables import facts, grid, item_list, render, with_label
+from fxmem.show.text.tables import facts, grid, item_list, label_content, render
 
 _LINES_SHOWN = 3
 _GROWN_SHOWN = 5
@@ -98,7 +98,7 @@ def _growth_table(label: str, rows: list[tuple[str, int, int]]) -> Iterator[Tabl
     table = grid(-10, -9, None, None, None)
     for what, old, new in grown[:_GROWN_SHOWN]:
         table.add_row(f"+{format_bytes(new - old)}", format_bytes(old), "->", format_bytes(new), Text(printable(what)))
-    yield with_label(label, table)
+    yield label_content(label, table)
     if len(grown) > _GROWN_SHOWN:
         yield facts([("", f"and {len(grown) - _GROWN_SHOWN} more grew")])
 

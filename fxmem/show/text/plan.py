@@ -15,7 +15,7 @@ from fxmem.memory.module_tree import find_runs
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
-from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, render, with_label
+from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, label_content, render
 
 _PLACES = 34
 """Columns that a region's name needs; what is left is its source line's."""
@@ -26,7 +26,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
     width = max(width, 60)
     parts: list[RenderableType] = [facts([*header_facts(plan), ("Plan", _summary(plan))]), _effect(plan)]
     if plan.curve:
-        parts.append(with_label("Curve", _curve(plan, width)))
+        parts.append(label_content("Curve", _curve(plan, width)))
         parts.append(
             facts(
                 [
@@ -41,7 +41,7 @@ def table(plan: Plan, *, width: int = 100, color: bool = False) -> str:
             )
         )
     if plan.regions:
-        parts.append(with_label("Regions", _regions(plan.regions, width)))
+        parts.append(label_content("Regions", _regions(plan.regions, width)))
         if plan.application == "operators":
             parts.append(
                 facts(
@@ -121,7 +121,7 @@ def _effect(plan: Plan) -> Table:
         rows.append(("Proof", _proof(plan, plan.certificate)))
     if not plan.analysed:
         rows.append(("Note", "an estimate from the report: the plan has not been applied and analysed again"))
-    whole_table = with_label("Effect", grown)
+    whole_table = label_content("Effect", grown)
     for label, text in rows:
         whole_table.add_row(Text(label, style="bold"), text)
     return whole_table

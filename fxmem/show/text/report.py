@@ -14,7 +14,7 @@ from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, t
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
-from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, render, with_label
+from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, render
 
 _INDENT = LABEL + GAP
 _NARROWEST_NAMES = 34
@@ -57,8 +57,8 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
     Column("Live", 9, lambda row: short_bytes(row.figures.live)),
     Column("Scratch", 9, lambda row: short_bytes(row.figures.scratch)),
     Column("Bwd FLOPs", 9, lambda row: flops_sum(row.figures.backward)),
-    Column("Output shape", 16, lambda row: _one_of(row.shapes), "left"),
-    Column("Dtype", 8, lambda row: _one_of(row.dtypes), "left"),
+    Column("Output shape", 16, lambda row: _choose_word(row.shapes), "left"),
+    Column("Dtype", 8, lambda row: _choose_word(row.dtypes), "left"),
     Column("Calls", 5, lambda row: str(row.calls) if row.calls else ""),
 )
 
@@ -125,7 +125,7 @@ def _split(timeline: Timeline, width: int) -> RenderableType:
     for share in shares:
         bar = "#" * round(longest * share.nbytes / shares[0].nbytes)
         split.add_row(Text(share.name), Text(format_bytes(share.nbytes)), Text(share.percent), Text(bar, style="cyan"))
-    return with_label("Split", split if shares else Text("nothing is alive"))
+    return label_content("Split", split if shares else Text("nothing is alive"))
 
 
 def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType:
@@ -142,7 +142,7 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
                 lines = [" ".join(lines)]
             place = "\n" + fit_left(tensor.source, room) if tensor.source else ""
             stacked.add_row(Text(format_bytes(tensor.nbytes)), Text("\n".join(lines)).append(place, style="dim"))
-        return with_label("Largest", stacked if tensors else Text("nothing is alive"))
+        return label_content("Largest", stacked if tensors else Text("nothing is alive"))
     owners = min(46, room // 3)
     sources = room - 15 - 24 - owners - 3 * GAP
     aligned = grid(-9, 15, 24, owners, sources)
@@ -160,8 +160,8 @@ def _largest(profile: Profile, timeline: Timeline, width: int) -> RenderableType
                 ),
             )
         )
-    return with_label("Largest", aligned if tensors else Text("nothing is alive"))
+    return label_content("Largest", aligned if tensors else Text("nothing is alive"))
 
 
-def _one_of(values: Sequence[str]) -> str:
+def _choose_word(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else "varies" if values else ""

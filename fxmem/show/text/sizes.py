@@ -9,7 +9,7 @@ from rich.text import Text
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
-from fxmem.show.text.tables import RULED, facts, render, with_label
+from fxmem.show.text.tables import RULED, facts, label_content, render
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
@@ -32,7 +32,7 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     parts: list[RenderableType] = [
         facts(head),
         facts([*_findings(curve)]),
-        with_label("Curve", _points(curve, width - 12)),
+        label_content("Curve", _points(curve, width - 12)),
     ]
     if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
         parts.append(facts([("tight", _TIGHT)]))
@@ -85,7 +85,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     if any(_is_tight_card(card) for card in fits.cards):
         parts.append(facts([("tight", _TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
-        parts.append(with_label("Plans", _plans(fits)))
+        parts.append(label_content("Plans", _plans(fits)))
         parts.append(
             facts(
                 [

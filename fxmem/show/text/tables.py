@@ -24,7 +24,7 @@ def item_list(label: str, items: Sequence[tuple[str, str]]) -> Table:
     table = grid(-max(len(mark) for mark, _ in items), None)
     for mark, text in items:
         table.add_row(Text(mark), Text(text))
-    return with_label(label, table)
+    return label_content(label, table)
 
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
@@ -35,7 +35,7 @@ def facts(pairs: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def with_label(label: str, content: RenderableType) -> Table:
+def label_content(label: str, content: RenderableType) -> Table:
     """Anything beside a label."""
     table = grid(LABEL, None)
     table.add_row(Text(label, style="bold"), content)

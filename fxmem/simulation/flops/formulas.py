@@ -85,14 +85,14 @@ def rnn(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
     """Per step: the products, the biases, the sum of a gate's two products, and the cell."""
     gates, pointwise, _ = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
-    return _steps(c) * (products + biases + _hidden(c, weights) * (gates + pointwise))
+    return _steps(c) * (products + biases + _hidden_elements(c, weights) * (gates + pointwise))
 
 
 def rnn_backward(c: SimpleNamespace, weights: Sequence[Tensor], weights_too: bool = True) -> int:
     """Every product once for its input and once for its weight, every bias summed."""
     _, _, pointwise = _CELLS[c.mode]
     products, biases = _products_and_biases(weights)
-    return _steps(c) * (products + (products + biases) * weights_too + _hidden(c, weights) * pointwise)
+    return _steps(c) * (products + (products + biases) * weights_too + _hidden_elements(c, weights) * pointwise)
 
 
 def cell(c: SimpleNamespace, mode: int) -> int:
@@ -111,7 +111,7 @@ def _steps(c: SimpleNamespace) -> int:
     return prod(c.input.shape[:-1])
 
 
-def _hidden(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
+def _hidden_elements(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
     """Hidden elements of all layers and directions: each has two matrices with a row per gate and element (a projection
     has fewer)."""
     rows: int = _CELLS[c.mode][0] * c.hidden_size
@@ -272,17 +272,17 @@ def gelu_backward(c: SimpleNamespace) -> int:
 def fused_adam(c: SimpleNamespace, decay: int) -> int:
     """m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for
     AMSGrad max(v, v^) (1)."""
-    return fused(c, 13 + c.amsgrad, decay)
+    return count_fused(c, 13 + c.amsgrad, decay)
 
 
 def fused_sgd(c: SimpleNamespace) -> int:
     """p - lr g (2); with momentum b = mu b + (1 - damping) g (2, damped 3; the first step copies g), for Nesterov g +
     mu b (2)."""
     buffer = (0 if c.is_first_step else 2 + (c.dampening != 0)) + 2 * c.nesterov
-    return fused(c, 2 + buffer * (c.momentum != 0), decay=2)
+    return count_fused(c, 2 + buffer * (c.momentum != 0), decay=2)
 
 
-def fused(c: SimpleNamespace, flops: int, decay: int) -> int:
+def count_fused(c: SimpleNamespace, flops: int, decay: int) -> int:
     """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the
     gradient scaler's division."""
     return each(flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None))(c)

@@ -298,7 +298,7 @@ FORMULAS: dict[str, formulas.Rule] = {
     "_fused_adam": lambda c: formulas.fused_adam(c, decay=2),
     "_fused_adamw": lambda c: formulas.fused_adam(c, decay=1),
     "_fused_sgd": formulas.fused_sgd,
-    "_fused_adagrad": lambda c: formulas.fused(c, 7, decay=2),  # s + g g, p - (lr g) / (sqrt(s) + eps)
+    "_fused_adagrad": lambda c: formulas.count_fused(c, 7, decay=2),  # s + g g, p - (lr g) / (sqrt(s) + eps)
 }
 
 CORRECTED = frozenset({"convolution_backward"})

@@ -46,7 +46,7 @@ from fxmem.simulation.kernels.attention import (
     AttentionSettings,
     attend,
     preferred_order,
-    settings_on,
+    read_settings,
 )
 from fxmem.simulation.kernels.fake_kernels import FAKE_KERNELS
 from fxmem.simulation.kernels.recurrent import FAKE_RNN, run_rnn
@@ -79,10 +79,10 @@ class _Card:
         )
 
     def attention_settings(self) -> AttentionSettings:
-        return settings_on(
+        return read_settings(
             self.capability,
             cudnn_version=_cudnn_version(),
-            deprioritized=_deprioritized(),
+            deprioritized=_is_cudnn_deprioritized(),
             unset=self._unset_orders,
         )
 
@@ -116,7 +116,7 @@ def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
     return {
         DEFAULT_ORDER,
         preferred_order(
-            torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_deprioritized()
+            torch.cuda.get_device_capability(), TORCH_VERSION, _cudnn_version(), deprioritized=_is_cudnn_deprioritized()
         ),
     }
 
@@ -127,7 +127,7 @@ def _cudnn_version() -> int | None:
     return version
 
 
-def _deprioritized() -> bool:
+def _is_cudnn_deprioritized() -> bool:
     return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
 
 
@@ -187,7 +187,7 @@ def replacement(function: Any) -> Callable[..., Any] | None:
         return None
 
 
-def _routed(builtin: Callable[..., Any]) -> Callable[..., Any]:
+def _route(builtin: Callable[..., Any]) -> Callable[..., Any]:
     """Stands where programs look `builtin` up: hands it to an observer of calls, else to its replacement."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         with torch_common.no_modes():
             return torch.zeros(16, dtype=torch.uint8)
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
+    def do_nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
     return {
@@ -226,11 +226,11 @@ def _answers(card: _Card) -> dict[str, Callable[..., Any]]:
         "mem_get_info": lambda device=None: (total, total),
         "get_rng_state": get_rng_state,
         "get_rng_state_all": lambda: [get_rng_state()],
-        "set_rng_state": nothing,
-        "set_rng_state_all": nothing,
-        "set_device": nothing,
-        "synchronize": nothing,
-        "reset_peak_memory_stats": nothing,
+        "set_rng_state": do_nothing,
+        "set_rng_state_all": do_nothing,
+        "set_device": do_nothing,
+        "synchronize": do_nothing,
+        "reset_peak_memory_stats": do_nothing,
     }
 
 
@@ -287,7 +287,7 @@ def target_kernels(target: Target) -> Iterator[None]:
     card = _Card(target)
     with contextlib.ExitStack() as stack:
         for owner, name, builtin in torch_kernels.CALL_SITES:
-            stack.enter_context(torch_common.patch(owner, name, _only_here(_routed(builtin))))
+            stack.enter_context(torch_common.patch(owner, name, _only_here(_route(builtin))))
         _forget_results_for_others(card)
         for owner, name in torch_kernels.CONVOLUTION_CHOICES:
             stack.enter_context(torch_common.patch(owner, name, functools.partial(_as_half, card)))
@@ -300,8 +300,8 @@ def target_kernels(target: Target) -> Iterator[None]:
         stack.enter_context(torch_common.patch(torch.backends.mha, "get_fastpath_enabled", _only_here(lambda: False)))
         for owner, name, stand_in in torch_kernels.DEVICE_TOUCHING:
             stack.enter_context(torch_common.patch(owner, name, _only_here(stand_in)))
-        stack.enter_context(torch_kernels.allocates_as({**FAKE_KERNELS, **FAKE_RNN}))
-        stack.enter_context(_libraries_ask_again())
+        stack.enter_context(torch_kernels.override_fake_kernels({**FAKE_KERNELS, **FAKE_RNN}))
+        stack.enter_context(_forget_library_answers())
         _active.stack.append(card)
         stack.callback(_active.stack.pop)
         yield
@@ -333,12 +333,12 @@ def _as_half(card: _Card, choose: Callable[..., Any]) -> Callable[..., Any]:
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=torch.float16, device=value.device)
 
-    def choosing(*args: Any, **kwargs: Any) -> Any:
+    def choose_as_half(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != me or card.capability < (8, 0):
             return choose(*args, **kwargs)
         return choose(*map(twin, args), **{name: twin(value) for name, value in kwargs.items()})
 
-    return choosing
+    return choose_as_half
 
 
 def _only_here(stand_in: Any) -> Callable[[Any], Any]:
@@ -359,7 +359,7 @@ def _only_here(stand_in: Any) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _libraries_ask_again() -> Iterator[None]:
+def _forget_library_answers() -> Iterator[None]:
     """transformers remembers what `torch.cuda` answered; it must not carry that over either border."""
     _forget_answers()
     try:

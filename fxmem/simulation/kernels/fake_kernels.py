@@ -1,7 +1,7 @@
 """What some operators return on a card, where torch's own kernels for FakeTensors say nothing or something else.
 
-Each is given to FakeTensorMode by `_torch_kernels.allocates_as` and returns FakeTensors of the sizes, strides and
-dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of
+Each is given to FakeTensorMode by `_torch.kernels.override_fake_kernels` and returns FakeTensors of the sizes, strides
+and dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of
 arguments are torch's.
 """
 
@@ -141,7 +141,8 @@ def _ctc_loss(
 
     Targets in rows, one for each item, bound that length where the lengths' values are not known.
     """
-    lengths = known_values.known(target_lengths) if isinstance(target_lengths, Tensor) else torch.tensor(target_lengths)
+    is_tensor = isinstance(target_lengths, Tensor)
+    lengths = known_values.find_value(target_lengths) if is_tensor else torch.tensor(target_lengths)
     if lengths is None and targets.dim() == 1:
         return NotImplemented
     longest = targets.shape[1] if lengths is None else int(lengths.max())

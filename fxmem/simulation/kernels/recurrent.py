@@ -55,7 +55,7 @@ its four gates, then its cell."""
 _LSTM: Final = 2
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // 32) * 32
 
 
@@ -96,9 +96,9 @@ class Recurrence:
         groups = [count * self.hidden_size for count in _RESERVED[self.mode]] + (
             [self.hidden_size, self.proj_size] if self.proj_size else []
         )
-        kept = sum(_aligned(self.num_layers * self.directions * states * features) for features in groups)
-        between = _aligned((self.num_layers - 1) * self.directions * states * self.hidden_size)
-        mask = _aligned(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
+        kept = sum(_align(self.num_layers * self.directions * states * features) for features in groups)
+        between = _align((self.num_layers - 1) * self.directions * states * self.hidden_size)
+        mask = _align(-(-self.directions * steps * batch * self.output_size // 8)) if dropout > 0 else 0
         return 256 + kept + between + (self.num_layers - 1) * self.directions * mask
 
 
@@ -389,4 +389,4 @@ FAKE_RNN: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten._cudnn_rnn.default: _fake_cudnn_rnn,
     torch.ops.aten._cudnn_rnn_backward.default: _fake_cudnn_rnn_backward,
 }
-"""For `_torch_kernels.allocates_as`."""
+"""For `_torch.kernels.override_fake_kernels`."""

@@ -78,10 +78,10 @@ def without_compiled(model: nn.Module) -> nn.Module:
     """`model` itself, the modules that `torch.compile` wraps inside it put in their wrappers' place. Changes the
     model."""
     for module in list(model.modules()):
-        for name, child in torch_modules.children_of(module).items():
+        for name, child in torch_modules.own_modules(module).items():
             inner = None if child is None else torch_wrappers.wrapped_module(child)
             if inner is not None:
-                torch_modules.children_of(module)[name] = inner
+                torch_modules.own_modules(module)[name] = inner
     return model
 
 
@@ -121,7 +121,7 @@ def _check(path: str, module: nn.Module) -> None:
             f"no fake form and no CUDA kernels. "
             "Analyse the model before quantisation, or quantise it with torchao.quantization.quantize_."
         )
-    for kind in _sharded():
+    for kind in _sharded_classes():
         if isinstance(module, kind):
             raise AnalysisError(
                 f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is "
@@ -129,11 +129,11 @@ def _check(path: str, module: nn.Module) -> None:
                 "the peak of one GPU is then its own, the parameters, gradients and optimizer state of all shards "
                 "included."
             )
-    for name, tensor in torch_modules.tensors_of(module):
+    for name, tensor in torch_modules.own_tensors(module):
         _check_tensor(f"{path}.{name}".lstrip("."), tensor)
 
 
-def _sharded() -> Iterator[type]:
+def _sharded_classes() -> Iterator[type]:
     """The classes of both generations of FSDP, as far as they are imported."""
     for where, name in (
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),

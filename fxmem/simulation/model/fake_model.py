@@ -66,7 +66,7 @@ def fake_copy(
                 "Pass a factory (a function that builds the model) instead of the model."
             ) from error
 
-    def rebound(function: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
+    def rebind(function: Any, inputs: Mapping[int, torch.Tensor]) -> Any:
         memo.update(inputs)
         found = [each for each in tensors_behind(function) if id(each) not in memo]
         modules = [each for each in found if isinstance(each, torch.nn.Module)]
@@ -81,7 +81,7 @@ def fake_copy(
                 rebinder.model(module)
             return rebinder.function(function)
 
-    return without_compiled(made), rebound
+    return without_compiled(made), rebind
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def deep_recursion() -> Iterator[None]:
 
 def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of the tree of modules over the same parameters and buffers: to change modules, not tensors."""
-    return _copied(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
+    return _copy_model(model, {id(tensor): tensor for tensors in _by_storage(model) for tensor in tensors})
 
 
 def meta_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -108,10 +108,10 @@ def meta_model(model: torch.nn.Module) -> torch.nn.Module:
     for tensors in _by_storage(model):
         moved = _fakes(tensors, torch.device("meta")) if tensors[0].is_floating_point() else tensors
         memo.update({id(original): copied for original, copied in zip(tensors, moved, strict=True)})
-    return _copied(model, memo)
+    return _copy_model(model, memo)
 
 
-def _copied(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+def _copy_model(model: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     with deep_recursion():
         made = copy.deepcopy(model, memo)
     Rebinder(memo).model(model)
@@ -134,7 +134,7 @@ def fake_inputs(value: Any, mode: torch_common.FakeTensorMode, device: torch.dev
 def _by_storage(*models: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     groups: dict[int, dict[int, torch.Tensor]] = {}
     for module in itertools.chain.from_iterable(model.modules() for model in models):
-        for _, tensor in torch_modules.tensors_of(module):
+        for _, tensor in torch_modules.own_tensors(module):
             key = torch_common.storage_key(tensor) if _is_plain(tensor) else id(tensor)
             groups.setdefault(key, {})[id(tensor)] = tensor
     for group in groups.values():
@@ -160,7 +160,7 @@ def _fakes(
     first = tensors[0]
     if first.layout is torch.strided and torch_wrappers.is_wrapper(first):
         return [
-            _like(tensor, torch_wrappers.rebuilt(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors
+            _like(tensor, torch_wrappers.rebuild(tensor, lambda part: _fakes([part], device)[0])) for tensor in tensors
         ]
     if not _is_plain(first):
         kind = "an uninitialised tensor" if first.layout is torch.strided else f"a tensor of layout {first.layout}"

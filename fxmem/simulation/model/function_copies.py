@@ -55,7 +55,7 @@ class Rebinder:
                         value.update({key: self.function(hook) for key, hook in value.items()})
                     elif isinstance(value, (types.FunctionType, functools.partial)):
                         vars(made)[name] = self.function(value)
-            for _, tensor in torch_modules.tensors_of(module):
+            for _, tensor in torch_modules.own_tensors(module):
                 self._tensor_hooks(tensor)
 
     def function(self, function: Any) -> Any:
@@ -135,10 +135,10 @@ class Rebinder:
         if isinstance(value, Optimizer) or (
             isinstance(value, (dict, list, set, tuple)) and self._concerns_the_model(value)
         ):
-            return self._copied(value)
+            return self._copy(value)
         return value
 
-    def _copied(self, value: Any) -> Any:
+    def _copy(self, value: Any) -> Any:
         self._kept.append(value)
         try:
             made = copy.deepcopy(value, self._memo)

@@ -138,7 +138,7 @@ class AutogradEngine:
         with self._current_task(), torch.set_grad_enabled(create_graph):
             walk = functools.partial(self._walk, task, retain_graph, create_graph)
             if inputs or len(self._tasks) > 1:  # within another backward, what that one leaves out must not count here
-                torch_autograd.run_for_gradients_of(task.wanted(), walk, create_graph=create_graph)
+                torch_autograd.run_for_gradients(task.wanted_nodes(), walk, create_graph=create_graph)
             else:
                 walk()
             self._run_callbacks()

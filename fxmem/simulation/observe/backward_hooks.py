@@ -29,7 +29,7 @@ class BackwardHooks:
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Note that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
-            kept = _hooks_of(tensor.grad_fn, "tensors")
+            kept = _find_hooks(tensor.grad_fn, "tensors")
             kept[torch_autograd.output_number(tensor)] = torch_autograd.tensor_hooks(tensor)
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
@@ -40,18 +40,18 @@ class BackwardHooks:
 
     def note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         """Note that the method `kind` of a node, `register_hook` or `register_prehook`, was called."""
-        kept = _hooks_of(node, kind)
+        kept = _find_hooks(node, kind)
         kept[len(kept)] = hook
 
     def run_tensor_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
         """Run the hooks of the tensors whose gradients a node received; the hooks may replace these."""
         for index, gradient in enumerate(received):
             if gradient is not None:
-                received[index] = self._run_hooks_of(node, index, gradient)
+                received[index] = self._run_hooks(node, index, gradient)
 
     def run_pre_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
         """Run what is to run before a node; the hooks may replace its gradients."""
-        for hook in _hooks_of(node, "register_prehook").values():
+        for hook in _find_hooks(node, "register_prehook").values():
             replaced = self._run(hook, tuple(received))
             if replaced is not None:
                 received[:] = replaced if isinstance(replaced, tuple) else (replaced,)
@@ -60,7 +60,7 @@ class BackwardHooks:
         self, node: Any, results: list[torch.Tensor | None], received: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """Run what is to run after a node; its results, as the hooks leave them."""
-        for hook in _hooks_of(node, "register_hook").values():
+        for hook in _find_hooks(node, "register_hook").values():
             replaced = self._run(hook, tuple(results), tuple(received))
             if replaced is not None:
                 results = list(replaced) if isinstance(replaced, tuple) else [replaced]
@@ -71,11 +71,11 @@ class BackwardHooks:
         for hook in torch_autograd.accumulation_hooks(leaf):
             self._run(hook, leaf)
 
-    def _run_hooks_of(self, node: Any, index: int, gradient: torch.Tensor) -> torch.Tensor:
+    def _run_hooks(self, node: Any, index: int, gradient: torch.Tensor) -> torch.Tensor:
         if torch_autograd.is_accumulate_grad(node):
             hooks = torch_autograd.tensor_hooks(node.variable)
         else:
-            hooks = _hooks_of(node, "tensors").get(index)
+            hooks = _find_hooks(node, "tensors").get(index)
             retaining = self._retains_grad.get((torch_autograd.sequence_number(node), index))
             tensor = retaining() if retaining is not None else None
             if tensor is not None:
@@ -87,7 +87,7 @@ class BackwardHooks:
         return gradient
 
 
-def _hooks_of(node: Any, kind: str) -> dict[int, Any]:
+def _find_hooks(node: Any, kind: str) -> dict[int, Any]:
     """The hooks of one kind that a node has, in a table that is freed with it, as C++ frees them."""
     found: dict[int, Any] = node.metadata.setdefault(("fxmem", kind), {})
     return found

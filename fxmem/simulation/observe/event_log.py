@@ -127,7 +127,7 @@ class StepLog:
             self.setting_up = before
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def record_step(self) -> Iterator[None]:
         """The step runs inside."""
         self.setting_up = False
         try:
@@ -139,14 +139,14 @@ class StepLog:
         """No further event is noted."""
         self._open = False
 
-    def index_of(self, tensor: torch.Tensor) -> int | None:
+    def note_storage(self, tensor: torch.Tensor) -> int | None:
         """The storage of a tensor, noted now if it is new; None for other devices and for no bytes. Of a wrapper, the
         first of those inside it."""
         if type(tensor) is not torch_common.FakeTensor:
-            return next(iter([self._index_of(part) for part in torch_wrappers.parts(tensor)]), None)
-        return self._index_of(tensor)
+            return next(iter([self._note_storage(part) for part in torch_wrappers.parts(tensor)]), None)
+        return self._note_storage(tensor)
 
-    def _index_of(self, tensor: torch.Tensor) -> int | None:
+    def _note_storage(self, tensor: torch.Tensor) -> int | None:
         if torch_common.device_type(tensor) != self.device_type or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -159,7 +159,7 @@ class StepLog:
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Log the allocation of a storage; its index."""
         index = len(self.nbytes)
-        watch = _Watch(storage, self._gone)
+        watch = _Watch(storage, self._on_death)
         watch.address, watch.index = torch_common.storage_address(storage), index
         self._watched[watch.address] = watch
         self.nbytes.append(nbytes)
@@ -179,7 +179,7 @@ class StepLog:
         self.name.append("")
         return index
 
-    def _gone(self, watch: weakref.ref[Any]) -> None:
+    def _on_death(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)
         if self._watched.get(watch.address) is watch:
             del self._watched[watch.address]
@@ -197,26 +197,26 @@ class StepLog:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,
         another on each run."""
 
-        def freeing() -> None:
+        def free_sorted() -> None:
             self._freed, first = [], self.tick
             free()
             for position, index in enumerate(sorted(self._freed)):
                 self.death[index] = first + position
             self._freed = None
 
-        return freeing
+        return free_sorted
 
     def resident(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         """Set the kind and the name of a storage that has none yet."""
         for path, part in torch_wrappers.named_parts(tensor):
-            index = self._index_of(part)
+            index = self._note_storage(part)
             if index is not None and self.kind[index] is None:
                 self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
                 self.shape[index], self.dtype[index] = tuple(part.shape), part.dtype
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take a storage that was there before the step out of the log: a real run has none."""
-        index = self.index_of(tensor)
+        index = self.note_storage(tensor)
         if index is not None:
             self.birth[index] = self.death[index] = 0
             self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
@@ -224,7 +224,7 @@ class StepLog:
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
         """Set the name and the kind of a storage unless it was there before the step."""
         for path, part in torch_wrappers.named_parts(tensor):
-            index = self._index_of(part)
+            index = self._note_storage(part)
             if index is not None and (self.birth[index] > 0 or self.kind[index] is None):
                 self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
 
@@ -241,7 +241,7 @@ class StepLog:
     def note_tensors(self, result: Any) -> None:
         """Log the storages of tensors that have just been returned."""
         if isinstance(result, torch.Tensor):
-            self.index_of(result)
+            self.note_storage(result)
         elif isinstance(result, (tuple, list)):
             for value in result:
                 self.note_tensors(value)
@@ -253,7 +253,7 @@ class StepLog:
         self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops))
         index = len(self.ops) - 1
         if self._recomputing and self.phase is Phase.BACKWARD:
-            read = {self.index_of(tensor) for tensor in torch_common.tensors_in(given)}
+            read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)}
             self.recomputed[index] = sum(
                 self.nbytes[storage]
                 for storage in read
@@ -262,7 +262,7 @@ class StepLog:
         return index
 
     @contextlib.contextmanager
-    def recomputing(self) -> Iterator[None]:
+    def observe_recomputation(self) -> Iterator[None]:
         """What runs inside recomputes what had been freed."""
         self._recomputing += 1
         try:
@@ -335,7 +335,8 @@ class StepLog:
             self._sequence_node[-1] = node
             self._node = node
         self.results.setdefault(
-            node, [(tuple(t.shape), str(t.dtype)[6:], self.index_of(t)) for t in torch_common.tensors_in(result)]
+            node,
+            [(tuple(t.shape), str(t.dtype)[6:], self.note_storage(t)) for t in torch_common.iterate_tensors(result)],
         )
 
     def on_backward_node(self, sequence_number: int) -> None:
@@ -346,8 +347,8 @@ class StepLog:
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node saves these tensors for backward."""
-        for tensor in (part for found in torch_common.tensors_in(value) for part in torch_wrappers.parts(found)):
-            index = self._index_of(tensor)
+        for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):
+            index = self._note_storage(tensor)
             if index is None or self.birth[index] == 0:
                 continue
             self.saved_by_node.setdefault(self._node, {})[index] = None
@@ -360,7 +361,7 @@ class StepLog:
 
     def on_unpack(self, tensor: torch.Tensor) -> None:
         """The program's own unpack hook returned this tensor to the node that runs."""
-        index = self.index_of(tensor)
+        index = self.note_storage(tensor)
         if index is not None:
             self.restored[self._node, index] = None
 

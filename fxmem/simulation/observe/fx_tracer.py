@@ -85,7 +85,7 @@ class CallObserver(Protocol):
     def resume_call(self, node: int) -> None:
         """Go on with what `current_call` returned before an interruption."""
 
-    def recomputing(self) -> contextlib.AbstractContextManager[None]:
+    def observe_recomputation(self) -> contextlib.AbstractContextManager[None]:
         """Inside, a checkpointed region runs again."""
 
 
@@ -159,7 +159,7 @@ class ProgramTracer(torch.fx.Tracer):
             with _Listener(self):
                 yield
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """Between two runs of the same program: attribute the next call of `root` to the graph already written."""
         self._state = "before"
         self._cursor = 0
@@ -270,7 +270,7 @@ class ProgramTracer(torch.fx.Tracer):
     def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Run one leaf call and, if it made or changed a tensor, write it down."""
         if self._state != "tracing":
-            return self._call_again(op, target, run)
+            return self._repeat_call(op, target, run)
         first_op = self._observer.op_count()
         self._observer.on_call(len(self.nodes))
         self._inside += 1
@@ -285,10 +285,14 @@ class ProgramTracer(torch.fx.Tracer):
         self._observer.on_result(index, first_op, result)
         return result
 
-    def _call_again(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
+    def _repeat_call(self, op: str, target: Any, run: Callable[[], Any]) -> Any:
         """Run a call that was written down before: in a region that is recomputed, or as the whole program is run a
         second time."""
-        repeating, index, first_op = self._state == "repeating", self._recomputed(op, target), self._observer.op_count()
+        repeating, index, first_op = (
+            self._state == "repeating",
+            self._find_first_run(op, target),
+            self._observer.op_count(),
+        )
         self._observer.on_call(index)
         self._inside += 1
         try:
@@ -319,7 +323,7 @@ class ProgramTracer(torch.fx.Tracer):
                 outer, interrupted = (self._state, self._cursor, self._writer.stack), self._observer.current_call()
                 self._state, self._cursor, self._writer.stack = "recomputing", start, list(stack)
                 try:
-                    with self._observer.recomputing():
+                    with self._observer.observe_recomputation():
                         return function(*args, **kwargs)
                 finally:
                     self._state, self._cursor, self._writer.stack = outer
@@ -327,13 +331,13 @@ class ProgramTracer(torch.fx.Tracer):
 
             return recompute
 
-        def ended() -> None:
+        def end_call() -> None:
             if tracing and len(self.nodes) > start:
                 self.recomputed.append(RecomputedRegion(first_node=start, last_node=len(self.nodes)))
 
-        return wrap, ended
+        return wrap, end_call
 
-    def _recomputed(self, op: str, target: Any) -> int:
+    def _find_first_run(self, op: str, target: Any) -> int:
         """The node written for this call when it first ran: the next one like it."""
         for index in range(self._cursor, len(self.nodes)):
             node = self.nodes[index]

@@ -157,7 +157,7 @@ class GraphWriter:
         index = self._append(node, source)
         if target is not operator.setitem:
             self._bind(node, result)
-        node.meta["tensor_meta"] = self._tensor_metas_of(result)
+        node.meta["tensor_meta"] = self._describe_tensors(result)
         return index
 
     def output(self, result: Any) -> int:
@@ -174,7 +174,7 @@ class GraphWriter:
             )
         return len(self.nodes) - 1
 
-    def _tensor_metas_of(self, result: Any) -> Any:
+    def _describe_tensors(self, result: Any) -> Any:
         """What a node returned with metadata in its tensors' places; None without any."""
         if isinstance(result, torch.Tensor):
             return self._tensor_meta(result)
@@ -210,14 +210,16 @@ class GraphWriter:
         if isinstance(value, _CONSTANTS):
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._made(type(value), tuple(self._lift(v) for v in value), {})
+            return self._write_construction(type(value), tuple(self._lift(v) for v in value), {})
         if isinstance(value, tuple):
             return tuple(self._lift(v) for v in value)
         if isinstance(value, list):
             return [self._lift(v) for v in value]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            return self._made(type(value), (), {k: self._lift(v) for k, v in fields.items() if v is not None})
+            return self._write_construction(
+                type(value), (), {k: self._lift(v) for k, v in fields.items() if v is not None}
+            )
         if isinstance(value, dict):
             return {k: self._lift(v) for k, v in value.items()}
         if isinstance(value, slice):
@@ -227,7 +229,7 @@ class GraphWriter:
         self.opaque.append(type(value).__qualname__)
         return f"<{type(value).__qualname__}>"
 
-    def _made(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+    def _write_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
         node = self.graph.create_node("call_function", cls, args, kwargs)
         self._append(node, None)
         return node
@@ -238,7 +240,7 @@ class GraphWriter:
             return known
         if isinstance(known, _Element):
             return self._getitem(known)
-        wrapped = torch_wrappers.value_of(tensor)
+        wrapped = torch_wrappers.unwrap_transforms(tensor)
         if wrapped is not None and wrapped in self._node_of:
             self.opaque.append("a tensor that a transform wraps")
             return self._lift_tensor(wrapped)
@@ -304,7 +306,7 @@ def named_apply(cls: Any) -> Callable[..., Any]:
 
 def has_tensor(value: Any) -> bool:
     """Whether there is a tensor in a nested value."""
-    return isinstance(value, torch.Tensor) or any(True for _ in torch_common.tensors_in(value))
+    return isinstance(value, torch.Tensor) or any(True for _ in torch_common.iterate_tensors(value))
 
 
 def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
@@ -312,7 +314,7 @@ def _tensor_attributes(root: torch.nn.Module) -> dict[int, str]:
     names: dict[int, str] = {}
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
-        for holder in (torch_modules.parameters_of(module), torch_modules.buffers_of(module), vars(module)):
+        for holder in (torch_modules.own_parameters(module), torch_modules.own_buffers(module), vars(module)):
             for name, value in holder.items():
                 if isinstance(value, torch.Tensor):
                     names.setdefault(id(value), prefix + name)

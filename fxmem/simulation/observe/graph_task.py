@@ -29,8 +29,8 @@ class GraphTask:
     """
 
     def __init__(self, roots: Sequence[Any], inputs: Sequence[Any], *, accumulate_grad: bool) -> None:
-        self._roots = [_edge_of(root) for root in roots]
-        self._captures = {_edge_of(tensor): position for position, tensor in enumerate(inputs)}
+        self._roots = [_find_edge(root) for root in roots]
+        self._captures = {_find_edge(tensor): position for position, tensor in enumerate(inputs)}
         self._accumulate_grad = accumulate_grad
         self.captured: list[torch.Tensor | None] = [None] * len(inputs)
         """The gradients of `inputs`, as far as they are known."""
@@ -64,7 +64,7 @@ class GraphTask:
                 self._executed.add(node)
         self._needed = needed
 
-    def wanted(self) -> Iterable[Any]:
+    def wanted_nodes(self) -> Iterable[Any]:
         """The nodes that a gradient is computed for; none where that is all of them."""
         return self._needed or ()
 
@@ -156,7 +156,7 @@ def fit_gradient(gradient: torch.Tensor, node: Any, index: int) -> torch.Tensor:
     return gradient if gradient.dtype == wants.dtype else gradient.to(wants.dtype)
 
 
-def _edge_of(tensor: Any) -> tuple[Any, int]:
+def _find_edge(tensor: Any) -> tuple[Any, int]:
     is_edge = isinstance(tensor, torch.autograd.graph.GradientEdge)
     edge = tensor if is_edge else torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr

@@ -213,4 +213,4 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 if output.nbytes and output.device.type == self._log.device_type:
                     self._log.enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)
             elif isinstance(tensor, torch.Tensor):
-                self._log.index_of(tensor)
+                self._log.note_storage(tensor)

@@ -59,7 +59,7 @@ class SavedTensors:
         if tensor.grad_fn is not None and torch_autograd.sequence_number(tensor.grad_fn) == number:
             # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its grad_fn.
             number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
-            tensor = torch_autograd.detached(tensor)
+            tensor = torch_autograd.share_without_history(tensor)
         handle = SavedHandle(hooks.pack(tensor), hooks)
         reference = weakref.ref(handle)
         self._saved_by.setdefault(number, []).append(reference)

@@ -23,7 +23,7 @@ differently."""
 
 def activation_changes(analysis: Analysis) -> Iterator[Change]:
     """Activations that overwrite their input, where autograd allows it."""
-    allowed, refused = _sorted_out(analysis)
+    allowed, refused = _sort_modules(analysis)
 
     def make(variant: Variant, _: Analysis) -> Variant:
         if not allowed:
@@ -46,7 +46,7 @@ def activation_changes(analysis: Analysis) -> Iterator[Change]:
     )
 
 
-def _sorted_out(analysis: Analysis) -> tuple[tuple[str, ...], dict[str, str]]:
+def _sort_modules(analysis: Analysis) -> tuple[tuple[str, ...], dict[str, str]]:
     """Activation modules that may overwrite their input, and of the others why not."""
     profile, modules = analysis.profile, dict(analysis.model.named_modules())
     uses = Uses(profile)

@@ -16,22 +16,22 @@ def made_changes(analysis: Analysis) -> Iterator[Change]:
     """Gradients freed by `zero_grad`, and forward without gradients."""
     if analysis.profile.step.mode == "infer":
         code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
-        yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _said(_with_gradients))
+        yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _report_only(_no_grad_worth))
     elif analysis.request.optimizer is not None and analysis.request.accumulate == 1:
         code = "optimizer.zero_grad(set_to_none=True)"
         yield Change(
-            "set-to-none", "gradients freed, not filled with zeros", "none", code, _said(_with_zeroed_gradients)
+            "set-to-none", "gradients freed, not filled with zeros", "none", code, _report_only(_zero_grad_worth)
         )
 
 
-def _said(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
+def _report_only(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, analysis: Analysis) -> Variant:
         raise NotApplicableError(worth(analysis))
 
     return make
 
 
-def _with_zeroed_gradients(analysis: Analysis) -> str:
+def _zero_grad_worth(analysis: Analysis) -> str:
     """Gradients of zeros that the next backward adds to are those that an earlier micro-batch has left."""
     done = "the step does so already, as PyTorch by default"
     try:
@@ -45,7 +45,7 @@ def _with_zeroed_gradients(analysis: Analysis) -> str:
     )
 
 
-def _with_gradients(analysis: Analysis) -> str:
+def _no_grad_worth(analysis: Analysis) -> str:
     """A forward that keeps what backward needs is that of a training step."""
     done = "the step runs under no_grad and in eval mode already; inference_mode takes the same memory"
     try:

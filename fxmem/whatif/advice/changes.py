@@ -27,7 +27,7 @@ from fxmem.whatif.advice.variant import Change
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def changes_for(analysis: Analysis) -> Iterator[Change]:
+def find_changes(analysis: Analysis) -> Iterator[Change]:
     """Yield every change that can be tried on this step, worth it or not."""
     training = analysis.profile.step.mode == "train"
     yield from activation_changes(analysis)

@@ -44,7 +44,7 @@ def _half(variant: Variant, _: Analysis) -> Variant:
         raise NotApplicableError("the step runs under autocast already")
     model = meta_model(variant.model).to(torch.bfloat16)
     args, kwargs = torch_common.tree_map_only(torch.Tensor, _as_bf16, (variant.request.args, variant.request.kwargs))
-    return variant.with_step(model, args=args, kwargs=kwargs)
+    return variant.replace_step(model, args=args, kwargs=kwargs)
 
 
 def _as_bf16(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _autocast(variant: Variant, _: Analysis) -> Variant:
         raise NotApplicableError(f"the step runs under {variant.request.precision} autocast already")
     if not any(p.dtype is torch.float32 for p in variant.model.parameters()):
         raise NotApplicableError("the weights are not float32")
-    return variant.with_step(precision="bf16")
+    return variant.replace_step(precision="bf16")
 
 
 def _channels_last(variant: Variant, analysis: Analysis) -> Variant:
@@ -72,7 +72,7 @@ def _channels_last(variant: Variant, analysis: Analysis) -> Variant:
     args, kwargs = torch_common.tree_map_only(
         torch.Tensor, _as_channels_last, (variant.request.args, variant.request.kwargs)
     )
-    return variant.with_step(model, args=args, kwargs=kwargs)
+    return variant.replace_step(model, args=args, kwargs=kwargs)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

@@ -14,14 +14,14 @@ from fxmem.whatif.advice.variant import Change, Variant, code_for_modules
 
 def frozen_changes(analysis: Analysis) -> Iterator[Change]:
     """All but the last part, and the largest part alone."""
-    parts = [path for path in _parts(analysis.model) if _trained(analysis.model.get_submodule(path))]
+    parts = [path for path in _parts(analysis.model) if _count_trained(analysis.model.get_submodule(path))]
     if len(parts) < 2:
         return
-    sizes = {path: _trained(analysis.model.get_submodule(path)) for path in parts}
+    sizes = {path: _count_trained(analysis.model.get_submodule(path)) for path in parts}
     largest = max(parts, key=sizes.__getitem__)
-    yield _freezing("freeze:all-but-last", f"train {parts[-1]} alone (fine-tuning)", parts[:-1])
+    yield _freeze_change("freeze:all-but-last", f"train {parts[-1]} alone (fine-tuning)", parts[:-1])
     if parts[:-1] != [largest]:
-        yield _freezing(f"freeze:{largest}", f"freeze {largest} (fine-tuning)", [largest])
+        yield _freeze_change(f"freeze:{largest}", f"freeze {largest} (fine-tuning)", [largest])
 
 
 def _parts(model: nn.Module) -> list[str]:
@@ -33,17 +33,17 @@ def _parts(model: nn.Module) -> list[str]:
     return [f"{path}{name}" for name, _ in children]
 
 
-def _trained(module: nn.Module) -> int:
+def _count_trained(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
 
 
-def _freezing(key: str, title: str, paths: list[str]) -> Change:
+def _freeze_change(key: str, title: str, paths: list[str]) -> Change:
     code = code_for_modules(paths, "module.requires_grad_(False)")
     note = "before the optimizer is made; batch norms still update their statistics"
-    return Change(key, title, "training", code, _frozen(paths), note=note, excludes="frozen")
+    return Change(key, title, "training", code, _freeze(paths), note=note, excludes="frozen")
 
 
-def _frozen(paths: list[str]) -> Callable[[Variant, Analysis], Variant]:
+def _freeze(paths: list[str]) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, _: Analysis) -> Variant:
         model = meta_model(variant.model)
         for path in paths:

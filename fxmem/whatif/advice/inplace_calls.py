@@ -46,7 +46,7 @@ _Place = tuple[str, int, str]
 
 def call_changes(analysis: Analysis) -> Iterator[Change]:
     """Lines that call an activation which may overwrite its input, where autograd allows it."""
-    allowed, refused = _sorted_out(analysis)
+    allowed, refused = _sort_calls(analysis)
     why = list_refused({f"{file}:{line}": reason for (file, line, _), reason in refused.items()})
 
     def make(variant: Variant, _: Analysis) -> Variant:
@@ -56,7 +56,7 @@ def call_changes(analysis: Analysis) -> Iterator[Change]:
         vars(model)["forward"] = _in_place(model.forward, frozenset(allowed))
         return dataclasses.replace(variant, model=model)
 
-    code = "\n".join(_written(allowed))
+    code = "\n".join(_describe_calls(allowed))
     effect: Effect = "rounding" if any(name in _FROM_THE_RESULT for _, _, name in allowed) else "none"
     yield Change(
         "inplace-calls",
@@ -68,7 +68,7 @@ def call_changes(analysis: Analysis) -> Iterator[Change]:
     )
 
 
-def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, str]]:
+def _sort_calls(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, str]]:
     """Find the lines whose calls may all overwrite their input, with whether they take `inplace=`; and for the other
     lines why they may not."""
     profile = analysis.profile
@@ -95,7 +95,7 @@ def _sorted_out(analysis: Analysis) -> tuple[dict[_Place, bool], dict[_Place, st
     }
 
 
-def _written(calls: Mapping[_Place, bool]) -> Iterator[str]:
+def _describe_calls(calls: Mapping[_Place, bool]) -> Iterator[str]:
     for file in dict.fromkeys(file for file, _, _ in calls):
         there = {(line, name): keyword for (other, line, name), keyword in calls.items() if other == file}
         for line, text in calls_in_place(file, there):

@@ -9,7 +9,7 @@ from typing import Any
 from fxmem.records.names import Sdpa
 from fxmem.records.profile import Kind, Profile
 from fxmem.simulation.analysis import Analysis
-from fxmem.simulation.kernel_settings import KernelSettings, applied, convolution_settings
+from fxmem.simulation.kernel_settings import KernelSettings, apply_settings, convolution_settings
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
@@ -49,7 +49,7 @@ def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
     profile = analysis.profile
     if not any(op.name.startswith("aten.convolution") for op in profile.ops):
         raise NotApplicableError("the model has no convolutions; matrix products take the same memory either way")
-    with applied(variant.request.settings):
+    with apply_settings(variant.request.settings):
         allowed = convolution_settings().allow_tf32
     if not allowed:
         raise NotApplicableError("TF32 is off already")
@@ -60,7 +60,7 @@ def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
 
 def _set(variant: Variant, **changes: Any) -> Variant:
     settings = (variant.request.settings or KernelSettings()).model_copy(update=changes)
-    return variant.with_step(settings=settings)
+    return variant.replace_step(settings=settings)
 
 
 def _attention(profile: Profile) -> Iterator[Change]:
@@ -76,11 +76,16 @@ def _attention(profile: Profile) -> Iterator[Change]:
                 f"sdpa_kernel(SDPBackend.{backend}):\n    loss = loss_fn(model(x))"
             )
             yield Change(
-                f"sdpa-{name}", f"the {name} attention kernel", "rounding", code, _running(name), excludes="attention"
+                f"sdpa-{name}",
+                f"the {name} attention kernel",
+                "rounding",
+                code,
+                _choose_kernel(name),
+                excludes="attention",
             )
 
 
-def _running(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:
+def _choose_kernel(name: Sdpa) -> Callable[[Variant, Analysis], Variant]:
     return lambda variant, _: _set(variant, sdpa=name)
 
 

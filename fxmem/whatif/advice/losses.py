@@ -48,7 +48,7 @@ def _chunked_loss(variant: Variant, analysis: Analysis) -> Variant:
 def cross_entropy_in_chunks() -> Iterator[None]:
     """Compute `torch.nn.functional.cross_entropy` in chunks of rows while the block runs."""
 
-    def chunked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def chunk_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         unchanged = False
 
         def cross_entropy(logits: torch.Tensor, target: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -80,5 +80,5 @@ def cross_entropy_in_chunks() -> Iterator[None]:
 
         return cross_entropy
 
-    with torch_common.patch(F, "cross_entropy", chunked):
+    with torch_common.patch(F, "cross_entropy", chunk_loss):
         yield

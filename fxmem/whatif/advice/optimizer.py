@@ -57,7 +57,7 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
 
 
 def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:
-    return variant.with_step(prefetch=variant.request.prefetch - 1)
+    return variant.replace_step(prefetch=variant.request.prefetch - 1)
 
 
 def _eight_bit() -> Iterator[Change]:
@@ -65,11 +65,11 @@ def _eight_bit() -> Iterator[Change]:
         title = f"{name} of {package}: state in one byte per number"
         code = f"from {package}.optim import {name}\noptimizer = {name}(model.parameters())"
         yield Change(
-            f"{package}-8bit", title, "training", code, _eight_bit_of(package, name), note=note, excludes="optimizer"
+            f"{package}-8bit", title, "training", code, _use_eight_bit(package, name), note=note, excludes="optimizer"
         )
 
 
-def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
+def _use_eight_bit(package: str, name: str) -> Callable[[Variant, Analysis], Variant]:
     def make(variant: Variant, _: Analysis) -> Variant:
         if importlib.util.find_spec(package) is None:
             raise NotApplicableError(f"{package} is not installed, so what its optimizer keeps cannot be analysed")
@@ -77,7 +77,7 @@ def _eight_bit_of(package: str, name: str) -> Callable[[Variant, Analysis], Vari
             cls = getattr(importlib.import_module(f"{package}.optim"), name)
         except Exception as error:  # what another's package raises while it is imported may be anything
             raise NotApplicableError(f"{package}.optim.{name} cannot be imported: {one_line(error)}") from error
-        return variant.with_step(optimizer=cls)
+        return variant.replace_step(optimizer=cls)
 
     return make
 
@@ -98,18 +98,18 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
                 title,
                 "none",
                 f"from torch.optim import {kind}\noptimizer = {kind}(model.parameters(), {argument})",
-                _stepping(f"{spec}:{form}"),
+                _use_optimizer(f"{spec}:{form}"),
                 excludes="optimizer",
             )
     for other, title, code in _OTHER_OPTIMIZERS:
         if other != name.lower():
-            yield Change(f"{other}-optimizer", title, "training", code, _stepping(other), excludes="optimizer")
+            yield Change(f"{other}-optimizer", title, "training", code, _use_optimizer(other), excludes="optimizer")
     if name.lower() in ("adam", "adamw"):
         yield from _eight_bit()
 
 
-def _stepping(spec: str) -> Callable[[Variant, Analysis], Variant]:
-    return lambda variant, _: variant.with_step(optimizer=spec)
+def _use_optimizer(spec: str) -> Callable[[Variant, Analysis], Variant]:
+    return lambda variant, _: variant.replace_step(optimizer=spec)
 
 
 def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
@@ -121,7 +121,7 @@ def _micro_batches(parts: int) -> Callable[[Variant, Analysis], Variant]:
             raise NotApplicableError(f"the inputs have no batch to split: {error}") from error
         if varied.size % parts:
             raise NotApplicableError(f"a batch of {varied.size} has no {parts} equal parts")
-        args, kwargs = varied.at(step.args, step.kwargs, varied.size // parts)
-        return variant.with_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
+        args, kwargs = varied.resize(step.args, step.kwargs, varied.size // parts)
+        return variant.replace_step(args=args, kwargs=kwargs, accumulate=step.accumulate * parts)
 
     return make

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from fxmem.records.profile import Node
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif.advice.uses import idle_at
+from fxmem.whatif.advice.uses import find_idle
 from fxmem.whatif.advice.variant import Change, Variant
 
 
@@ -16,7 +16,7 @@ def release_changes(analysis: Analysis) -> Iterator[Change]:
     """Yield a change for each line whose results are alive at the peak without need. Nothing saves them for backward,
     and nothing reads them any more."""
     profile, peak = analysis.profile, analysis.peak
-    idle = idle_at(profile, peak.tick)
+    idle = find_idle(profile, peak.tick)
     lines: dict[tuple[str, int] | None, list[Node]] = {}
     for index in idle:
         node = profile.nodes[index]
@@ -29,13 +29,13 @@ def release_changes(analysis: Analysis) -> Iterator[Change]:
             f"release:{nodes[0].name}",
             f"free what {where} made after its last use",
             "none",
-            letting_go(code),
-            _releasing(names),
+            write_release(code),
+            _release(names),
             note=f"held by a local name or by the output until the {profile.phases[-1].phase.value} ends",
         )
 
 
-def letting_go(code: str) -> str:
+def write_release(code: str) -> str:
     """Return the code that frees the result of that line of code."""
     try:
         statement = ast.parse(code).body[0] if code else None
@@ -47,5 +47,5 @@ def letting_go(code: str) -> str:
     return "# keep no name for it, and return without it"
 
 
-def _releasing(names: frozenset[str]) -> Callable[[Variant, Analysis], Variant]:
+def _release(names: frozenset[str]) -> Callable[[Variant, Analysis], Variant]:
     return lambda variant, _: dataclasses.replace(variant, released=variant.released | names)

@@ -28,14 +28,14 @@ def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator
     for (line, name), keyword in calls.items():
         groups.setdefault(_innermost(tree, line), {})[line, name] = keyword
     for statements, inside in groups.items():
-        text = _edited(statements, lines, inside)
+        text = _rewrite(statements, lines, inside)
         if text:
             yield statements[0].lineno, text
         else:
             yield from ((line, "") for line, _ in inside)
 
 
-def _edited(statements: tuple[ast.stmt, ...], lines: list[str], calls: Mapping[tuple[int, str], bool]) -> str:
+def _rewrite(statements: tuple[ast.stmt, ...], lines: list[str], calls: Mapping[tuple[int, str], bool]) -> str:
     texts = {
         number: lines[number - 1].encode()
         for each in statements

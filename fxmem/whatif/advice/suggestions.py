@@ -13,7 +13,7 @@ from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Peak, Profile
 from fxmem.simulation.analysis import Analysis
 from fxmem.whatif import verified_plan
-from fxmem.whatif.advice.changes import changes_for
+from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 _WORTH = 1000
@@ -48,7 +48,7 @@ def advise(
     advisor = _Advisor(analysis, limit, progress or (lambda _: None))
     suggestions, refused = advisor.single()
     if plans and analysis.profile.step.mode == "train":
-        suggestions += advisor.planned()
+        suggestions += advisor.propose_plans()
     profile = analysis.profile
     return Advice(
         **profile.heading(),
@@ -76,7 +76,7 @@ class _Advisor:
     def single(self) -> tuple[list[Suggestion], list[Refused]]:
         """Each change by itself."""
         suggestions, refused = [], []
-        for change in changes_for(self.analysis):
+        for change in find_changes(self.analysis):
             self.tell(f"trying {change.title}")
             try:
                 suggestion = self._suggestion([change], self._outcome([change]))
@@ -100,7 +100,7 @@ class _Advisor:
                 del self.outcomes[change.key,]  # in no set, so that its memory can go
         return suggestions, refused
 
-    def planned(self) -> list[Suggestion]:
+    def propose_plans(self) -> list[Suggestion]:
         """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
         self.tell("planning checkpoints")
         try:
@@ -141,7 +141,7 @@ class _Advisor:
                 return self._suggestion(*self._drop_idle(chosen, reached))
             if not plans or self.analysis.profile.step.mode != "train":
                 continue
-            found = self._with_plan(chosen, reached)
+            found = self._add_plan(chosen, reached)
             if found is not None:
                 return found
         return None
@@ -175,7 +175,7 @@ class _Advisor:
                 chosen, reached = fewer, tried
         return chosen, reached
 
-    def _with_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
+    def _add_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
         """Plan checkpoints on top of those changes that are in the model and the call."""
         chosen = [change for change in chosen if not change.key.startswith(_NOT_UNDER_A_PLAN)]
         reached = self._try_changes(chosen) if chosen else None

@@ -69,7 +69,7 @@ class Uses:
         return ""
 
 
-def idle_at(profile: Profile, tick: int) -> list[int]:
+def find_idle(profile: Profile, tick: int) -> list[int]:
     """Nodes with results that are kept at a tick and that nothing needs any more."""
     ends = _last_use(profile)
     alive = (index for index in liveness.alive_storages(profile, tick) if index in ends and ends[index] < tick)
@@ -106,12 +106,12 @@ def free_after_last_use(profile: Profile, names: frozenset[str]) -> Profile:
         return profile
     ends = _last_use(profile)
 
-    def freed(index: int, storage: Storage) -> Storage:
+    def free_early(index: int, storage: Storage) -> Storage:
         node = storage.node
         if index not in ends or node is None or profile.nodes[node].name not in names:
             return storage
         return storage.model_copy(update={"death": min(storage.death, max(ends[index], storage.birth + 1))})
 
     return profile.model_copy(
-        update={"storages": tuple(freed(index, storage) for index, storage in enumerate(profile.storages))}
+        update={"storages": tuple(free_early(index, storage) for index, storage in enumerate(profile.storages))}
     )

@@ -1,6 +1,6 @@
 """Hidden buffers written into a log by hand."""
 
-from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, with_workspaces
+from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile
@@ -21,7 +21,7 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
             _alloc("workspace", 1009),
         )
     )
-    after = with_workspaces(profile, {index: memory}, {})
+    after = insert_workspaces(profile, {index: memory}, {})
     liveness.check(after)
     copy, workspace = after.storages[len(profile.storages) :]
     assert {copy.kind, workspace.kind} == {Kind.WORKSPACE}
@@ -40,7 +40,7 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
 def test_everything_else_keeps_its_order_and_its_bytes():
     profile = small_profile()
     memory = {i: HiddenMemory(events=(_alloc("workspace", 11 + i),)) for i in range(len(profile.ops))}
-    after = with_workspaces(profile, memory, {"held": 4099})
+    after = insert_workspaces(profile, memory, {"held": 4099})
     liveness.check(after)
     visible = after.storages[: len(profile.storages)]
     assert [s.nbytes for s in visible] == [s.nbytes for s in profile.storages]
@@ -61,5 +61,5 @@ def test_everything_else_keeps_its_order_and_its_bytes():
 
 def test_what_is_unknown_is_left_out():
     profile = small_profile()
-    after = with_workspaces(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
+    after = insert_workspaces(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
     assert after == profile

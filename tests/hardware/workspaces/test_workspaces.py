@@ -245,9 +245,14 @@ def test_forward_takes_its_workspace_after_the_output() -> None:
     )
     assert script(memory) == ["=result", "cuDNN fwd workspace", "-cuDNN fwd workspace"]
     assert memory.signatures == (VGG,)
-    assert memory.unknown == ("cuDNN fwd workspace",)
-    filled = memory.with_workspaces({VGG: 1000})
-    assert (filled.signatures, filled.unknown, filled.peak_bytes(), filled.peak_bytes([5000])) == ((), (), 1000, 6000)
+    assert memory.unknown_buffers == ("cuDNN fwd workspace",)
+    filled = memory.fill_workspaces({VGG: 1000})
+    assert (filled.signatures, filled.unknown_buffers, filled.peak_bytes(), filled.peak_bytes([5000])) == (
+        (),
+        (),
+        1000,
+        6000,
+    )
 
 
 def test_backward_computes_the_inputs_gradient_first() -> None:
@@ -343,9 +348,9 @@ def test_the_ops_that_carry_their_own_settings() -> None:
 
 def test_native_kernels_are_unknown_and_empty_batches_free() -> None:
     args = (tensor(2, 64, 9, 9, dtype="bfloat16"), tensor(64, 64, 3, 3, dtype="bfloat16"), None, *WINDOW_2D)
-    assert convolution_memory("convolution", args, T4).unknown == ("Slow2d kernel's buffers",)
+    assert convolution_memory("convolution", args, T4).unknown_buffers == ("Slow2d kernel's buffers",)
     empty = convolution_memory("convolution", (tensor(0, 64, 9, 9), tensor(64, 64, 3, 3), None, *WINDOW_2D), H100)
-    assert (script(empty), empty.unknown) == (["=result"], ())
+    assert (script(empty), empty.unknown_buffers) == (["=result"], ())
 
 
 def test_other_ops_are_refused() -> None:
@@ -750,7 +755,7 @@ def test_memory_efficient_forward_accumulates_large_heads_in_float() -> None:
     assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "bfloat16", H100).peak_bytes() == 0
     assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "bfloat16", H100).peak_bytes() == 2 * 100 * 4 * 160 * 4
     assert efficient_forward((2, 4, 100, 160), (2, 4, 100, 160), "float32", H100).peak_bytes() == 0
-    assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "float16", T4).unknown == ("float output",)
+    assert efficient_forward((2, 4, 100, 64), (2, 4, 100, 64), "float16", T4).unknown_buffers == ("float output",)
 
 
 def test_memory_efficient_backward_by_hand() -> None:
@@ -789,7 +794,7 @@ def test_memory_efficient_backward_depends_on_shared_memory() -> None:
     staged = efficient_backward(shape, shape, shape, "bfloat16", target("l4"))
     assert large.events[-1].nbytes == 4 * 2 * 1 * (16 + 128 * 128 * 4)
     assert staged.events[-1].nbytes == 4 * (4 * 64 * (128 + 128) * 4 + 4 * 2 * (16 + 64 * 64 * 4))
-    assert efficient_backward(shape, shape, shape, "bfloat16", T4).unknown == ("workspace",)
+    assert efficient_backward(shape, shape, shape, "bfloat16", T4).unknown_buffers == ("workspace",)
 
 
 CUDNN_ATTENTION = [
@@ -847,7 +852,9 @@ def test_cudnn_attention_is_unknown_where_nobody_asked() -> None:
     shape = (1, 8, 256, 64)
     backward = cudnn_attention_backward(shape, shape, shape, 0.0, card)
     assert (
-        cudnn_attention_forward(shape, shape, 0.0, card).unknown == backward.unknown == ("cuDNN attention workspace",)
+        cudnn_attention_forward(shape, shape, 0.0, card).unknown_buffers
+        == backward.unknown_buffers
+        == ("cuDNN attention workspace",)
     )
 
 
@@ -925,7 +932,7 @@ def test_what_is_not_in_the_table_is_unknown() -> None:
     assert kernel_scratch("aten.topk.default", [(4096, 64)], ["float32"], H100) == 0
     several = kernel_memory("aten.topk.default", [(4096, 50_000)], ["float32"], H100)
     assert several is not None
-    assert several.unknown == ("buffers of several blocks for a slice",)
+    assert several.unknown_buffers == ("buffers of several blocks for a slice",)
     assert kernel_scratch("aten._foreach_norm.Scalar", [(100_000,), (10,)], ["float32"] * 2, H100) == 2 * 2 * 4
     assert kernel_scratch("aten.unique_consecutive.default", [(1000,)], ["float32"], H100) is None
 
@@ -941,7 +948,7 @@ def test_short_rows_are_sorted_in_the_results_and_long_ones_by_cub() -> None:
     for rows, known in ((1, 8 * 4097), (127, 2 * 8 * 127 * 4097)):
         few = kernel_memory("aten.sort.stable", [(4097,), (rows, 4097)], ["float32"] * 2, H100)
         assert few is not None
-        assert few.unknown == ("CUB's buffers",)
+        assert few.unknown_buffers == ("CUB's buffers",)
         assert few.peak_bytes() == known
 
 

@@ -1001,10 +1001,10 @@ def test_random_calls_run_what_was_chosen() -> None:
                 with Ops() as ops:
                     F.scaled_dot_product_attention(q, k, k, mask, **options)
                 described = AttentionCall(
-                    Operand.of(q),
-                    Operand.of(k),
-                    Operand.of(k),
-                    None if mask is None else Operand.of(mask),
+                    Operand.describe(q),
+                    Operand.describe(k),
+                    Operand.describe(k),
+                    None if mask is None else Operand.describe(mask),
                     options["dropout_p"],
                     False,
                     heads != 8,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fxmem import analyze
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem._torch.kernels import allocates_as
+from fxmem._torch.kernels import override_fake_kernels
 from fxmem.errors import AnalysisError
 from fxmem.simulation.observe.op_cache import CHECK, CachedCall, FreshOutput, OpCache
 from tests.random_models import BATCH, WIDTH, RandomModel
@@ -220,7 +220,7 @@ def test_a_difference_is_an_error_where_it_is_looked_for(monkeypatch: pytest.Mon
             return [tensors[0].new_empty(2, next(sizes))]
 
     monkeypatch.setenv(CHECK, check)
-    with allocates_as({aten._foreach_sqrt.default: fickle}):
+    with override_fake_kernels({aten._foreach_sqrt.default: fickle}):
         if check == "0":
             assert analyze(Roots(), torch.empty(2, 6), mode="infer", target="cpu").profile.storages[-1].shape == (2, 6)
             return
@@ -243,7 +243,7 @@ def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: torch_c
         call = OpCache(fakes, context=context).call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert (call.replay is not None) == known
-    with allocates_as({aten.add.Tensor: lambda *_: NotImplemented}):
+    with override_fake_kernels({aten.add.Tensor: lambda *_: NotImplemented}):
         call = OpCache(fakes, context="a").call(aten.add.Tensor, (x(), x()), {})
         assert call is not None
         assert call.replay is None

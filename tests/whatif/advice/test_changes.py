@@ -23,8 +23,8 @@ from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice import losses
-from fxmem.whatif.advice.changes import changes_for
-from fxmem.whatif.advice.release import letting_go
+from fxmem.whatif.advice.changes import find_changes
+from fxmem.whatif.advice.release import write_release
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 SMALL = 1e-3
@@ -58,7 +58,7 @@ class Speaker(nn.Module):
 
 
 def by_key(analysis: Analysis) -> dict[str, Change]:
-    return {change.key: change for change in changes_for(analysis)}
+    return {change.key: change for change in find_changes(analysis)}
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
@@ -126,7 +126,7 @@ def test_letting_go_of_an_output_is_worth_what_a_real_run_says() -> None:
 
     ids = torch.randint(0, 3000, (4, 64))
     analysis = analyze(Speaker(), ids, target="cpu", loss=lambda out: out["loss"])
-    release = [change for change in changes_for(analysis) if change.key == "release:head"]
+    release = [change for change in find_changes(analysis) if change.key == "release:head"]
     assert len(release) == 1
     assert release[0].code.startswith("del logits")
     changed = analyse_variant(release[0].make(Variant(analysis.model, analysis.request, {}), analysis))
@@ -379,7 +379,7 @@ _NAMELESS = "# keep no name for it, and return without it"
     ],
 )
 def test_what_a_name_holds_is_let_go_by_name_and_what_has_none_otherwise(line: str, code: str) -> None:
-    assert letting_go(line) == code
+    assert write_release(line) == code
     compile(code, "", "exec")
 
 

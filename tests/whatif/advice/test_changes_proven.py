@@ -22,14 +22,14 @@ from fxmem.records.validation import Measurement
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice.changes import changes_for
+from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.variant import NotApplicableError, Outcome, Variant, analyse_variant
 
 SMALL = 1e-3
 
 
 def made(analysis: Analysis, key: str) -> Outcome:
-    change = next(each for each in changes_for(analysis) if each.key == key)
+    change = next(each for each in find_changes(analysis) if each.key == key)
     return analyse_variant(change.make(Variant(analysis.model, analysis.request, {}), analysis))
 
 
@@ -173,6 +173,6 @@ def test_what_the_step_does_anyway_stands_in_the_advice() -> None:
     assert "no-grad" in keys["infer"] - keys["train"]
     assert not [
         change
-        for change in changes_for(analyze(Wide(), torch.zeros(4, 256), target="cpu", optimizer=None))
+        for change in find_changes(analyze(Wide(), torch.zeros(4, 256), target="cpu", optimizer=None))
         if change.key == "set-to-none"
     ]

@@ -17,7 +17,7 @@ from fxmem import analyze
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.whatif.advice.changes import changes_for
+from fxmem.whatif.advice.changes import find_changes
 from fxmem.whatif.advice.source_edits import calls_in_place
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
@@ -54,7 +54,7 @@ def net(folder: Path, body: str, name: str = "net.py") -> nn.Module:
 
 
 def change(analysis: Analysis) -> Change:
-    return next(each for each in changes_for(analysis) if each.key == "inplace-calls")
+    return next(each for each in find_changes(analysis) if each.key == "inplace-calls")
 
 
 def made(analysis: Analysis) -> Outcome:
@@ -175,7 +175,7 @@ def test_modules_and_what_hides_behind_another_name_are_told_apart(tmp_path: Pat
 def test_nothing_of_the_users_is_changed_and_the_changed_model_can_be_changed_again(tmp_path: Path) -> None:
     model, x = net(tmp_path, ALLOWED), torch.randn(512, 64)
     analysis = analyze(model, x, target="cpu")
-    changes = {each.key: each for each in changes_for(analysis)}
+    changes = {each.key: each for each in find_changes(analysis)}
     changed = made(analysis)
     assert "forward" not in vars(model)
     both = analyse_variant(changes["bf16-weights"].make(changed.variant, analysis))

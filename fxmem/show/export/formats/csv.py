@@ -26,7 +26,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     out = StringIO()
     table = [
         {"index": index, **node_attributes(node), "peak_bytes": nbytes}
-        for index, (node, nbytes) in enumerate(_with_peak(profile, timeline))
+        for index, (node, nbytes) in enumerate(_add_peaks(profile, timeline))
     ]
     writer = csv.DictWriter(out, fieldnames=["index", *_COLUMNS, "peak_bytes"], lineterminator="\n")
     writer.writeheader()
@@ -39,7 +39,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
 _COLUMNS = tuple(node_attributes(Node(name="", op="output", target="")))
 
 
-def _with_peak(profile: Profile, timeline: Timeline) -> zip[tuple[Node, int]]:
+def _add_peaks(profile: Profile, timeline: Timeline) -> zip[tuple[Node, int]]:
     return zip(profile.nodes, bytes_at_peak(profile, timeline), strict=True)
 
 

@@ -45,7 +45,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     stacks = _Stacks(profile)
     content = {
         "segments": [_segment(segment, step, stacks) for segment in step.segments_after],
-        "device_traces": [[*_before(step, stacks), *_during(step, stacks)]],
+        "device_traces": [[*_before(step, stacks), *_step_trace(step, stacks)]],
         "allocator_settings": {"PREDICTED": _note(profile, timeline, step), **settings.model_dump(mode="json")},
         "external_annotations": [],
     }
@@ -138,7 +138,7 @@ def _before(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
         yield _event("alloc", address, requested[address] or 0, stacks.storage(storage), stacks.kinds[storage])
 
 
-def _during(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
+def _step_trace(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
     for event in step.events:
         if event.storage is None:
             yield _event(event.action, event.address, event.size, stacks.segment, _UNKNOWN)

@@ -34,7 +34,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     for storage, owner in owners_at_peak(profile, timeline):
         # What belongs to no node comes first: it was there before the model ran.
         place = -1 if owner is None else owner
-        key = place, (*frames.way(owner), frames.named(storage_label(storage)))
+        key = place, (*frames.way(owner), frames.label_frame(storage_label(storage)))
         alive[key] = alive.get(key, 0) + storage.nbytes
     saved = ((frames.way(index), node.saved_bytes) for index, node in enumerate(profile.nodes))
     name = title(profile)
@@ -90,7 +90,7 @@ class _Frames:
         )
         return (model, *modules, self._node(node))
 
-    def named(self, label: str) -> int:
+    def label_frame(self, label: str) -> int:
         """A frame that is nothing but its name."""
         return self._frame(("storage", label), label)
 

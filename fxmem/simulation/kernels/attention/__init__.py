@@ -17,7 +17,7 @@ from fxmem.simulation.kernels.attention.call import (
     BackendChoice,
     Operand,
     preferred_order,
-    settings_on,
+    read_settings,
 )
 
 __all__ = [
@@ -30,5 +30,5 @@ __all__ = [
     "attend",
     "attention_backend",
     "preferred_order",
-    "settings_on",
+    "read_settings",
 ]

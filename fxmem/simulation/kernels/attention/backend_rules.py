@@ -49,7 +49,7 @@ def attention_backend(
         AnalysisError: no enabled backend can, where torch would raise too.
     """
     if settings.torch_version >= (2, 14):
-        call = _with_batch(call)
+        call = _add_batch(call)
     refusals: list[str] = []
     for backend in settings.order if override is None else (override,):
         refusal = _refusal(backend, call, settings)
@@ -88,12 +88,12 @@ def _refusal(backend: SDPBackend, call: AttentionCall, settings: AttentionSettin
     return next((refusal for rule in _RULES[backend] if (refusal := rule(call, settings)) is not None), None)
 
 
-def _with_batch(call: AttentionCall) -> AttentionCall:
+def _add_batch(call: AttentionCall) -> AttentionCall:
     """`normalize_unbatched_input` (since 2.14): three-dimensional inputs get a batch of one."""
     if any(len(operand.shape) != 3 for operand in call.operands):
         return call
 
-    def batched(operand: Operand, dims: int) -> Operand:
+    def add_batch_dim(operand: Operand, dims: int) -> Operand:
         extra = dims - len(operand.shape)
         return Operand(
             (1,) * extra + operand.shape,
@@ -103,8 +103,8 @@ def _with_batch(call: AttentionCall) -> AttentionCall:
             operand.requires_grad,
         )
 
-    query, key, value = (batched(operand, 4) for operand in call.operands)
-    mask = None if call.mask is None else batched(call.mask, 4)
+    query, key, value = (add_batch_dim(operand, 4) for operand in call.operands)
+    mask = None if call.mask is None else add_batch_dim(call.mask, 4)
     return AttentionCall(query, key, value, mask, call.dropout_p, call.is_causal, call.enable_gqa, call.grad_enabled)
 
 

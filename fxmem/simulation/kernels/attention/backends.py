@@ -51,15 +51,15 @@ def attend(  # noqa: PLR0913 - torch's own signature
     """
     if torch.is_autocast_enabled("cuda"):
         attn_mask = (
-            None if attn_mask is None else _lowered(attn_mask)
+            None if attn_mask is None else _lower(attn_mask)
         )  # C++ evaluates the wrapper's arguments last to first
-        value, key, query = _lowered(value), _lowered(key), _lowered(query)
+        value, key, query = _lower(value), _lower(key), _lower(query)
     _validate(query, key, value, attn_mask)
     call = AttentionCall(
-        Operand.of(query),
-        Operand.of(key),
-        Operand.of(value),
-        None if attn_mask is None else Operand.of(attn_mask),
+        Operand.describe(query),
+        Operand.describe(key),
+        Operand.describe(value),
+        None if attn_mask is None else Operand.describe(attn_mask),
         dropout_p,
         is_causal,
         enable_gqa,
@@ -75,7 +75,7 @@ def attend(  # noqa: PLR0913 - torch's own signature
         return _KERNELS[backend](query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _lowered(tensor: Tensor) -> Tensor:
+def _lower(tensor: Tensor) -> Tensor:
     eligible = tensor.is_cuda and tensor.is_floating_point() and tensor.dtype is not torch.float64
     return tensor.to(torch.get_autocast_dtype("cuda")) if eligible else tensor
 
@@ -199,7 +199,7 @@ def _math(
         lower = torch.ones((scaled.shape[-2], k.shape[-2]), dtype=torch.bool, device=scaled.device).tril()
         bias = _additive(lower, scaled.dtype, -math.inf)
         del lower
-    k_all, v_all = _repeated(scaled, k, v) if enable_gqa else (k, v)
+    k_all, v_all = _repeat_heads(scaled, k, v) if enable_gqa else (k, v)
     scores = torch.matmul(scaled, k_all.transpose(-2, -1) * factor)
     if bias is not None:
         scores.add_(bias)
@@ -212,7 +212,7 @@ def _math(
     return out
 
 
-def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """`pre_process_group_query_attention_input`."""
     q, k, v = query.shape[-3], key.shape[-3], value.shape[-3]
     if q % k or q % v:

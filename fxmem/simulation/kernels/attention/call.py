@@ -40,7 +40,7 @@ class Operand:
     requires_grad: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Operand:
+    def describe(cls, tensor: Tensor) -> Operand:
         """Describe a tensor, real or fake."""
         return cls(
             tuple(tensor.shape),
@@ -117,7 +117,7 @@ def preferred_order(
     return _CUDNN_FIRST if prefer_cudnn else DEFAULT_ORDER
 
 
-def settings_on(
+def read_settings(
     capability: tuple[int, int],
     *,
     cudnn_version: int | None,
