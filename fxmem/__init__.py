@@ -1,4 +1,4 @@
-"""fxmem predicts the memory of a PyTorch training step from the model alone, with no GPU.
+"""fxmem predicts the memory of a PyTorch training step from the model alone, GPU-free.
 
 Importing the package imports neither torch nor anything else: a public name brings its module along when it is first
 used.

@@ -361,6 +361,46 @@ def test_a_module_is_a_noun() -> None:
     }
 
 
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def first_words(docstring: str) -> list[str]:
+    """Words up to the first `.`, `:`, `;`, `?` or `!`, without what stands in parentheses."""
+    paragraph = re.sub(r"\s*\([^()]*\)", "", docstring.partition("\n\n")[0])
+    return re.split(r"(?<=[.:;?!])\s", paragraph)[0].split()
+
+
+def test_a_docstring_begins_with_at_most_15_words() -> None:
+    assert first_words("Free `x` (as\nC++ does): nothing\nelse. More.\n\nMore.") == ["Free", "`x`:"]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {' '.join(words)}"
+        for path in SOURCES
+        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        if len(words := first_words(text)) > 15
+    ]
+    assert not found, "a first clause of more than 15 words:\n" + "\n".join(found)
+
+
+ENDINGS = {"of", "at", "on", "by", "in", "to", "from", "for", "with", "into", "again", "as"}
+"""What a function's name does not end in: it would leave open what the function does."""
+
+
+def test_no_function_is_named_with_a_preposition_at_its_end() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.split("_")[-1] in ENDINGS
+    ]
+    assert not found, "a function is a verb or the thing it returns:\n" + "\n".join(found)
+
+
 def test_the_linter_bounds_lines_branches_and_arguments() -> None:
     ruff = PYPROJECT["tool"]["ruff"]
     assert (ruff["line-length"], ruff["lint"]["mccabe"]["max-complexity"], ruff["lint"]["pylint"]["max-args"]) == (

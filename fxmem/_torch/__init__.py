@@ -1,1 +1,1 @@
-"""Every name that torch keeps private, each with why it is needed and since when it exists."""
+"""Every private name of torch that fxmem uses, with why and since which version."""

@@ -17,8 +17,7 @@ from fxmem._torch.common import patch
 
 
 def _with_one_object_each(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
-    """`function`, to be called again with the last of these arguments, those that were one tensor being one tensor
-    again.
+    """Return `function` for calls with the last of these arguments; what was one tensor is one tensor again.
 
     Without hooks for saved tensors C++ gives the same object back; with hooks, which an analysis has, a new one each
     time.

@@ -64,7 +64,7 @@ __all__ = [
     "detached_sharing_version",
     "device_type",
     "is_composite",
-    "is_function_mode_on",
+    "is_function_mode_active",
     "is_mutable",
     "iterate_tensors",
     "no_modes",
@@ -95,7 +95,7 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode whose calls neither go through nor import torch._dynamo, which those of every other do.
+    """A dispatch mode that neither imports torch._dynamo nor goes through it. Every other one does.
 
     `TorchDispatchMode._should_skip_dynamo` (in 2.11; pytorch/pytorch#166417). FakeTensorMode says the same of itself.
     """
@@ -185,7 +185,7 @@ def is_composite(func: OpOverload) -> bool:
     return here == ["CompositeImplicitAutograd"]
 
 
-def is_function_mode_on() -> bool:
+def is_function_mode_active() -> bool:
     """Whether a TorchFunctionMode sees this thread's calls now (`torch._C._len_torch_function_stack`, since 2.0)."""
     return bool(torch._C._len_torch_function_stack())
 

@@ -53,6 +53,6 @@ class AllocatorLog:
 
 
 def drop_cublas_workspaces() -> None:
-    """Give back the workspaces cuBLAS holds in this process, to be taken anew when it next multiplies
+    """Free the cuBLAS workspaces of this process; its next matrix product allocates them anew
     (`_cuda_clearCublasWorkspaces`, since 1.13)."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,4 +1,4 @@
-"""FakeTensors described and made without FakeTensorMode's dispatch, whose every call takes as long as several kernels.
+"""Describe and make FakeTensors without FakeTensorMode's dispatch. A call of that takes as long as several kernels.
 
 A FakeTensor is a tensor on meta in a Python subclass that knows which device it stands for. Private names used here:
 `Tensor._make_subclass` (since 1.7) and `torch._C._set_throw_on_mutable_data_ptr`,
@@ -43,7 +43,7 @@ _NOT_OF_METADATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.
 
 
 def is_function_of_metadata(func: Any) -> bool:
-    """Whether what an operator does to fake tensors without values follows from their metadata and its other arguments.
+    """Whether an operator's result on fake tensors without values follows from metadata and other arguments.
 
     FakeTensorMode's own rules for what it caches (`_validate_cache_key` in torch/_subclasses/fake_tensor.py); operators
     that write to `out=` arguments, which they may resize, are excluded as well.
@@ -58,7 +58,7 @@ def is_function_of_metadata(func: Any) -> bool:
 def describe(
     values: Iterable[Any], mode: FakeTensorMode, unless: str, key: list[Any], tensors: list[torch.Tensor]
 ) -> bool:
-    """Append to `key` all that a fake kernel can see of these arguments, and to `tensors` the tensors among them, in
+    """Append to `key` all that a fake kernel sees of these arguments. Append the tensors among them to `tensors`, in
     order.
 
     False if metadata do not determine them: a tensor that is not this mode's, or knows its values (FakeTensor's
@@ -92,8 +92,8 @@ def describe(
 
 
 def shared_tables(context: Hashable) -> dict[Any, Any]:
-    """By operator, what has been found out about its fake kernel in this process under `context`: whatever else its
-    results depend on.
+    """By operator, what this process has learnt about its fake kernel under `context`: whatever else its results depend
+    on.
 
     For the caller to fill; forgotten with time (of four contexts, of 50,000 calls) and by `forget`.
     """
@@ -227,8 +227,8 @@ def constant_number(tensor: Any) -> Any:
 
 
 def make_swap(original: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """`torch.utils.swap_tensors`, by which `Module.to` moves fake parameters, where it refuses fakes only because their
-    mode refers to them weakly.
+    """Make a `torch.utils.swap_tensors` that accepts fakes to which their mode alone refers weakly. `Module.to` moves
+    fake parameters with it.
 
     A module that a program moves to where it is stays untouched, as real parameters do.
     """

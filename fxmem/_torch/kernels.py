@@ -1,4 +1,4 @@
-"""The private torch names that choosing the target's kernels needs, each with why and since when.
+"""Private names of torch that choose the target's kernels, with why and since which version.
 
 Checked on torch 2.11 and 2.15.
 """

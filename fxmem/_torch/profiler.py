@@ -36,7 +36,7 @@ def is_allocation(entry: Any) -> bool:
 
 
 def is_function(entry: Any) -> bool:
-    """Whether an entry is a call that the dispatcher or autograd recorded, not a backward node or a user's mark
+    """Whether the dispatcher or autograd recorded this entry as a call. It is then no backward node and no user's mark
     (`RecordScope`, since 1.13)."""
     profiler = torch._C._profiler
     return bool(entry.tag == profiler._EventType.TorchOp and entry.extra_fields.scope == profiler.RecordScope.FUNCTION)

@@ -1,4 +1,4 @@
-"""Private names of torch about tensors and callables that stand around others, each with why and since when.
+"""Private names of torch for wrappers of tensors and callables, with why and since when.
 
 A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclass that says how to take it apart
 (torchao's quantised weights), or one of the views `torch.func` makes of a tensor while `vmap` or `grad` runs.
@@ -65,7 +65,7 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def run_compiled_as_eager(on_call: Callable[[], None]) -> Iterator[None]:
-    """On this thread, what `torch.compile` returned runs as the function it was given, after an `on_call()`.
+    """On this thread, run what `torch.compile` returned as the original function, after an `on_call()`.
 
     Compiled code asks `torch._dynamo.eval_frame._callback_from_stance` what to do whenever it begins (since 2.6). Where
     torch._dynamo has not been imported nothing is compiled yet, and a program that compiles in mid-step is given its

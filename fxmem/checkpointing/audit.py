@@ -1,4 +1,4 @@
-"""Watches the first run of a region for what must not be run a second time.
+"""Watches the first run of a region for reasons not to recompute it.
 
 Refused, each with the region's name and what to do:
 
@@ -320,7 +320,8 @@ def _may_replace(old: Any, new: Any, is_buffer: bool) -> bool:
 
 
 def _reachable(value: Any, depth: int = 5) -> list[Any]:
-    """Weakly, the tensors in an object's attributes, and the numbers, through containers and objects inside it."""
+    """The tensors and numbers in an object's attributes, through containers and objects. Tensors are weakly
+    referenced."""
     if isinstance(value, torch.Tensor):
         return [weakref.ref(value)]
     if isinstance(value, (int, float)) and not isinstance(value, bool):

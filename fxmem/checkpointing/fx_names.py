@@ -31,7 +31,7 @@ from fxmem.simulation.step import set_training
 def graph_names(
     model: nn.Module, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str | None, ...]:
-    """For each node of a model's profile, what the graph that regions are cut from calls it.
+    """For each node of a model's profile, its name in the graph of the regions.
 
     `args` and `kwargs` are those the profile was taken with. None: the graph has no node of its own for it (what takes
     a tuple apart, what reads an attribute, loss and optimizer; all but the last call inside a function marked with
@@ -69,7 +69,7 @@ def _bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def _has_run(node: Node) -> bool:
-    """Whether a profile's node is a call of the program, not the packing or unpacking of a container."""
+    """Whether a profile's node is a call of the program. Packing or unpacking a container is none."""
     return node.op == "call_module" or (
         node.op in ("call_function", "call_method")
         and (bool(node.outputs) or _target(node.op, node.target) == "setitem")
@@ -101,8 +101,8 @@ def _disagreement(node: Node | None, other: str) -> str:
 def _calls(
     model: nn.Module, symbolic: Symbolic, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, str | None]]:
-    """Yield what the symbolic graph runs, as a profile would name it, and the graph's node of each. None for all but
-    the last of a node's."""
+    """Yield the symbolic graph's calls under a profile's names, with the graph's node of each. None for all but the
+    last of a node's."""
     mode = torch_common.FakeTensorMode(allow_non_fake_inputs=True)
     cpu = torch.device("cpu")
     fake = fake_model(shadow_model(model), mode, cpu)

@@ -279,7 +279,7 @@ class _Cutter:
         )
 
     def _may_pass_through(self, node: torch.fx.Node) -> bool:
-        """Whether a result may be what is given, or a view of it, and nothing else."""
+        """Whether a result may be the argument, or a view of it, and nothing else."""
         if node.op == "call_module":
             return isinstance(self._module(node), nn.Identity) or hasattr(self._module(node), "inplace")
         return node.target in IN_PLACE or node.target is operator.getitem or "inplace" in node.kwargs

@@ -149,8 +149,7 @@ def _lost_attributes(cls: type[nn.Module]) -> list[str]:
 
 
 def _modes(shadow: nn.Module, graph: torch.fx.Graph, left_out: list[str]) -> dict[str, bool]:
-    """The modes of the modules looked into, if the graph would be another in other modes. The model's own is left
-    aside."""
+    """The modes of the traced modules, if other modes would change the graph. The model's own is left aside."""
     followed = {
         path: module
         for path, module in shadow.named_modules()

@@ -61,7 +61,7 @@ class Recomputation:
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
-        contexts = _Contexts(_AsItWas(held), self.keeps)
+        contexts = _Contexts(_RecomputeContext(held), self.keeps)
         result = checkpoint(
             run,
             *run.leaves.pop(),
@@ -84,7 +84,7 @@ def flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 class _Run:
-    """Calls the function with its arguments the first time, and with copies of their containers afterwards."""
+    """Calls the function first with its arguments, later with copies of their containers."""
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], audit: Audit | None
@@ -146,7 +146,7 @@ def _unflatten(shape: Any, leaves: Sequence[Any]) -> Any:
 class _Contexts:
     """`context_fn` of `torch.utils.checkpoint`: around the first run what keeps results, if any are to be kept."""
 
-    def __init__(self, again: _AsItWas, keeps: tuple[int, ...]) -> None:
+    def __init__(self, again: _RecomputeContext, keeps: tuple[int, ...]) -> None:
         self._again = again
         self._keeps = keeps
 
@@ -157,8 +157,8 @@ class _Contexts:
         return keeping, self._again
 
 
-class _AsItWas:
-    """Around each recomputation: modules in the mode they were in when this was made, statistics untouched.
+class _RecomputeContext:
+    """Context of each recomputation: modules in the mode of the first run, statistics untouched.
 
     Entered as often as backward needs the region (`retain_graph`).
     """

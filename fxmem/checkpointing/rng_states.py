@@ -1,4 +1,4 @@
-"""States of the random generators, for what draws a second time, or is spared from it."""
+"""Save and restore the states of random generators for recomputation."""
 
 from __future__ import annotations
 

@@ -129,8 +129,9 @@ class TapeObserver(Protocol):
         """An operator has run.
 
         Args:
-            sources: what it read of what others made that can be recomputed. made: a tensor on each storage that now
-            contains something new, whether it has allocated that, and, if it has written over something, over what.
+            sources: what it read of what others made that can be recomputed.
+            made: a tensor on each storage that now contains something new, whether it has allocated that, and, if it
+                has written over something, over what.
         """
 
     def on_hidden_write(self, key: ValueKey) -> None:
@@ -147,9 +148,11 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     """Around a module's forward, with `saved_tensors_hooks(tape.pack, tape.unpack)`.
 
     Args:
-        kept: values that are kept from the start, for others to be made from. dropped: values that autograd saves and
-        that are recomputed instead. What neither names is saved as without a tape. checked: whether what is recomputed
-        is compared with two sums of what it was. observer: called with what happens.
+        kept: values that are kept from the start, for others to be made from.
+        dropped: values that autograd saves and that are recomputed instead. What neither names is saved as without a
+            tape.
+        checked: whether what is recomputed is compared with two sums of what it was.
+        observer: called with what happens.
     """
 
     def __init__(

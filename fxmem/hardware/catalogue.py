@@ -210,8 +210,7 @@ def known_context_sizes() -> tuple[ContextSize, ...]:
 
 
 def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] | None:
-    """What a process takes of the target beside the allocator's segments, and in words whose figure that is; None where
-    nobody measured.
+    """Bytes of a process on the target beside the allocator's segments, and their source. None where nobody measured.
 
     Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the
     earliest. Where the card was not measured, one with the same compute capability and as many multiprocessors stands

@@ -86,7 +86,7 @@ UNKNOWN_MAC_OPS: Final = frozenset(name for name, op in OP_CLASSES.items() if op
 
 @functools.cache
 def is_product(name: str) -> bool:
-    """Whether an operator, given as its qualified overload (`aten.addmm.default`), is a product that a plan may keep.
+    """Whether an operator (its overload's name, such as `aten.addmm.default`) is a product that a plan may keep.
 
     Planner and application number a region's products alike, one from a profile, the other as they run: both ask here.
     """

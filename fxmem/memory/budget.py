@@ -96,7 +96,7 @@ def parse_budget(spec: BudgetLike) -> Budget | BudgetShare:
 
 
 def parse_bytes(spec: BudgetLike, name: str = "a budget") -> Budget:
-    """Parse a budget that may not be a share of the peak, which every step would exceed.
+    """Parse a budget in bytes. A share of the peak is refused: every step would exceed it.
 
     Args:
         spec: as for `parse_budget`.

@@ -113,7 +113,7 @@ def _flops(count: int | None) -> Flops:
 
 
 def _macs(profile: Profile) -> list[Flops]:
-    """For each node the multiply-adds of its forward, and the operators in it of which they are unknown."""
+    """For each node its forward's multiply-adds, and its operators without a formula."""
     counts = [Flops()] * len(profile.nodes)
     for op in profile.ops:
         if op.phase is not Phase.FORWARD:

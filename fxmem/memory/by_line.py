@@ -198,7 +198,7 @@ def _add_nodes(profile: Profile, owners: Sequence[_Sum]) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive operators of one row in one phase, and the ticks `[begin, end)` until the next run."""
+    """Consecutive operators of one row in one phase, with their ticks `[begin, end)`."""
 
     owner: _Sum
     begin: int

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def to_networkx(profile: Profile, timeline: Timeline) -> networkx.DiGraph:
-    """The step's nodes with what was predicted of each, and edges with the bytes that cross them.
+    """The step as a graph: nodes with their predictions, edges with the bytes that cross them.
 
     A node is its index into `profile.nodes`. Its attributes are those of `node_attributes`, and `peak_bytes`: of the
     bytes alive at the peak, those that it brought.
@@ -25,7 +25,8 @@ def to_networkx(profile: Profile, timeline: Timeline) -> networkx.DiGraph:
     The graph's attributes describe the peak. Texts are the model's own, untrusted and not escaped.
 
     Args:
-        profile: what was predicted. timeline: its `fxmem.memory.liveness.timeline`.
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`.
     """
     from networkx import DiGraph  # slow to import
 

@@ -55,7 +55,7 @@ def live_bytes(profile: Profile) -> tuple[int, ...]:
 
 
 def peak_without_scratch_bytes(profile: Profile) -> int:
-    """The most bytes alive when the workspaces that come and go with an op are left out."""
+    """The most bytes alive, without the workspaces that live only during one op."""
     return max(
         _live(profile.ticks, (each for each in profile.storages if each.kind is not Kind.WORKSPACE or each.op is None)),
         default=0,
@@ -63,7 +63,7 @@ def peak_without_scratch_bytes(profile: Profile) -> int:
 
 
 def alive_storages(profile: Profile, tick: int) -> tuple[int, ...]:
-    """Indices of the storages alive at a tick, largest first, equal sizes in the order of their indices."""
+    """Indices of the storages alive at a tick, largest first. Equal sizes are in the order of their indices."""
     alive = [index for index, storage in enumerate(profile.storages) if storage.birth <= tick < storage.death]
     alive.sort(key=lambda index: -profile.storages[index].nbytes)
     return tuple(alive)

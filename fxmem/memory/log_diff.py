@@ -73,9 +73,10 @@ def first_differences(
     """The first blocks, in the order of the step, on which two logs disagree.
 
     Args:
-        predicted: as from `predicted_events`. measured: signed requested bytes. measured_by_phase: how many events of
-        `measured` fall into each phase, in the order of the phases; their sum is its
-            length. Without it the logs are aligned as wholes, and a block that only the measurement has is in its
+        predicted: as from `predicted_events`.
+        measured: signed requested bytes.
+        measured_by_phase: how many events of `measured` fall into each phase, in the order of the phases; their sum is
+            its length. Without it the logs are aligned as wholes, and a block that only the measurement has is in its
             neighbour's phase.
         limit: how many to return at most.
 
@@ -99,7 +100,7 @@ def first_differences(
 
 
 def _rank(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
-    """Rank the differences at one place side by side, so that neither side hides the other."""
+    """Rank the differences at one place so that neither side hides the other."""
     ranks: Counter[tuple[int, LogSide]] = Counter()
     for place, difference in found:
         yield place, ranks[place, difference.side], difference
@@ -121,7 +122,7 @@ class _Log:
         return bisect_left(self.common, at)
 
     def frees(self) -> dict[int, list[int]]:
-        """By size, the indices of the frees in what has been aligned, those at the log's very end left out."""
+        """By size, the indices of the frees in the aligned part. Those at the log's very end are left out."""
         end = next((at + 1 for at in reversed(range(len(self.sizes))) if self.sizes[at] > 0), 0)
         found = defaultdict(list)
         for piece in self.read:
@@ -195,7 +196,7 @@ def _blocks(
 def _frees(
     predicted: Sequence[LogEvent], mine: _Log, theirs: _Log, blocks: Sequence[tuple[int, Difference]]
 ) -> list[tuple[int, Difference]]:
-    """The blocks that live longer on one side, each with the place of its later free."""
+    """The blocks that live longer on one side, with the place of their later free."""
     found = []
     frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
     for size in sorted(frees_of_mine.keys() & frees_of_theirs.keys()):

@@ -35,7 +35,7 @@ class Pair:
 
 
 def find_modules(profile: Profile) -> Branch:
-    """The tree of a profile's modules, each with the calls of it and of its own code."""
+    """The tree of a profile's modules, with the calls of each and its own code's."""
     tree = ModuleTree(profile)
     for path in profile.modules:
         tree.find(path)

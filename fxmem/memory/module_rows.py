@@ -1,4 +1,4 @@
-"""The module tree as rows of a table, and as the parts that the peak is made of."""
+"""The module tree as rows of a table, and as parts of the peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxmem.records.units import format_shape, to_words
 
 @dataclass(frozen=True)
 class Row:
-    """A module, the calls of one name in a module, or what the step does outside the model."""
+    """A module, the calls of one name in a module, or work outside the model."""
 
     kind: Literal["module", "call", "step"]
     label: str
@@ -41,7 +41,7 @@ class Row:
 
 
 def module_rows(profile: Profile, timeline: Timeline) -> list[Row]:
-    """The model as rows in preorder, the model itself first, calls in the order they were first made.
+    """The model as rows in preorder, the model itself first. Calls are in the order they were first made.
 
     Numbered siblings with equal figures are one row. Their live bytes may differ, because they grow from block to
     block: the row has the largest.
@@ -82,7 +82,7 @@ def _likeness(row: Row) -> Hashable:
 
 
 def step_rows(profile: Profile, timeline: Timeline) -> list[Row]:
-    """Rows of the loss, of the optimizer, and of what is alive at the peak but belongs to no node."""
+    """Rows of the loss, the optimizer, and bytes at the peak without a node."""
     at_peak = bytes_at_peak(profile, timeline)
     by_kind: Counter[Kind] = Counter()
     for storage, owner in owners_at_peak(profile, timeline):

@@ -19,7 +19,7 @@ BranchKind = Literal["module", "call", "step"]
 
 @dataclass(eq=False)
 class Branch:
-    """A module, or the calls of one name in its own code, with all that is below it."""
+    """A module, or its own code's calls of one name, with all below it."""
 
     kind: BranchKind
     label: str
@@ -73,7 +73,7 @@ class ModuleTree:
             branch.nodes.append(index)
 
     def add_parameters(self) -> None:
-        """Add parameters and buffers, those that are there before the step, each to the module that has it first."""
+        """Add parameters and buffers, each to the module that has it first. They are there before the step."""
         for storage in self._profile.storages:
             if storage.kind in (Kind.PARAMETER, Kind.BUFFER) and storage.birth == 0 and storage.name:
                 self.find(storage.name.rpartition(".")[0]).storages.append(storage)

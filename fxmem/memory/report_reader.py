@@ -67,7 +67,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def timeline(report: Report) -> Timeline:
-    """The timeline of a report, with the peak as the report has it, the allocator's byte counts included.
+    """The timeline of a report. Its peak is the report's, the allocator's byte counts included.
 
     Raises:
         UsageError: the peak is not that of the report's storages.

@@ -1,5 +1,5 @@
-"""A 0-1 program whose least cost bounds the cost of every checkpoint plan within a budget. Every such plan is a
-solution of it, and costs no less.
+"""A 0-1 program whose least cost bounds every checkpoint plan within a budget. Every such plan is a solution of it, and
+costs no less.
 
 For each node of the model: is it in an (outermost) region, and does that region go on to the next node; for each
 product, is its result kept from the region's first run. From these follow
@@ -87,8 +87,9 @@ def relax(profile: Profile, budget_bytes: int, application: Application) -> Rela
     """Build the program for plans with a peak of at most so many requested bytes.
 
     Args:
-        profile: of the unplanned step. application: MODULES: outermost regions are calls of modules, or of consecutive
-        children of an `nn.Sequential`. GRAPH: any nodes.
+        profile: of the unplanned step.
+        application: MODULES: outermost regions are calls of modules, or of consecutive children of an `nn.Sequential`.
+            GRAPH: any nodes.
     """
     return _Builder(profile, budget_bytes, application).build()
 
@@ -144,7 +145,7 @@ class _Builder:
 
     @cached_property
     def _counted_storages(self) -> list[int]:
-        """Storages that the model makes in forward and a plan may drop, but for the smallest."""
+        """Storages that forward makes and a plan may drop, except the smallest."""
         profile = self.profile
         made = [
             index
@@ -255,8 +256,8 @@ class _Builder:
     # --- bytes --------------------------------------------------------------------------------------------------------
 
     def _find_retained(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Yield each storage with the nodes that may retain it, ascending, and two variables for each node: whether
-        that node or one before it retains the storage through backward; through forward."""
+        """Yield each storage with the nodes that may retain it, ascending. Each node has two variables: whether that
+        node or one before it retains the storage through backward; through forward."""
         program = self.program
         for storage in self._counted_storages:
             maker = self.profile.storages[storage].node
@@ -301,7 +302,7 @@ class _Builder:
         return Load(tuple(terms), self.budget - moment.nbytes)
 
     def _moments(self) -> Iterator[_Moment]:
-        """Of each node's forward and backward, the tick with most bytes that no plan takes away."""
+        """Of each node's forward and backward, the tick with most bytes beyond any plan."""
         counted = self._counted_storages
         live = np.asarray(liveness.live_bytes(self.profile), dtype=np.int64)
         births, deaths, sizes = (self._column(name, counted) for name in ("birth", "death", "nbytes"))
@@ -359,7 +360,7 @@ class _Builder:
         return [storage for storage in saved if self._keepers.get(storage, [node])[0] == node or self._single(node)]
 
     def _backward_ops(self, node: int) -> list[int]:
-        """Ops of a node's backward that run while it is sure to have what it kept.
+        """Ops of a node's backward that run while all that it kept is certainly alive.
 
         Up to the first release of something that no other node keeps; where the node is several operators, the last of
         those ops alone: the others may belong to an operator that kept nothing. What the engine does to a gradient

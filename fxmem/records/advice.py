@@ -1,4 +1,4 @@
-"""What a change to a training step is worth, each found by analysing the changed step."""
+"""What changes to a training step are worth, each analysed as a changed step."""
 
 from __future__ import annotations
 

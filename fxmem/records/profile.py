@@ -261,7 +261,7 @@ class PhaseSpan(Record):
 
 
 class ModuleCall(Record):
-    """One call of a module that is not a leaf, and the nodes that ran inside it."""
+    """One call of a module with submodules, and the nodes that ran inside it."""
 
     module: str
     """Its path."""
@@ -292,7 +292,7 @@ class RecomputedOp(Record):
 
 
 class RestoredTensor(Record):
-    """A tensor that the backward of a node read, and that was not saved for it.
+    """A tensor that the backward of a node read although it was not saved.
 
     A checkpointed region recomputed it, or an unpack hook returned it."""
 

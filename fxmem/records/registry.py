@@ -26,8 +26,10 @@ class Registry(Generic[Plugin]):
     """Plug-ins of one kind. Iterating over it gives their names; `in` asks for one.
 
     Args:
-        kind: what messages call a plug-in. package: full name of fxmem's own package of them. group: the group of entry
-        points in which other packages name theirs; loading such an entry point has to register the plug-in.
+        kind: what messages call a plug-in.
+        package: full name of fxmem's own package of them.
+        group: the group of entry points in which other packages name theirs; loading such an entry point has to
+            register the plug-in.
     """
 
     def __init__(self, kind: str, package: str, group: str) -> None:

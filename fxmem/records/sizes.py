@@ -1,4 +1,4 @@
-"""How the peak grows with an input's size, the cards it fits, and baselines of tests.
+"""How the peak grows with an input's size, which cards it fits, and tests' baselines.
 
 *Counted* bytes are those a budget is held against: the allocator's blocks where an allocator is modelled, else what the
 program asked for. Unknown is None.
@@ -58,7 +58,7 @@ class SizePoint(Record):
 
 
 class SizeCurve(Headed, Versioned):
-    """The peak of a step at several sizes of one dimension, and the largest that fits."""
+    """The peak of a step at several sizes of one dimension, and the largest fit."""
 
     inputs: Many[InputTensor]
     """As they were given."""
@@ -151,7 +151,7 @@ class CardFits(Versioned):
 
 
 class PeakBaseline(Record):
-    """The peak that a test recorded, and what it is made of, to report later what grew."""
+    """The peak that a test recorded, with its parts, to report later what grew."""
 
     fxmem_version: str
     torch_version: str

@@ -68,7 +68,8 @@ def package_path(file: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with everything a terminal would obey, rather than show, spelled out as in a Python literal."""
+    """The text with every control character spelled out as in a Python literal. A terminal shows it instead of obeying
+    it."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 

@@ -56,7 +56,7 @@ class Machine(Record):
 
 
 class MeasuredOp(Record):
-    """The scratch memory of one operator at one set of input shapes in one phase, over all its calls.
+    """The scratch memory of one operator at one set of input shapes in one phase. It covers all its calls.
 
     Scratch is what an operator's kernel allocates and frees inside one call, so that no tensor outside the call ever
     owns it, and what it keeps for its own backward in a size that only its library knows (oneDNN's workspace of a
@@ -82,7 +82,7 @@ class MeasuredOp(Record):
 
 
 class MeasuredPhase(Record):
-    """The largest values that a card's caching allocator reports of one phase, each at its own moment."""
+    """The caching allocator's largest values within one phase, each at its own moment."""
 
     phase: Phase
     requested_bytes: Bytes

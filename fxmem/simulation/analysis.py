@@ -80,7 +80,7 @@ class Analysis:
         """The step that was analysed."""
         return self._request
 
-    def again(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
+    def vary(self, model: torch.nn.Module | None = None, **changes: Any) -> Analysis:
         """Analyse the step of another model, or with other settings: any field of `StepRequest`."""
         request = dataclasses.replace(self._request, **changes)
         return analyze_step(self._model if model is None else model, request)

@@ -41,7 +41,7 @@ _HIGHER_ORDER_ADVICE: Final = {
 
 
 def explain_error(error: Exception, model: torch.nn.Module) -> AnalysisError:
-    """The error to raise in the place of `error`, which a run of `model` on FakeTensors raised."""
+    """The error to raise in place of `error`, which running `model` on FakeTensors raised."""
     where = innermost_user_line(error)
     at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
     text = " ".join((str(error).strip().splitlines() or [""])[0].split())
@@ -60,7 +60,7 @@ def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:
             f"{expected}; {model} packs sequences by their lengths{at}. Give the recurrent layer the padded batch "
             f"instead: {bound}."
         )
-    if _is_from(error, "/torch/nested/"):
+    if _is_raised_below(error, "/torch/nested/"):
         instead = "a padded batch, or with one dense tensor of as many rows in all"
         return f"{expected}; {model} uses a nested tensor, whose lengths are data{at}. Analyse it with {instead}."
     if isinstance(error, torch_common.DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in text:
@@ -124,7 +124,7 @@ def _of_recursion(error: Exception, text: str, at: str, model: str) -> str | Non
     return None
 
 
-def _is_from(error: BaseException, folder: str) -> bool:
+def _is_raised_below(error: BaseException, folder: str) -> bool:
     """Whether it was raised below a call into this folder."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Torch's process-wide switches that decide which kernels run, set for the time of an analysis or of a real run.
+"""Torch's process-wide switches for kernels, set during an analysis or a real run.
 
 An analysis reads torch's own flags, so that a program which sets them is predicted as it would run. Other settings than
 this process's are set through `apply_settings`: the same flags, restored at the end. There is no second road.

@@ -1,4 +1,4 @@
-"""Values of the tensors a program makes out of nothing, so that its decisions about them come out as in a real run.
+"""Values of tensors that a program makes from constants. Its decisions about them come out as in a real run.
 
 A FakeTensor has no values, and most programs never ask. But some build positions or masks from `arange` and `ones` and
 look at them ("is any sequence packed?") to choose a cheaper way; libraries that notice a FakeTensor then take the
@@ -65,7 +65,7 @@ _factory_calls: dict[Any, bool] = {}
 
 
 def give(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Let `fake` carry a copy of `value` if it is a small integer or boolean tensor on the CPU."""
+    """Attach a copy of `value` to `fake`, for a small integer or boolean CPU tensor."""
     if _is_integer(value) and value.device.type == "cpu" and not isinstance(value, torch_common.FakeTensor):
         with torch_common.no_modes():
             setattr(fake, VALUE, value.detach().clone())
@@ -83,8 +83,7 @@ def find_value(tensor: Any) -> torch.Tensor | None:
 
 
 def replacement(function: Any) -> Callable[..., Any] | None:
-    """What to run instead of a torch function that asks whether all is well, or reads tensors' memory; None for every
-    other."""
+    """What to run instead of a torch function that checks values or reads tensors' memory. None for every other."""
     try:
         everywhere, reduces, sums, holds = (
             _WHETHER_FINITE.get(function),
@@ -259,8 +258,8 @@ def _select_masked(
 
 @contextlib.contextmanager
 def libraries_ask_for_values() -> Iterator[None]:
-    """Let libraries that treat every FakeTensor as "no values, being traced" treat those with values as ordinary
-    tensors.
+    """Let libraries treat FakeTensors with values as ordinary tensors. They would take every FakeTensor for one that is
+    being traced, without values.
 
     transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
     """

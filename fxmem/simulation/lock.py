@@ -43,7 +43,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def _renew() -> None:
-    """In a process just forked the thread that has the lock is not there to give it back."""
+    """Replace the lock in a forked process: the thread that has it is not there."""
     global _turn
     _turn = _Turn()
 

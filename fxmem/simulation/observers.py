@@ -188,7 +188,8 @@ def _replacement(function: Any) -> Callable[..., Any] | None:
 
 @contextlib.contextmanager
 def _calm_python() -> Iterator[None]:
-    """Deep models, no warnings of the program, and no garbage collection at a moment that no real run has."""
+    """Allow deep models, and silence the program's warnings and the garbage collector. A real run collects at no fixed
+    moment."""
     with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), pause_gc():
         warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
         yield

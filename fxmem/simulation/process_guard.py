@@ -45,7 +45,7 @@ def process_unchanged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_network() -> Iterator[None]:
-    """Keep this thread from resolving host names, and switch huggingface_hub to its offline mode if it is installed.
+    """Keep this thread from resolving host names. Switch huggingface_hub, if it is installed, to its offline mode.
 
     Both are undone at the end; the environment is not touched. What is refused raises a `ConnectionError`.
     """

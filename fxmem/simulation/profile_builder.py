@@ -113,7 +113,7 @@ def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int
 
 
 def _build_storages(run: FakeRun, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
-    """The storages that were alive at some moment of the step, and the index each has now."""
+    """The storages that were alive at some moment of the step, with their new indices."""
     log = run.log
     storages: list[Storage] = []
     renumbered: dict[int, int] = {}

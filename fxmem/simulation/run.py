@@ -51,7 +51,7 @@ class TracedStep:
 def trace_step(
     model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None] = lambda _: None
 ) -> TracedStep:
-    """Run one step of `model` as it would run on the request's target, and account for every byte.
+    """Run one step of `model` as on the request's target, and account for every byte.
 
     Args:
         model: real or on meta; neither it nor its tensors are changed. Run as it is: `train()` or `eval()` is the
@@ -261,7 +261,7 @@ def _name_behind(loss: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _choose_form(optimizer: torch.optim.Optimizer | None, *, foreach: bool) -> None:
-    """Set what torch chooses by looking at the parameters, which it does not do for fake ones.
+    """Set what torch chooses by looking at real parameters. It does not look at fake ones.
 
     `_default_to_fused_or_foreach` in torch/optim/optimizer.py.
     """

@@ -70,7 +70,7 @@ def run_step(
 
 
 def default_loss(out: Any) -> torch.Tensor:
-    """The output's `.loss` if it has one that is not None, else the sum of its floating-point tensors.
+    """The output's `.loss` if there is one, else the sum of its floating-point tensors.
 
     The tensors are those of the output's pytree and of dataclasses in it, each summed (half precision in float32, which
     an fp16 sum would overflow) and the sums added from left to right.

@@ -145,7 +145,7 @@ class PeakCheck:
         return analysis
 
     def _key(self, path: Path, name: str) -> str:
-        """The test's id with its file relative to the baseline's folder, so that it does not depend on where pytest is
+        """The test's id, with its file relative to the baseline's folder. So it does not depend on where pytest is
         started."""
         __tracebackhide__ = True
         if name in self._seen:

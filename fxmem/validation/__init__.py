@@ -1,1 +1,1 @@
-"""The real step, on the CPU or a card, and how far the prediction was from it."""
+"""The real step on the CPU or a card, and the prediction's error."""

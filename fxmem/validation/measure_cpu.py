@@ -118,7 +118,7 @@ def scratch_events(events: Sequence[ProfilerEvent]) -> dict[int, MeasuredCall]:
 def _kept_by_kernels(
     events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]
 ) -> Iterator[tuple[int, MeasuredCall]]:
-    """What outlives a call of an operator with a workspace and is none of its other results."""
+    """What an operator with a workspace keeps after its call and does not return."""
     made: Counter[MeasuredCall] = Counter()
     for index, event in enumerate(events):
         call = event.call
@@ -160,7 +160,7 @@ def _read(profiled: profile) -> list[ProfilerEvent]:
 
 
 def _fill_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:
-    """The events, their calls with the shapes of the earlier steps' last calls of the same operators.
+    """The events; calls without shapes get those of the same operator's last call in earlier steps.
 
     A call of an operator that the earlier steps called less often keeps no shapes.
     """
@@ -176,7 +176,7 @@ def _calls(events: Sequence[ProfilerEvent]) -> list[MeasuredCall]:
 
 
 def _leaf_call(entry: Any) -> MeasuredCall | None:
-    """The call, unless the operator is composite or is autocast's wrapper, which casts the arguments and calls the
+    """The call, unless the operator is composite or is autocast's wrapper. That one casts the arguments and calls the
     operator itself."""
     name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
     if torch_profiler.is_composite(name):
@@ -288,8 +288,8 @@ def _quiet() -> Iterator[None]:
 def resident_bytes(
     model: nn.Module, request: StepRequest, optimizer: Optimizer | None, *, device_type: str = "cpu"
 ) -> dict[Kind, int]:
-    """Bytes alive on a device between two steps, each storage once, under the first kind that applies in the order of
-    `Kind`.
+    """Bytes alive on a device between two steps, by kind. Each storage counts once, under the first kind that applies
+    in the order of `Kind`.
 
     Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one, and what the
     loss closes over; what a module keeps inside objects of other classes is not found. Kinds with nothing are left out.
@@ -334,7 +334,7 @@ def _behind(loss: Any) -> Iterator[torch.Tensor]:
 
 
 def check_on_cpu(model: nn.Module, request: StepRequest) -> None:
-    """Refuse a step of which a parameter, a buffer or an input is not on the CPU.
+    """Refuse a step with a parameter, a buffer or an input outside the CPU.
 
     Raises:
         UsageError: names the first that is not.

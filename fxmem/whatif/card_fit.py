@@ -76,7 +76,7 @@ def fit_cards(
     found: list[CardFit] = []
     steps: list[tuple[Analysis, list[CardFit]]] = []
     for number, (capability, group) in enumerate(alike.items(), 1):
-        for_it = analysis if analysis.profile.target.capability == capability else analysis.again(target=group[0])
+        for_it = analysis if analysis.profile.target.capability == capability else analysis.vary(target=group[0])
         judged = for_it if change is None else change(for_it)
         fits = [_card_fit(judged, card) for card in group]
         found += [fit for fit in fits if fit.fits or not plans]
@@ -165,7 +165,7 @@ def _plan_short(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], 
 
 
 def _move_plan(plan: Plan, card: Target, before: Analysis, after: Analysis) -> Plan:
-    """Return a plan of another card with the same step, with this card's times and process bytes."""
+    """Return another card's plan of the same step, with this card's times and process bytes."""
     one, other = _retarget(card, before.profile), _retarget(card, after.profile)
     return plan.model_copy(
         update={

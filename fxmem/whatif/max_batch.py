@@ -48,7 +48,7 @@ def max_batch(
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> SizeCurve:
-    """Find the largest size of an input's dimension that fits, and the curve of peak against size.
+    """Find the largest fitting size of an input's dimension, and the peak at each size.
 
     Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
     leaves uncertain, three for the curve below.
@@ -160,7 +160,7 @@ def _check_limit(limit: int) -> None:
 
 def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
     args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
-    return analysis.again(args=args, kwargs=kwargs)
+    return analysis.vary(args=args, kwargs=kwargs)
 
 
 def _point(size: int, analysis: Analysis, memory: int) -> SizePoint:
@@ -250,8 +250,8 @@ def _propose_size(
 
 
 def _reach(points: Mapping[int, SizePoint], memory: int, below: int, above: int) -> tuple[int | None, int | None]:
-    """Return the sizes at which reserved and allocated bytes reach the memory, on the line through the two points
-    nearest to the bracket."""
+    """Return the sizes at which reserved and allocated bytes reach the memory. Each is on the line through the two
+    points nearest to the bracket."""
     ran = sorted(size for size, point in points.items() if point.counted_bytes is not None)
     under, over = [size for size in ran if size <= below], [size for size in ran if size >= above]
     pair = sorted({*under[-1:], *over[:1]})

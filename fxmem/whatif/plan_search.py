@@ -29,7 +29,7 @@ _POINTS = 12
 
 def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
     """Analyse the same step with these regions checkpointed; the analysed model itself stays as it is."""
-    return analysis.again(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
+    return analysis.vary(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class PlanSearch:
     # --- without a budget ---------------------------------------------------------------------------------------------
 
     def along_the_curve(self) -> Plan:
-        """The curve of peak against FLOPs, and the plan on it with the smallest product of the two."""
+        """The curve of peak against FLOPs, and the plan with the smallest product of both."""
         proposals = [self.propose_nothing()]
         for way in self.ways:
             with contextlib.suppress(*REFUSALS):
@@ -240,7 +240,7 @@ def _cheaper(*proposals: Proposal | None) -> Proposal | None:
 
 
 def _name_nodes(region: Region, names: tuple[str | None, ...]) -> Region:
-    """The region with the names that the graph it is applied to has for its nodes."""
+    """The region, its nodes named as in the graph that it is applied to."""
     if not names:
         return region
     nodes = tuple(name for name in names[region.first_node : region.last_node] if name is not None)

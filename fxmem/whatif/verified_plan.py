@@ -103,7 +103,7 @@ def plan_budgets(
 
 
 def apply_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
-    """Return the function from an analysis, at another size say, to that of the planned step.
+    """Return a function from an analysis, at another size perhaps, to its planned step.
 
     It raises UsageError if the plan was made for another model.
     """
@@ -154,7 +154,7 @@ def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]
     """What the model's forward comes down to: an `OperatorPlanner` needs it."""
     model = shadow_model(analysis.model)
     found = checkpointing.record_survey(model)
-    analysis.again(model)
+    analysis.vary(model)
     return found.finish()
 
 
@@ -162,7 +162,7 @@ def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]
 
 
 def _describe_shortfall(search: PlanSearch) -> str:
-    """Describe the smallest peak that was reached, what bounds it, and the largest batch that would fit."""
+    """Describe the smallest peak reached, what bounds it, and the largest batch that would fit."""
     if STRATEGIES.get(search.strategy).falls_back:
         for way in search.ways:
             with contextlib.suppress(*REFUSALS):

@@ -263,10 +263,10 @@ def test_what_no_kernel_takes_is_refused_as_on_a_card(model: torch.nn.Module, gi
 
 def test_an_analysis_can_be_made_again_with_other_settings() -> None:
     analysis = analyze(torch.nn.Linear(64, 64), torch.zeros(8, 64, device="meta"), target="cpu")
-    assert analysis.again().profile == analysis.profile
-    assert analysis.again(optimizer=None).peak.requested_bytes < analysis.peak.requested_bytes
-    assert analysis.again(torch.nn.Linear(64, 128)).peak.requested_bytes > analysis.peak.requested_bytes
-    assert analysis.again(args=(torch.zeros(16, 64, device="meta"),)).profile.inputs[0].shape == (16, 64)
+    assert analysis.vary().profile == analysis.profile
+    assert analysis.vary(optimizer=None).peak.requested_bytes < analysis.peak.requested_bytes
+    assert analysis.vary(torch.nn.Linear(64, 128)).peak.requested_bytes > analysis.peak.requested_bytes
+    assert analysis.vary(args=(torch.zeros(16, 64, device="meta"),)).profile.inputs[0].shape == (16, 64)
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])

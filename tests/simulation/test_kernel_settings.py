@@ -171,10 +171,10 @@ def test_an_analysis_is_made_under_its_settings_and_made_again_under_them() -> N
     analysis = analyze(
         Attends().to(torch.bfloat16), torch.ones(2, 128, 64, dtype=torch.bfloat16), target=H100, settings=settings
     )
-    for made in (analysis, analysis.again()):
+    for made in (analysis, analysis.vary()):
         assert "aten._scaled_dot_product_flash_attention.default" in {op.name for op in made.profile.ops}
     assert "aten._safe_softmax.default" in {
-        op.name for op in analysis.again(settings=KernelSettings(sdpa="math")).profile.ops
+        op.name for op in analysis.vary(settings=KernelSettings(sdpa="math")).profile.ops
     }
 
 

@@ -235,7 +235,7 @@ def test_what_is_done_to_the_step_counts_at_every_size() -> None:
     analysis = analyze(linear, meta(3, 1000), target="cpu", mode="infer")
 
     def half(sized: Analysis) -> Analysis:
-        return sized.again(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
+        return sized.vary(linear().to("meta", torch.float16), args=(sized.request.args[0].half(),))
 
     halved = max_batch.measure_curve(analysis, budget=8_000_000, change=half)
     # Half of everything: 2,000,000 of weight and 4000 per sample.

@@ -76,12 +76,14 @@ def flash_backward(
     """`_scaled_dot_product_flash_attention_backward`.
 
     Args:
-        query: `(B, H, Sq, D)`. key: `(B, Hk, Sk, D)`; the values have the same shape. dtype: of all of them, `float16`
-        or `bfloat16`. target: its multiprocessors count when `deterministic`. deterministic:
-        `torch.use_deterministic_algorithms`; the gradient of the queries is then summed from several copies.
+        query: `(B, H, Sq, D)`.
+        key: `(B, Hk, Sk, D)`; the values have the same shape.
+        dtype: of all of them, `float16` or `bfloat16`.
+        target: its multiprocessors count when `deterministic`.
+        deterministic: `torch.use_deterministic_algorithms`; the gradient of the queries is then summed from several
+            copies.
         dense_grad: whether the output's gradient is dense as `(B, Sq, H, D)`, as it is when a transpose follows
-        attention.
-            torch copies it otherwise.
+            attention. torch copies it otherwise.
 
     Events, all until the op returns: the gradient's copy; grad_query, grad_key, grad_value; `softmax_d` float `[B, H,
     ceil128(Sq)]`; `dq_accum` float `[B, ceil128(Sq), H, ceil(D)]` (binary); under grouped queries `dk` and `dv` for
@@ -179,9 +181,13 @@ def cudnn_attention_backward(
     """`_scaled_dot_product_cudnn_attention_backward`: one workspace for the call, after the gradients.
 
     Args:
-        query: `(B, H, Sq, D)`. key: `(B, Hk, Sk, D)`. value: `(B, Hk, Sk, Dv)`. dropout_p: the dropout probability.
-        target: decides which of cuDNN's engines runs. dense_grad: whether the last dimension of the output's gradient
-        has stride 1. torch copies the gradient otherwise.
+        query: `(B, H, Sq, D)`.
+        key: `(B, Hk, Sk, D)`.
+        value: `(B, Hk, Sk, Dv)`.
+        dropout_p: the dropout probability.
+        target: decides which of cuDNN's engines runs.
+        dense_grad: whether the last dimension of the output's gradient has stride 1. torch copies the gradient
+            otherwise.
 
     In the workspace: the queries' gradient in float `[B, H, Sq, D]`; the sum over each row of gradient times output,
     float `[B, H, Sq]`; under grouped queries `dk` and `dv` for every query head. Beside these Hopper's engine takes a

@@ -41,10 +41,13 @@ class Collector:
     """Collects over one step on a CUDA target.
 
     Args:
-        target: a CUDA target. torch_version: whose tables to use. environ: environment of the run that is predicted.
-        settings: what convolutions look at. deterministic: `torch.use_deterministic_algorithms`, and not only as a
-        warning. Torch then refuses matrix products unless
-            `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is taken.
+        target: a CUDA target.
+        torch_version: whose tables to use.
+        environ: environment of the run that is predicted.
+        settings: what convolutions look at.
+        deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix
+            products unless `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is
+            taken.
     """
 
     def __init__(

@@ -139,13 +139,14 @@ class _Window(Record):
 def convolution_memory(
     op: str, args: Sequence[object], target: Target, settings: ConvSettings | None = None
 ) -> ConvolutionMemory:
-    """The cuDNN workspaces and contiguous copies of one ATen convolution op, in order, on a CUDA target.
+    """The cuDNN workspaces and contiguous copies of one ATen convolution, in order, for CUDA.
 
     Args:
-        op: the op's name, e.g. `aten.convolution_backward.default`; one of `CONVOLUTIONS`. args: its positional
-        arguments as the dispatcher saw them; tensors may be torch's (real or fake) or `TensorLayout`s. target: decides
-        what the hardware can do (compute capability). settings: torch's switches; its defaults when None. The
-        `cudnn_convolution*` ops carry their own.
+        op: the op's name, e.g. `aten.convolution_backward.default`; one of `CONVOLUTIONS`.
+        args: its positional arguments as the dispatcher saw them; tensors may be torch's (real or fake) or
+            `TensorLayout`s.
+        target: decides what the hardware can do (compute capability).
+        settings: torch's switches; its defaults when None. The `cudnn_convolution*` ops carry their own.
 
     Returns:
         Workspace sizes are open (`signatures`), to be asked of `conv_workspaces` and filled in by `fill_workspaces`.
@@ -184,7 +185,8 @@ def convolution_memory(
 def select_backend(
     source: TensorLayout, weight: TensorLayout, window: _Window, target: Target, settings: ConvSettings
 ) -> ConvBackend:
-    """`_select_conv_backend` for CUDA tensors of rank 4 or 5, on the target's hardware instead of the machine's."""
+    """`_select_conv_backend` for CUDA tensors of rank 4 or 5. It asks about the target's hardware, not the
+    machine's."""
     if 0 in source.shape[:2]:
         return ConvBackend.EMPTY
     flat = source.rank == 4

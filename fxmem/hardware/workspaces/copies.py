@@ -65,7 +65,7 @@ def _copies(args: Sequence[Any], positions: Sequence[int]) -> tuple[HiddenEvent,
 
 
 def composed_memory(short: str, args: Sequence[Any]) -> HiddenMemory | None:
-    """What an operator of `COMPOSED` allocates beside its result, on the CPU as on a card; None for nothing.
+    """What an operator of `COMPOSED` allocates beside its result, on any device; None for nothing.
 
     Args:
         short: its name without `aten.` and overload.

@@ -1,4 +1,4 @@
-"""What kernels of the CPU allocate beside their results, as far as it follows from the shapes.
+"""What CPU kernels allocate beside their results, where the shapes determine it.
 
 The scratch of oneDNN's convolutions and recurrent layers and of attention depends on the machine (instruction set,
 threads) and is not here.

@@ -96,7 +96,7 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
 
 
 def uses_cublas(op: str) -> bool:
-    """Whether an ATen op runs on a cuBLAS handle and so brings its thread's workspace into being."""
+    """Whether an ATen op runs on a cuBLAS handle, whose workspace its thread then allocates."""
     found = OP_CLASSES.get(_name(op))
     return found is not None and found.uses_cublas
 
@@ -126,7 +126,7 @@ def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -
 
 
 def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
-    """Bytes of the dense copies a matrix product makes of operands BLAS cannot read, freed when it returns.
+    """Bytes of dense copies that a matrix product makes of operands BLAS cannot read. They are freed when it returns.
 
     They come after the result. BLAS wants one dimension of stride 1 and the other at least as long as a row; an
     expanded gradient (all strides 0, from `sum().backward()`) is the common case that is neither.

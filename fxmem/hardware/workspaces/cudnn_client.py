@@ -284,7 +284,7 @@ def _library(folder: Path, version: str, cuda_major: int | None, folders: Sequen
 
 
 def _first(folders: Sequence[Path], names: Sequence[str]) -> str:
-    """Path of the first of the names that lies in one of the folders, else the first name, for the loader to find."""
+    """Path of the first name that one of the folders has. Otherwise the first name, which the loader then looks for."""
     return next((str(folder / name) for folder in folders for name in names if (folder / name).exists()), names[0])
 
 

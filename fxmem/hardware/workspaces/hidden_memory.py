@@ -88,8 +88,7 @@ class HiddenMemory(Record):
         return self.model_copy(update={"events": tuple(filled)})
 
     def peak_bytes(self, outputs: Sequence[int] = ()) -> int:
-        """Most bytes the op has allocated at once, its outputs included where their sizes are given; unknown sizes
-        count as nothing."""
+        """Most bytes the op has allocated at once, outputs of given size included. Unknown sizes count as nothing."""
         live, peak, left = 0, 0, iter(outputs)
         sizes: dict[str, int] = {}
         for event in self.events:

@@ -54,9 +54,10 @@ def kernel_memory(op: str, shapes: Sequence[Shape], dtypes: Sequence[str], targe
     """The hidden buffers of an ATen op on a CUDA target, in order.
 
     Args:
-        op: the op's name, e.g. `aten.embedding_dense_backward.default`. shapes: of its tensor arguments in order; for
-        `embedding_dense_backward` the shape of the result follows them; for `sort` those of
-            one row and of the tensor; for the forms of `index_put` those of the indices, where it accumulates.
+        op: the op's name, e.g. `aten.embedding_dense_backward.default`.
+        shapes: of its tensor arguments in order; for `embedding_dense_backward` the shape of the result follows them;
+            for `sort` those of one row and of the tensor; for the forms of `index_put` those of the indices, where it
+            accumulates.
         dtypes: of the same, torch's names.
         target: for kernels that look at the number of multiprocessors.
 
@@ -76,8 +77,11 @@ def call_memory(
     """The hidden buffers of one call, in order; None where nothing is known or nothing is allocated.
 
     Args:
-        name: of the operator, without `aten.` and overload. args: its positional arguments. result: what it returned.
-        target: a CUDA target. deterministic: only deterministic kernels may run.
+        name: of the operator, without `aten.` and overload.
+        args: its positional arguments.
+        result: what it returned.
+        target: a CUDA target.
+        deterministic: only deterministic kernels may run.
     """
     kernel = KERNELS.get(name)
     describe = _describe_tensors if kernel is None or kernel.describe is None else kernel.describe

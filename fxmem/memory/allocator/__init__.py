@@ -1,4 +1,4 @@
-"""Allocated and reserved bytes of a step in a training loop, on PyTorch's CUDA caching allocator.
+"""Replay a step's requests in a training loop on a model of torch's caching allocator.
 
 The program asks for bytes; the allocator hands out blocks of rounded size, cut from segments that it got from the
 driver and keeps. So a card reports larger numbers than the bytes requested, and all follow from the order of requests:

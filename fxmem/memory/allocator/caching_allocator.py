@@ -118,7 +118,7 @@ class CachingAllocator:
         block.pool.insert(block)
 
     def empty_cache(self) -> None:
-        """Give every segment without a live block back to the driver, of expandable ones every free page.
+        """Return every segment without a live block to the driver. Expandable segments return every free page.
 
         Source: `emptyCache`, `release_cached_blocks`.
         """
@@ -292,8 +292,7 @@ class CachingAllocator:
         return block
 
     def _growth_place(self, pool: Pool, size: int) -> Block:
-        """The lowest run of free and unmapped blocks with room for `size`, else a new range. Source:
-        `find_expandable_block`."""
+        """The lowest free and unmapped run with room for `size`, or a new range. Source: `find_expandable_block`."""
         for block in pool.unmapped_blocks():
             start = block.prev if block.prev is not None and not block.prev.live else block
             room, here = 0, start
@@ -373,8 +372,7 @@ class CachingAllocator:
         self._reserved.add(begin - end)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Give back one oversize block that is large enough, else the largest ones until they are. True if enough was
-        freed.
+        """Release one oversize block that suffices, else the largest ones until they do. True if enough was freed.
 
         Source: `release_available_cached_blocks`.
         """

@@ -99,7 +99,7 @@ def replay(
 
 
 def fits(profile: Profile, capacity_bytes: int, *, settings: AllocatorSettings = DEFAULT_SETTINGS) -> bool:
-    """Whether the loop over this step runs when the driver can give `capacity_bytes` to its process.
+    """Whether a loop over this step runs when the driver can give its process `capacity_bytes`.
 
     That can be less than the reserved peak `replay` reports without a capacity: a short allocator gives its cache back
     and asks again. `replay(profile, capacity_bytes=…)` says what it costs, and what did not fit.

@@ -103,8 +103,7 @@ class AllocatorSettings(Record):
         return cls.model_validate(fields)
 
     def round_size(self, nbytes: int) -> int:
-        """Size of the block that serves a request of `nbytes` > 0, before any slack from a free block that is not
-        split.
+        """Size of the block for a request of `nbytes` > 0. A free block that is not split may be larger.
 
         Source: `round_size`, `roundup_power2_next_division`, `AcceleratorAllocatorConfig::roundup_power2_divisions`.
         """
@@ -118,7 +117,7 @@ class AllocatorSettings(Record):
         return round_up(nbytes, floor // divisions)
 
     def segment_size(self, size: int) -> int:
-        """Bytes asked of the driver for a block of `size`, when no free block serves it. Source:
+        """Bytes requested from the driver for a block of `size` that no free block serves. Source:
         `get_allocation_size`."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT

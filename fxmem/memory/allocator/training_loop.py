@@ -22,7 +22,7 @@ class PhasePeak(Record):
 
 
 class Occupancy(Record):
-    """Where the reserved memory is at the first moment of the step with the most allocated bytes."""
+    """Where the reserved memory is at the first moment with the most allocated bytes."""
 
     phase: Phase
     tick: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OperatorValue:
-    """What a storage contains between two writes to it, made in forward by a call that can be recomputed."""
+    """The contents of a storage between two writes, made by a recomputable call of forward."""
 
     call: int
     """Index of the call."""

@@ -1,4 +1,4 @@
-"""What recomputing some operator calls of a step's forward, instead of keeping their results, does to its peak.
+"""How recomputing some operator calls of forward, instead of keeping their results, changes the peak.
 
 The peak is estimated from the unplanned step: what is recomputed is taken off it from the last reader in forward on,
 and put back from the moment in backward that first needs it or something recomputed from it. Analyses of the applied
@@ -149,7 +149,7 @@ class RecomputeChoices:
             self.first_use[index] = first_use.get(storage, self.profile.storages[storage].death)
 
     def _first_uses(self) -> dict[int, int]:
-        """By saved storage, the tick at which the backward of a node that saves it begins."""
+        """By saved storage, the tick at which a node that saves it begins its backward."""
         begins: dict[int, int] = {}
         for op in self.profile.ops:
             if op.phase is Phase.BACKWARD:
@@ -179,7 +179,7 @@ class RecomputeChoices:
         return _Update(self, nothing, bytes(calls), range(calls)).run()
 
     def toggle(self, state: ChoiceState, calls: Iterable[int]) -> ChoiceState:
-        """The state with these calls recomputed where they were not, and no longer recomputed where they were."""
+        """The state in which exactly those of these calls are recomputed that were not before."""
         changed = list(calls)
         wanted = bytearray(state.recomputed)
         for index in changed:
@@ -230,7 +230,8 @@ class RecomputeChoices:
 
 
 class _Update:
-    """One change of a choice, followed from the changed calls to those they read from, as far as anything changes.
+    """One change of a choice, followed from the changed calls to what they read. It ends where nothing changes any
+    more.
 
     A call is recomputed where that is wanted and backward needs a value of it, or where it needs one that cannot be
     kept. Calls are visited last first, so those that read a call's values are decided before it.
@@ -282,7 +283,7 @@ class _Update:
             self._queue_sources(call)
 
     def _span(self, demand: Demand) -> tuple[int, int] | None:
-        """The first and the last tick at which backward or a recomputed reader needs a value; None if nothing does."""
+        """First and last tick at which backward or a recomputed reader needs a value; None without any."""
         _, first, last, _, readers = demand
         needed = first >= 0
         if not needed:

@@ -63,7 +63,7 @@ class Refiner:
         return None if found is None else found.choice
 
     def cheapen(self, choice: RecomputeChoice, moves: int) -> RecomputeChoice:
-        """Stop recomputing the costliest calls, one after the other, while that is cheaper and keeps the budget."""
+        """Stop recomputing the costliest calls, one by one, while that is cheaper and fits."""
         state, end = self._state(choice), self.moves - moves
         costs = self._step.costs
         tried: set[int] = set()
@@ -90,7 +90,7 @@ class Refiner:
     def _fit_budget(
         self, state: ChoiceState, tries: int, *, below: float = float("inf"), but: int = -1
     ) -> ChoiceState | None:
-        """Toggle one call after the other until the budget is kept, those that free most for their cost first.
+        """Toggle one call after the other until the budget is kept. Those that free most for their cost come first.
 
         With a call that is recomputed go those that nothing but it needs, and where one change does nothing by itself,
         two are tried.
@@ -147,7 +147,7 @@ class Refiner:
         return step.toggle(state, changed)
 
     def _rank_movable(self, state: ChoiceState) -> list[int]:
-        """Rank the calls whose results are alive at the peak by what they free for their cost."""
+        """Rank the calls whose results are alive at the peak by bytes freed per cost."""
         step = self._step
         at = int(step.estimate(state).argmax())
         first, last = state.spans(len(step.live))

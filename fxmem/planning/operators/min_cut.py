@@ -66,7 +66,7 @@ class Cutter(RecomputeChoices):
     # --- cuts ---------------------------------------------------------------------------------------------------------
 
     def _cut(self, keep: Floats, recompute: Floats) -> list[int]:
-        """Return the cheapest calls to recompute, with a price on each kept value and each recomputed call."""
+        """Return the cheapest calls to recompute, given the prices of kept values and recomputed calls."""
         from scipy.sparse import csr_array  # type: ignore[import-untyped]
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
@@ -173,7 +173,7 @@ class Cutter(RecomputeChoices):
 
     @pause_gc()
     def front(self, seeds: Iterable[Iterable[int]] = ()) -> list[RecomputeChoice]:
-        """Return the cuts, seeds and unions that no other beats in both cost and peak, cheapest first."""
+        """Return the cuts, seeds and unions that none beats in cost and peak, cheapest first."""
         return list(_front(self._seeded_choices(seeds)))
 
     def _seeded_choices(self, seeds: Iterable[Iterable[int]]) -> list[RecomputeChoice]:

@@ -27,8 +27,9 @@ class OperatorPlanner:
     """Plans for one profile.
 
     Args:
-        profile: of the unplanned step. survey: gives the calls of its forward and what they make, when that is first
-        needed; whatever it raises is passed on.
+        profile: of the unplanned step.
+        survey: gives the calls of its forward and what they make, when that is first needed; whatever it raises is
+            passed on.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class OperatorPlanner:
         )
 
     def _describe_regions(self, choice: RecomputeChoice) -> tuple[Region, ...]:
-        """Make a region of each run of recomputed calls in the same part of the model."""
+        """Make a region of each run of recomputed calls in one part of the model."""
         cutter, profile = self._cutter, self.profile
         all_dropped, all_held = cutter.find_dropped(choice), cutter.find_kept(choice)
         if not all_dropped:
@@ -192,7 +193,7 @@ def _part(module: str, parents: Collection[str]) -> str:
 
     Args:
         parents: modules that have others within them; one that is numbered and has none is a block only if its name is
-        nothing but a number.
+            nothing but a number.
     """
     names = module.split(".")
     numbered = [

@@ -20,7 +20,7 @@ _LONGEST_SLICE = 64
 
 @dataclass(frozen=True)
 class Span:
-    """Nodes that are exactly one call of a module, or of consecutive children of a Sequential."""
+    """Nodes that are exactly one call of a module or of consecutive Sequential children."""
 
     first: int
     last: int
@@ -137,8 +137,8 @@ def limit_spans(spans: Mapping[tuple[int, int], Span]) -> dict[tuple[int, int], 
 
 
 def norm_runs(profile: Profile) -> list[tuple[int, int]]:
-    """Find the half-open ranges of nodes from a norm to the convolution before the next norm. A concatenation before
-    the norm belongs to it."""
+    """Find the half-open ranges of nodes from a norm up to the next norm's convolution. A concatenation before the norm
+    belongs to it."""
     does: dict[int, set[str]] = defaultdict(set)
     for op in profile.ops:
         if op.phase is Phase.FORWARD:

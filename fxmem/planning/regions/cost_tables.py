@@ -1,4 +1,4 @@
-"""What checkpointing any stretch of a step would keep, take and cost, as tables over cuts.
+"""Tables of what checkpointing any stretch of a step would keep, allocate and cost.
 
 The forward of a model is cut into *units*, stretches of nodes between two places where a region may begin or end. A
 *cut* is a place between units: cut `i` stands before unit `i`. Everything here follows from the unplanned profile:
@@ -47,8 +47,9 @@ class CostTables:
     """The tables for one profile and one choice of cuts.
 
     Args:
-        profile: of an unplanned training step. cuts: node indices where regions may begin or end, ascending; the first
-        and the last node of the model are added.
+        profile: of an unplanned training step.
+        cuts: node indices where regions may begin or end, ascending; the first and the last node of the model are
+            added.
     """
 
     def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ class CostTables:
 
     @cached_property
     def forward_storages(self) -> tuple[_Made, ...]:
-        """Storages made by the model's own nodes in forward, views' users counted for what they view."""
+        """Storages made by the model's nodes in forward. A view's users count as its storage's."""
         profile = self.profile
         saved = {storage for node in profile.nodes for storage in node.saved}
         ends: dict[int, int] = {}
@@ -213,14 +214,14 @@ class CostTables:
         return most_above(*self._ticks(phase), births, deaths, sizes, units, others, self.count)
 
     def _columns(self, *, kept_only: bool) -> tuple[Ints, Ints, Floats, Ints]:
-        """Birth, death, bytes and unit of everything that forward makes, or of what it keeps for backward."""
+        """Birth, death, bytes and unit of all that forward makes, or keeps for backward."""
         chosen = [m for m in self.forward_storages if m.saved or not kept_only]
         births, deaths = (np.asarray([getattr(m, name) for m in chosen], dtype=np.int64) for name in ("birth", "death"))
         sizes = np.asarray([m.nbytes for m in chosen], dtype=np.float64)
         return births, deaths, sizes, np.asarray([self.unit_of[m.node] for m in chosen], dtype=np.int64)
 
     def _ticks(self, phase: Phase, *, until_stop: bool = False) -> tuple[Ints, Ints]:
-        """Return the ticks of the units' ops in a phase, ascending, and the unit of each. A tick of two units is there
+        """Return the ascending ticks of the units' ops in a phase, with each one's unit. A tick of two units is there
         twice.
 
         `until_stop`: of forward, the ops of each unit up to its last saved tensor alone.

@@ -110,7 +110,7 @@ class Tables:
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """By level, what checkpointing a stretch takes when it keeps the results of that level's products."""
+        """By level, the cost of checkpointing a stretch that keeps that level's products."""
         need, cost = np.maximum(self.peak, self.forward_peak), self.units.cost
         found = [Offer(self.regions, self.kept_bytes, need, cost)]
         for spared, held, extra in self.selection.offers:
@@ -131,10 +131,11 @@ class Tables:
         return tuple((at[span.first], at[span.last]) for span in chain if span.first in at and span.last in at)
 
     def group(self, blocks: Sequence[tuple[int, int]], groups: Sequence[int]) -> tuple[Stretch, ...]:
-        """Neighbours of the same group as one stretch, cut into as few as may be regions; the rest is stored.
+        """Join neighbours of one group to a stretch, cut into as few regions as possible. The rest is stored.
 
         Args:
-            blocks: first and last unit of each, in order. groups: by block, the number of its group.
+            blocks: first and last unit of each, in order.
+            groups: by block, the number of its group.
         """
         found: list[tuple[int, int]] = []
         for index, (i, j) in enumerate(blocks):
@@ -230,8 +231,8 @@ class Tables:
     # --- several levels -----------------------------------------------------------------------------------------------
 
     def nested(self, budget: float, *, selective: bool = True) -> tuple[Stretch, ...] | None:
-        """The cheapest regions within regions that keep the budget, some of them selective if they may be; None if
-        there are none."""
+        """The cheapest nested regions that keep the budget; None if there are none. Some of them are selective if they
+        may be."""
         solved = _Nested(self, budget, selective=selective)
         return solved.regions() if solved.feasible else None
 

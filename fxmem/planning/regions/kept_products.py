@@ -1,4 +1,4 @@
-"""What a region saves of its recomputation by keeping results of products, and its price in bytes.
+"""What keeping results of products saves a region in recomputation, and costs it in bytes.
 
 A region that keeps results is run again like any other, except that those products are not: what they gave in the first
 run is there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to
@@ -49,7 +49,7 @@ class Product:
 
 
 class Selection:
-    """The products of a step's units, and what keeping their results means for any stretch of units."""
+    """The products of a step's units, and the effect of keeping them on any stretch."""
 
     def __init__(self, units: CostTables) -> None:
         self.units = units
@@ -158,7 +158,7 @@ class Selection:
         )
 
     def find_kept(self, first: int, last: int, level: int) -> tuple[tuple[int, Product], ...]:
-        """What a region of nodes `first` to `last - 1` keeps at a level, each with its number among the region's
+        """What a region of nodes `first` to `last - 1` keeps at a level. Each has its number among the region's
         products."""
         known = self._by_op
         ops = [op for node in range(first, last) for op in self.numbers.get(node, ())]

@@ -109,7 +109,8 @@ class Planner:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def plan(self, strategy: str, budget_bytes: int | None) -> Plan:
-        """Return the cheapest plan of a strategy within a budget of requested bytes, by the planner's tables.
+        """Return the cheapest plan of a strategy within a budget of requested bytes. Peaks are those of the planner's
+        tables.
 
         Without a budget strategies without a curve give their one plan; the others store everything.
 

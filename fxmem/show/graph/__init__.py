@@ -1,5 +1,4 @@
-"""The annotated graph of a step as SVG, as Graphviz DOT source, or, where there is something to convert it, as PNG or
-PDF.
+"""The annotated graph of a step as SVG, Graphviz DOT, PNG or PDF. The last two need a converter.
 
 Boxes are calls, or modules whose calls are summed up; frames are the modules around them. Equal siblings are folded
 into one, parameters are counted where they are first read, and what is read from far away is named instead of joined by

@@ -39,7 +39,7 @@ def require(form: Format) -> None:
 
 
 def convert(form: Format, drawing: Drawing) -> bytes:
-    """The bytes of a PNG, as sharp as can be drawn, or of a PDF of one page.
+    """The bytes of a PNG, as sharp as possible, or of a one-page PDF.
 
     Raises:
         EnvironmentLacksError: the converter is not there.

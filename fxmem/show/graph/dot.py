@@ -122,7 +122,7 @@ def _write(
     frame: Callable[[int], Attributes],
     edges: Mapping[str, Attributes],
 ) -> str:
-    """Add frames as clusters, each with its boxes and the frames in it, and the edges; return the source."""
+    """Add frames as clusters with their boxes and inner frames, and the edges; return the source."""
     boxes_in: dict[int | None, list[int]] = {}
     for index, each in enumerate(drawing.boxes):
         boxes_in.setdefault(each.frame, []).append(index)
@@ -149,8 +149,8 @@ def _write(
 
 
 def _stack_boxes(drawing: Picture) -> Iterator[tuple[int, int]]:
-    """Pairs of boxes of which the second has to be placed below the first, so that of two frames side by side neither
-    reads of the other.
+    """Pairs of boxes of which the second must be placed below the first. Of two frames side by side, neither then reads
+    from the other.
 
     Without it a frame in which something reads of nothing before would begin beside the frame before, and a hundred of
     them make a staircase.
@@ -174,7 +174,7 @@ def _stack_boxes(drawing: Picture) -> Iterator[tuple[int, int]]:
 
 
 def _leads(heads: Mapping[int, Sequence[int]], first: int, last: int, begin: int, end: int) -> bool:
-    """Whether lines lead from one of the boxes `first` to `last` to one of those from `begin` to `end`."""
+    """Whether lines lead from one of these boxes (`first` to `last`) to one of those (`begin` to `end`)."""
     reached = set(range(first, last + 1))
     for box in range(first, end + 1):
         if box in reached:

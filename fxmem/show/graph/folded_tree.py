@@ -1,4 +1,4 @@
-"""A profile's nodes as the tree of module visits they ran in, equal siblings folded into runs.
+"""A profile's nodes as a tree of module visits, with equal siblings folded into runs.
 
 A *visit* of a module is a stretch of the run, without a gap, spent in the module and those below it: a module called at
 two places is visited twice. Visits are therefore intervals of the order in which nodes ran, and whatever stands for a
@@ -99,7 +99,7 @@ def graph_tree(
 
 
 def all_nodes(item: Item) -> Iterator[int]:
-    """Every node an item stands for, all repeats included, in an order that equal items share."""
+    """Every node of an item, all repeats included, in an order that equal items share."""
     if isinstance(item, Leaf):
         yield from item.nodes
     elif isinstance(item, Visit):

@@ -24,9 +24,11 @@ def answer(name: str, command: Sequence[str], data: bytes, *, limit: float) -> b
     """What a command answers on standard output to `data` on standard input.
 
     Args:
-        name: what it is called in messages. command: program and arguments. data: its input. limit: seconds that it may
-        take. Then it is killed, and with it whatever it has started: what is found by a program's name may be
-            a script around the program.
+        name: what it is called in messages.
+        command: program and arguments.
+        data: its input.
+        limit: seconds that it may take. Then it is killed, and with it whatever it has started: what is found by a
+            program's name may be a script around the program.
 
     Raises:
         WorkerTooSlowError: it took longer.

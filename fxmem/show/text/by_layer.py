@@ -1,4 +1,4 @@
-"""A model layer by layer, as a table for a terminal, as Markdown and as CSV."""
+"""A model layer by layer, as a terminal table, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ def table(report: LayerReport, *, width: int = 100, depth: int | None = None, co
     """The layers as text whose lines are at most `width` columns wide.
 
     Args:
-        report: from `fxmem.memory.by_layer.by_layer`. width: columns of the terminal, at least 60. Wider terminals get
-        more columns: output bytes, backward FLOPs, bytes of the
-            weights, calls.
+        report: from `fxmem.memory.by_layer.by_layer`.
+        width: columns of the terminal, at least 60. Wider terminals get more columns: output bytes, backward FLOPs,
+            bytes of the weights, calls.
         depth: levels of modules below the model to show. None: all modules, and the calls that compute or keep
-        anything. color: whether to write ANSI colours.
+            anything.
+        color: whether to write ANSI colours.
     """
     width = max(width, 60)
     columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=1)

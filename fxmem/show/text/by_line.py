@@ -54,9 +54,11 @@ def table(report: LineReport, *, width: int = 100, tensors: int = 3, color: bool
     """The annotated source as text whose lines are at most `width` columns wide.
 
     Args:
-        report: from `fxmem.memory.by_line.by_line`. width: columns of the terminal, at least 60. Wider terminals get
-        more columns, in the order alive, backward, freed, calls. tensors: how many kinds of tensors to list below a
-        line, most bytes first; 0 lists none. color: whether to write ANSI colours.
+        report: from `fxmem.memory.by_line.by_line`.
+        width: columns of the terminal, at least 60. Wider terminals get more columns, in the order alive, backward,
+            freed, calls.
+        tensors: how many kinds of tensors to list below a line, most bytes first; 0 lists none.
+        color: whether to write ANSI colours.
 
     A file's text is shown if it can be read here and is the one that was analysed, by the lines that have figures; else
     those lines alone.
@@ -113,7 +115,7 @@ def source_text(report: LineReport, file: str) -> Mapping[int, str]:
 
 
 def pick_shown(lines: Mapping[int, LineRow], source: Mapping[int, str], around: int) -> list[int]:
-    """Numbers of the lines with figures and of as many around them, empty ones at the edges left out."""
+    """Numbers of the lines with figures and as many around them. Empty ones at the edges are left out."""
     shown = {number + by for number in lines for by in range(-around, around + 1) if number + by in source}
     return sorted(number for number in shown if source[number].strip() or {number - 1, number + 1} <= shown)
 

@@ -1,4 +1,4 @@
-"""Tables whose first column names a row and whose others are as many as there is room for."""
+"""Tables with a column of names, and as many others as there is room for."""
 
 from __future__ import annotations
 

@@ -30,9 +30,12 @@ def table(
     """The comparison as text whose lines are at most `width` columns wide.
 
     Args:
-        comparison: from `fxmem.compare`. width: columns of the terminal, at least 60. depth: levels of modules below
-        the model to show, every change in them. None: all modules that changed by a hundredth of the larger peak. top:
-        how many nodes to list, the largest change first. color: whether to write ANSI colours.
+        comparison: from `fxmem.compare`.
+        width: columns of the terminal, at least 60.
+        depth: levels of modules below the model to show, every change in them. None: all modules that changed by a
+            hundredth of the larger peak.
+        top: how many nodes to list, the largest change first.
+        color: whether to write ANSI colours.
     """
     width = max(width, 60)
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
@@ -273,7 +276,7 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
 
 
 def _title(row: NodeChange, alike: int, width: int) -> str:
-    """What a node is, its path cut off at the left where it is too long."""
+    """What a node is, with a path that is too long cut at its left."""
     mark = "+ " if row.before_node is None else "- " if row.after_node is None else ""
     more = f" x{alike}" if alike > 1 else ""
     head, inside, path = printable(row.where).rpartition(" in ")

@@ -1,4 +1,4 @@
-"""How a step's peak exceeds a budget or has grown, as the text of a failed test."""
+"""How a step's peak exceeds a budget or has grown, as a failed test's text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 1000
 
 
 def describe_excess(profile: Profile, timeline: Timeline, budget: Budget) -> str:
-    """How a step exceeds a budget that it does not keep, and which lines of code take most."""
+    """How a step exceeds its budget, and which lines of code allocate most."""
     peak, limit = timeline.peak, budget.nbytes
     used, measure = peak.counted_bytes, _measure(peak.allocated_bytes)
     if used > limit:
@@ -91,7 +91,7 @@ def _render(*parts: RenderableType) -> str:
 
 
 def _growth_table(label: str, rows: list[tuple[str, int, int]]) -> Iterator[Table]:
-    """The rows that grew, in requested bytes at the peak before and now, the most first."""
+    """The rows that grew, in requested bytes at the peak, largest growth first."""
     grown = sorted((row for row in rows if row[2] > row[1]), key=lambda row: row[1] - row[2])
     if not grown:
         return
@@ -133,7 +133,7 @@ def _inputs(inputs: tuple[InputTensor, ...]) -> str:
 
 
 def _node_words(node: Node, others: int = 0) -> str:
-    """The node, its class, its line of code, and how many more come from that line."""
+    """The node, its class, its line of code, and how many more that line has."""
     details = [node.module_type] if node.op == "call_module" and node.module_type else []
     if node.source is not None:
         details.append(f"{node.source.file}:{node.source.line}" + (f": {node.source.code}" if node.source.code else ""))

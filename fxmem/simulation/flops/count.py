@@ -80,8 +80,8 @@ def _base_name(func: Any) -> str:
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> SimpleNamespace:
-    """The arguments by their names in the schema, the elements of the first one (`read`) and of the result (`made`),
-    and the result."""
+    """The arguments by their names in the schema, and the result. `read`: elements of the first argument; `made`: of
+    the result."""
     schema = op_arguments(func)
     named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     named |= {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)

@@ -22,8 +22,8 @@ def tensors_among(value: Any) -> list[Tensor]:
 
 
 def count_elements(value: Any) -> int:
-    """Elements of a tensor, of a tuple's first tensor (the main result), or of all floating-point tensors of a list
-    (foreach)."""
+    """Elements of a tensor, of a tuple's first tensor, or of a list's floating-point tensors. A tuple's first is the
+    main result; a list comes from a foreach operator."""
     tensors = tensors_among(value)
     return (
         sum(t.numel() for t in tensors if t.is_floating_point())
@@ -43,8 +43,8 @@ def product(a: Tensor, b: Tensor) -> int:
 
 
 def grouped_mm(a: Tensor, b: Tensor) -> int:
-    """Groups split the rows (2d x 3d), the columns (3d x 2d) or the contraction (2d x 2d), so they add up to one
-    product; 3d x 3d is a batch."""
+    """Groups add up to one product, unless both operands are 3-d: that is a batch. They split the rows (2d x 3d), the
+    columns (3d x 2d) or the contraction (2d x 2d)."""
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -60,9 +60,9 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 
 def convolution_backward(c: SimpleNamespace) -> int:
-    """Each of the gradients of input and weight takes the forward's multiply-adds, one for each number of the weight at
-    each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by their
-    number."""
+    """Each of the gradients of input and weight costs the forward's multiply-adds. There is one for each number of the
+    weight at each place that it is put; torch's formula takes the weight's for that of one group, and multiplies by
+    their number."""
     narrow: Tensor = c.input if c.transposed else c.grad_output
     forward: int = 2 * c.weight.numel() * narrow.shape[0] * prod(narrow.shape[2:])
     return forward * sum(map(bool, c.output_mask[:2]))
@@ -119,7 +119,7 @@ def _hidden_elements(c: SimpleNamespace, weights: Sequence[Tensor]) -> int:
 
 
 def mkldnn_weights(c: SimpleNamespace) -> list[Tensor]:
-    """Two matrices and two biases, numbered from 0 in the forward op and from 1 in the backward one."""
+    """Two matrices and two biases. They are numbered from 0 in the forward op and from 1 in the backward one."""
     weights = tensors_among([getattr(c, f"weight{i}", None) for i in range(5)])
     return weights if c.has_biases else weights[:2]
 
@@ -270,8 +270,8 @@ def gelu_backward(c: SimpleNamespace) -> int:
 
 
 def fused_adam(c: SimpleNamespace, decay: int) -> int:
-    """m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for
-    AMSGrad max(v, v^) (1)."""
+    """Per element, Adam's 13 operations, and 1 more for AMSGrad. m = lerp(m, g, 1 - b1) (3), v = b2 v + (1 - b2) g g
+    (4), p - (lr / c1) m / (sqrt(v) / sqrt(c2) + eps) (6), for AMSGrad max(v, v^) (1)."""
     return count_fused(c, 13 + c.amsgrad, decay)
 
 
@@ -283,6 +283,6 @@ def fused_sgd(c: SimpleNamespace) -> int:
 
 
 def count_fused(c: SimpleNamespace, flops: int, decay: int) -> int:
-    """Per element of the parameters, with weight decay, g + wd p (2) or p (1 - lr wd) (1), `maximize` (-g) and the
-    gradient scaler's division."""
+    """Per element, `flops`, weight decay, `maximize` (-g) and the gradient scaler's division. Decay is g + wd p (2) or
+    p (1 - lr wd) (1)."""
     return each(flops + decay * (c.weight_decay != 0) + c.maximize + (c.grad_scale is not None))(c)

@@ -1,4 +1,4 @@
-"""What each operator counts, by its name, which stands for its in-place and foreach forms too."""
+"""What each operator counts, by its name. In-place and foreach forms share the name."""
 
 from __future__ import annotations
 

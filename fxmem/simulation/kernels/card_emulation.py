@@ -1,4 +1,4 @@
-"""Make torch answer and choose as on the target card, for a program that runs on FakeTensors on a machine with no GPU.
+"""Let torch answer and choose as on the target card. The program runs on FakeTensors, on a machine without a GPU.
 
 Inside `target_kernels(target)` and on the thread that entered it:
 
@@ -122,7 +122,7 @@ def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
 
 
 def _cudnn_version() -> int | None:
-    """Of the cuDNN that torch has loaded here, taken to be the one on the card too; it loads without a GPU."""
+    """Version of the cuDNN that torch has loaded here, without a GPU. It stands for the card's too."""
     version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return version
 
@@ -267,7 +267,7 @@ def _set_fake_state(put: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
 
 @contextlib.contextmanager
 def target_kernels(target: Target) -> Iterator[None]:
-    """For the duration and on this thread, torch chooses kernels and answers questions as on `target`.
+    """Within this context and on this thread, torch chooses kernels as on `target`.
 
     On the CPU that is its generator's state alone, which takes memory there.
 

@@ -1,4 +1,4 @@
-"""What some operators return on a card, where torch's own kernels for FakeTensors say nothing or something else.
+"""What some operators return on a card, where torch's FakeTensor kernels differ or are missing.
 
 Each is given to FakeTensorMode by `_torch.kernels.override_fake_kernels` and returns FakeTensors of the sizes, strides
 and dtypes the CUDA kernel would; NotImplemented leaves a call to torch. Kept to what the step's memory needs: checks of

@@ -163,8 +163,7 @@ def _flat_buffer(weights: Sequence[Tensor], elements: int) -> Tensor | None:
 
 
 def run_rnn(name: str, capability: tuple[int, int], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """What `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu` (`name`) returns on a card of `capability`,
-    for fakes on CUDA.
+    """What `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` (`name`) returns for fakes on a CUDA card of `capability`.
 
     Arguments are torch's: `(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)`.
 

@@ -1,5 +1,4 @@
-"""Which modules can be analysed as they come, what is analysed in place of a wrapper, and what is refused, in one line
-each.
+"""Which modules can be analysed, which part of a wrapper is, and which are refused.
 
 Wrappers that change where or how fast a module runs, not what it keeps, are taken off: `torch.compile`, `DataParallel`,
 `DistributedDataParallel`. What runs outside torch's Python (TorchScript, `torch.ao` quantised modules), has no shapes
@@ -35,8 +34,9 @@ def plain_model(model: Any) -> tuple[nn.Module, tuple[str, ...]]:
     """The module to analyse, and what was taken for granted in choosing it.
 
     Raises:
-        UsageError: what was given is an exported program, not a module. AnalysisError: a module or a tensor in it
-        cannot be followed without data; the message names it and says what to do.
+        UsageError: what was given is an exported program, not a module.
+        AnalysisError: a module or a tensor in it cannot be followed without data; the message names it and says what to
+            do.
     """
     notes: list[str] = []
     while True:

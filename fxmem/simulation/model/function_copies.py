@@ -46,7 +46,7 @@ class Rebinder:
         self._kept: list[Any] = []  # ids stay theirs while the objects live
 
     def model(self, original: nn.Module) -> None:
-        """Remake what modules of the copy hold, and give its parameters and buffers the hooks of the original's."""
+        """Rebuild what the copy's modules refer to. Parameters and buffers get the hooks of the original's."""
         for module in original.modules():
             made = self._memo.get(id(module))
             if isinstance(made, nn.Module):
@@ -83,8 +83,7 @@ class Rebinder:
         return made
 
     def _object(self, value: Any) -> Any:
-        """A copy of what a function belongs to, its attributes for the copy of the model; itself where all are
-        others."""
+        """Copy a function's object, its attributes replaced by the model copy's; the object itself if none is."""
         moved = {name: self._memo[id(each)] for name, each in _attributes(value).items() if id(each) in self._memo}
         if not moved or isinstance(value, nn.Module):
             return value

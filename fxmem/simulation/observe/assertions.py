@@ -28,7 +28,7 @@ def find_passing_value(frame: types.FrameType) -> bool | None:
 
 @functools.lru_cache(maxsize=32)
 def _places(file: str) -> dict[Place, bool]:
-    """By the place of each condition in a file's checks, the truth with which it is passed."""
+    """By the place of each condition in a file's checks, the truth value that passes."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

@@ -224,7 +224,7 @@ class AutogradEngine:
         return [None if consumer is None else next(wanted) for consumer, _ in node.next_functions]
 
     def _fill_missing(self, node: Any, number: int, received: list[torch.Tensor | None]) -> None:
-        """Zeros in place of the gradients that a Function did not receive, unless it takes None for them."""
+        """Put zeros for the gradients that a Function did not receive, unless it accepts None."""
         if number in self._keeps_none:
             return
         known = self._undifferentiable.get(number, [])
@@ -236,8 +236,8 @@ class AutogradEngine:
 
 
 def _is_rebuilt_view(node: Any, number: int) -> bool:
-    """Whether autograd rebuilt this node for a view that was written to in place, right after the `CopySlices` of the
-    write.
+    """Whether autograd rebuilt this node for a view that was written in place. It runs right after the `CopySlices` of
+    the write.
 
     For a tensor subclass, such as a FakeTensor, it does so by repeating the view; for a plain tensor by `as_strided`
     (torch/csrc/autograd/variable.cpp, `grad_fn`), whose backward puts the gradient into a new tensor of zeros.

@@ -88,6 +88,6 @@ class BackwardHooks:
 
 
 def _find_hooks(node: Any, kind: str) -> dict[int, Any]:
-    """The hooks of one kind that a node has, in a table that is freed with it, as C++ frees them."""
+    """A node's hooks of one kind, in a table that is freed with the node. C++ frees them so."""
     found: dict[int, Any] = node.metadata.setdefault(("fxmem", kind), {})
     return found

@@ -222,7 +222,7 @@ class StepLog:
             self._watched = {address: watch for address, watch in self._watched.items() if watch.index != index}
 
     def rename(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
-        """Set the name and the kind of a storage unless it was there before the step."""
+        """Set a storage's name and kind, unless it was there before the step."""
         for path, part in torch_wrappers.named_parts(tensor):
             index = self._note_storage(part)
             if index is not None and (self.birth[index] > 0 or self.kind[index] is None):

@@ -70,7 +70,7 @@ class CallObserver(Protocol):
     """What a tracer reports to: which node the program works for."""
 
     def on_call(self, node: int) -> None:
-        """Everything from here until the next `on_call` happens for the node with this index in the graph."""
+        """From here until the next `on_call`, everything happens for the node of this index."""
 
     def on_result(self, node: int, first_op: int, result: Any) -> None:
         """The node with this index returned `result`; it ran the ops from `first_op` on, whatever `on_call` had
@@ -153,7 +153,7 @@ class ProgramTracer(torch.fx.Tracer):
     def observe_backward_calls(self) -> Iterator[None]:
         """Observe what backward recomputes: `Tensor.backward` is itself an observed call, during which the observer is
         off."""
-        if torch_common.is_function_mode_on():
+        if torch_common.is_function_mode_active():
             yield
         else:
             with _Listener(self):

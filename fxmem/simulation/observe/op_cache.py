@@ -1,4 +1,4 @@
-"""The results of operators on fake tensors, remade for calls that look alike, without running FakeTensorMode.
+"""Repeat the results of operators for calls that look alike, without running FakeTensorMode.
 
 A model repeats itself: of the thousands of operator calls of a step a few hundred are different. Two calls are alike if
 the operator, the metadata of its tensors (sizes, strides, offset, dtype, device, dispatch keys), its other arguments
@@ -191,7 +191,7 @@ class OpCache:
 
 
 def describe_mismatch(func: Any) -> str:
-    """The error text for a call that came out differently from one that looked the same."""
+    """The error text for two calls that looked the same and had different results."""
     return (
         f"{func} gave another result than a call before it that looked the same; this is a bug of fxmem, which "
         f"{CHECK}=0 avoids"

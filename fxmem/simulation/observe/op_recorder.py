@@ -120,7 +120,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
-        """The result of a call, its storages noted, and how calls that look the same are replayed."""
+        """The result of a call, with its storages noted; equal calls are replayed from here on."""
         call = None if self._is_in_place_foreach(func) else self._cache.call(func, args, kwargs)
         replay = None if call is None else call.replay
         if call is None or replay is None or self._cache.compares:

@@ -32,10 +32,10 @@ def _report_only(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysi
 
 
 def _zero_grad_worth(analysis: Analysis) -> str:
-    """Gradients of zeros that the next backward adds to are those that an earlier micro-batch has left."""
+    """Gradients zeroed in place cost what an earlier micro-batch's gradients cost."""
     done = "the step does so already, as PyTorch by default"
     try:
-        more = analysis.again(accumulate=2).peak.counted_bytes - analysis.peak.counted_bytes
+        more = analysis.vary(accumulate=2).peak.counted_bytes - analysis.peak.counted_bytes
     except FxmemError:
         return done
     return (
@@ -49,7 +49,7 @@ def _no_grad_worth(analysis: Analysis) -> str:
     """A forward that keeps what backward needs is that of a training step."""
     done = "the step runs under no_grad and in eval mode already; inference_mode takes the same memory"
     try:
-        profile = analysis.again(mode="train", optimizer=None).profile
+        profile = analysis.vary(mode="train", optimizer=None).profile
     except FxmemError:
         return done
     span = next(span for span in profile.phases if span.phase is Phase.FORWARD)

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 
 
 def calls_in_place(file: str, calls: Mapping[tuple[int, str], bool]) -> Iterator[tuple[int, str]]:
-    """Rewrite the statements of a file that call some functions, so that they run in place. Returns the first line of
-    each and its text, dedented, empty where the call cannot be found.
+    """Rewrite the statements of a file that call some functions to run in place. Returns the first line of each and its
+    text, dedented, empty where the call cannot be found.
 
     `F.relu(x)` gets `inplace=True` where it takes that; else `torch.relu(x)` becomes `torch.relu_(x)`, and `x.relu()`
     becomes `x.relu_()`.
 
     Args:
         calls: the line, as a frame that calls the function gives it, and the last part of the function's name, to
-        whether it takes `inplace=`.
+            whether it takes `inplace=`.
     """
     lines = linecache.getlines(file)
     try:

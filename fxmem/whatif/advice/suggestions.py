@@ -167,7 +167,7 @@ class _Advisor:
         return chosen, reached
 
     def _drop_idle(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
-        """Drop the changes that the budget does not need, those that alter the numbers most first."""
+        """Drop changes that the budget does not need, starting with those that alter numbers most."""
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
             tried = self._try_changes(fewer) if fewer else None

@@ -42,7 +42,7 @@ class Variant:
     """Names of nodes whose results the program frees after their last use."""
 
     def replace_step(self, model: nn.Module | None = None, **changes: Any) -> Variant:
-        """Return the variant with other settings of the step, and another model if one is given."""
+        """Return the variant with other settings of the step, and another model if given."""
         request = dataclasses.replace(self.request, **changes)
         return dataclasses.replace(self, model=self.model if model is None else model, request=request)
 

@@ -1,5 +1,4 @@
-"""Which attention kernel the target card runs for one call of `scaled_dot_product_attention`, and the tensors that
-brings.
+"""Which attention kernel a card runs for a `scaled_dot_product_attention`, and its tensors.
 
 `attention_backend` is the decision, a pure function of a call and the settings it meets (`calls`, `rules`); `attend`
 the call itself, with the kernel so chosen (`kernels`).

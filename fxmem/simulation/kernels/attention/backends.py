@@ -111,7 +111,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype, blocked: float) -> Tensor
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, mask: None, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
 ) -> Tensor:
-    """Head sizes that are no multiple of 8 are padded with zeros, and the result is sliced (`pad_last_dim`,
+    """Pad head sizes that are no multiple of 8 with zeros, and slice the result (`pad_last_dim`,
     `post_process_flash_output`)."""
     head_dim = q.shape[-1]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale

@@ -1,4 +1,4 @@
-"""A call of `scaled_dot_product_attention` and the settings it meets, as the choice of its kernel sees them."""
+"""A call of `scaled_dot_product_attention` and its settings, as the choice of its kernel sees them."""
 
 from __future__ import annotations
 
