@@ -25,8 +25,8 @@ ARGUMENTS = (
         "--output",
         required=True,
         metavar="FILE.svg",
-        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need CairoSVG "
-        "(pip install cairosvg)",
+        help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need vl-convert "
+        "(pip install 'fxmem[image]')",
     ),
     argument(
         "--plan",

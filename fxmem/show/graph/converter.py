@@ -1,7 +1,7 @@
-"""A drawing as PNG or PDF, converted from its SVG by CairoSVG.
+"""A drawing as PNG or PDF, converted from its SVG by vl-convert.
 
-It comes with pip into the environment that fxmem is in, with no rights on the machine; what it draws is the SVG itself,
-with its head and its legend. It runs in a process of its own under a time limit.
+Its wheel is complete (resvg and fonts), so that no library of the system is needed. It draws the SVG itself, with head
+and legend. It runs in a process of its own under a time limit.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ TIME_LIMIT = 60.0
 _ZOOM = 2.0
 """Pixels of a PNG to one of the SVG, so that it can be printed."""
 _LONGEST = 32_000
-"""Pixels of a PNG's side at most; cairo refuses 32,768."""
-_WORKER = (
-    "import sys, cairosvg; "
-    "convert = {'png': cairosvg.svg2png, 'pdf': cairosvg.svg2pdf}[sys.argv[1]]; "
-    "convert(bytestring=sys.stdin.buffer.read(), write_to=sys.stdout.buffer, scale=float(sys.argv[2]))"
-)
+"""Pixels of a PNG's side at most; many viewers refuse 32,768."""
+_WORKER = """
+import sys, vl_convert
+
+convert = {"png": vl_convert.svg_to_png, "pdf": vl_convert.svg_to_pdf}[sys.argv[1]]
+try:
+    sys.stdout.buffer.write(convert(sys.stdin.buffer.read().decode(), scale=float(sys.argv[2])))
+except Exception as error:
+    sys.exit(str(error).partition("\\n")[0])  # a trace of its own code follows
+"""
 _MAGIC: dict[Format, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}
 
 
 def require(form: Format) -> None:
     """Raise EnvironmentLacksError, with what to install, if the converter is not there."""
-    if importlib.util.find_spec("cairosvg") is None:
+    if importlib.util.find_spec("vl_convert") is None:
         raise EnvironmentLacksError(
-            f"expected CairoSVG to write .{form}, which is not here: pip install cairosvg. A .svg needs nothing"
+            f"expected vl-convert to write .{form}, which is not here: pip install 'fxmem[image]'. A .svg needs nothing"
         )
 
 
@@ -49,9 +53,9 @@ def convert(form: Format, drawing: Drawing) -> bytes:
     zoom = min(_ZOOM, _LONGEST / max(drawing.width, drawing.height)) if form == "png" else 1.0
     command = [sys.executable, "-P", "-c", _WORKER, form, f"{zoom:.4f}"]
     try:
-        data = answer("CairoSVG", command, drawing.svg.encode(), limit=TIME_LIMIT)
+        data = answer("vl-convert", command, drawing.svg.encode(), limit=TIME_LIMIT)
     except WorkerFailedError as error:
         raise AnalysisError(f"expected a .{form}, but {error}; write .svg instead") from error
     if not data.startswith(_MAGIC[form]):
-        raise AnalysisError(f"expected a .{form}, but CairoSVG answered what is none; write .svg instead")
+        raise AnalysisError(f"expected a .{form}, but vl-convert answered what is none; write .svg instead")
     return data

@@ -82,11 +82,11 @@ def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _
 def image(profile: Profile, timeline: Timeline, form: Format, options: DrawingOptions = _DEFAULTS) -> bytes:
     """Draw the graph as a PNG, or as a PDF of one page.
 
-    A PNG has two pixels to one of the SVG where it is not too long for that. CairoSVG converts the SVG. Other
+    A PNG has two pixels to one of the SVG where it is not too long for that. vl-convert converts the SVG. Other
     arguments and errors are those of `render`, and:
 
     Raises:
-        EnvironmentLacksError: CairoSVG is not installed.
+        EnvironmentLacksError: vl-convert is not installed.
         AnalysisError: it failed.
     """
     require_image(form)
@@ -98,7 +98,7 @@ def require_image(form: Format) -> None:
 
     Raises:
         UsageError: there is no such format.
-        EnvironmentLacksError: CairoSVG is not installed.
+        EnvironmentLacksError: vl-convert is not installed.
     """
     if form not in get_args(Format):
         raise UsageError(f"expected a format of {', '.join(get_args(Format))}; got {form!r}")

