@@ -9,7 +9,8 @@ Both logs are signed sizes in order: a block comes (+) or goes (-). Sizes are re
   a peak. Two frees of one size at one place are the same; of what is left, each side's own blocks take the next free of
   their size; what then remains is paired in order, and such a block lives longer on the side where its free comes
   later.
-- Frees at a log's very end are left out: they move no peak, and a program's last line frees as it likes.
+- Frees at a log's very end count only against an earlier free on the other side: they move no peak, and a program's
+  last line frees as it likes.
 
 A measured log names nothing, so a block that only it has is placed by its neighbour: the last predicted allocation
 before it that both sides have.
@@ -39,6 +40,8 @@ class LogEvent:
     op: str = ""
     """Operator that allocated the block; empty for what was there before the step."""
     node: str = ""
+    line: str = ""
+    """Where the user's own code makes the node."""
 
 
 def predicted_events(profile: Profile) -> tuple[LogEvent, ...]:
@@ -50,7 +53,9 @@ def predicted_events(profile: Profile) -> tuple[LogEvent, ...]:
             continue
         op = profile.ops[storage.op] if storage.op is not None else None
         node = op.node if op is not None else storage.node
-        names = (op.name if op is not None else "", profile.nodes[node].name if node is not None else "")
+        made = profile.nodes[node] if node is not None else None
+        line = made.source.place if made is not None and made.source is not None else ""
+        names = (op.name if op is not None else "", made.name if made is not None else "", line)
         # At one tick comes before goes: an op allocates before its inputs are freed.
         if storage.birth > 0:
             found.append((storage.birth, False, index, storage.nbytes, names))
@@ -99,6 +104,36 @@ def first_differences(
     return tuple(difference for _, _, difference in sorted(_rank(found), key=lambda ranked: ranked[:2])[:limit])
 
 
+def count_by_phase(predicted: Sequence[LogEvent], measured: Sequence[int]) -> dict[Phase, int]:
+    """How many events of a log without phases fall into each.
+
+    A phase begins at the first of its blocks that both logs have.
+
+    Args:
+        predicted: as for `first_differences`.
+        measured: as for `first_differences`.
+    """
+    allocations = ([at for at, size in enumerate(log) if size > 0] for log in ([e.nbytes for e in predicted], measured))
+    mine, theirs = allocations
+    only_mine, only_theirs, (end_mine, end_theirs) = _edit_script(
+        [predicted[at].nbytes for at in mine], [measured[at] for at in theirs]
+    )
+    left_out, left_out_there = set(only_mine), set(only_theirs)
+    common = zip(
+        (at for i, at in enumerate(mine[:end_mine]) if i not in left_out),
+        (at for i, at in enumerate(theirs[:end_theirs]) if i not in left_out_there),
+        strict=True,
+    )
+    begins: dict[Phase, int] = {}
+    for at, other in common:
+        begins.setdefault(predicted[at].phase, other)
+    borders = [*list(begins.values())[1:], len(measured)]
+    counts, before = {}, 0
+    for phase, border in zip(begins or [Phase.FORWARD], borders, strict=True):
+        counts[phase], before = border - before, border
+    return counts
+
+
 def _rank(found: Sequence[tuple[int, Difference]]) -> Iterator[tuple[int, int, Difference]]:
     """Rank the differences at one place so that neither side hides the other."""
     ranks: Counter[tuple[int, LogSide]] = Counter()
@@ -121,15 +156,16 @@ class _Log:
         """How many common allocations lie before an event."""
         return bisect_left(self.common, at)
 
-    def frees(self) -> dict[int, list[int]]:
-        """By size, the indices of the frees in the aligned part. Those at the log's very end are left out."""
+    def frees(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Frees in the aligned part by size: their indices, those at the end apart."""
         end = next((at + 1 for at in reversed(range(len(self.sizes))) if self.sizes[at] > 0), 0)
-        found = defaultdict(list)
+        found: dict[int, list[int]] = defaultdict(list)
+        last: dict[int, list[int]] = defaultdict(list)
         for piece in self.read:
             for at in piece:
-                if self.sizes[at] < 0 and at < end:
-                    found[-self.sizes[at]].append(at)
-        return found
+                if self.sizes[at] < 0:
+                    (found if at < end else last)[-self.sizes[at]].append(at)
+        return found, last
 
 
 def _split_logs(
@@ -171,6 +207,7 @@ def _blocks(
                     position=at,
                     op=event.op,
                     node=event.node,
+                    line=event.line,
                 ),
             )
         )
@@ -187,6 +224,7 @@ def _blocks(
                     position=at,
                     op=near.op,
                     node=near.node,
+                    line=near.line,
                 ),
             )
         )
@@ -198,15 +236,18 @@ def _frees(
 ) -> list[tuple[int, Difference]]:
     """The blocks that live longer on one side, with the place of their later free."""
     found = []
-    frees_of_mine, frees_of_theirs = mine.frees(), theirs.frees()
-    for size in sorted(frees_of_mine.keys() & frees_of_theirs.keys()):
+    (frees_of_mine, last_of_mine), (frees_of_theirs, last_of_theirs) = mine.frees(), theirs.frees()
+    for size in sorted(frees_of_mine.keys() | frees_of_theirs.keys()):
         early, late = _find_unmatched(mine, frees_of_mine[size], theirs, frees_of_theirs[size])
         for side, left, log in ((LogSide.PREDICTED, early, mine), (LogSide.MEASURED, late, theirs)):
             for place, block in blocks:
                 if block.side is side and block.nbytes == size:
-                    own = next((at for at in left if log.place(at) >= place and at > block.position), None)
+                    own = next((at for at in left if log.place(at) >= place and at > (block.position or 0)), None)
                     if own is not None:
                         left.remove(own)
+        lacking = len(late) - len(early)
+        early += last_of_mine[size][len(last_of_theirs[size]) :][: max(lacking, 0)]
+        late += last_of_theirs[size][len(last_of_mine[size]) :][: max(-lacking, 0)]
         for at, other in zip(early, late, strict=False):
             event, place, other_place = predicted[at], mine.place(at), theirs.place(other)
             if place == other_place:
@@ -220,6 +261,7 @@ def _frees(
                 position=position,
                 op=event.op,
                 node=event.node,
+                line=event.line,
             )
             found.append((max(place, other_place), block))
     return found

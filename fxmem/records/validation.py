@@ -16,6 +16,7 @@ __all__ = [
     "VALIDATION_SCHEMA_VERSION",
     "ComparedPhase",
     "ComparedQuantity",
+    "ComparedSegments",
     "ComparedShare",
     "Difference",
     "LogSide",
@@ -38,7 +39,8 @@ class Machine(Record):
     device: Literal["cpu", "cuda"]
     name: str
     """The card, or for the CPU its architecture and the instruction set torch's kernels use."""
-    torch_version: str
+    torch_version: str | None = None
+    """None where a measurement does not say."""
     cuda_version: str | None = None
     cudnn_version: str | None = None
     onednn: bool | None = None
@@ -105,7 +107,9 @@ class Measurement(Record):
     no tensor of the step owns, as the libraries' workspaces."""
     resident_by_kind: Mapped[Kind, Bytes]
     """Splits `resident_bytes`; kinds with nothing are left out. On a card, `workspace` is what no tensor found in the
-    model, the inputs or the optimizer owns."""
+    model, the inputs or the optimizer owns. Empty for a snapshot, which does not say what a block is for."""
+    resident_sizes: tuple[Bytes, ...] = ()
+    """The blocks of `resident_bytes`, the largest first; only for a snapshot."""
     retained_bytes: int
     """Alive when the step's function has returned, less `resident_bytes`. 0 in a steady state; the gradients if there
     is no optimizer."""
@@ -139,7 +143,12 @@ class Measurement(Record):
     """The log: signed bytes of every allocation (+) and free (-) in order of time. `resident_bytes` plus its largest
     running sum is `peak_bytes`."""
     events_by_phase: Mapped[Phase, int] = Field(default_factory=dict)
-    """How many events fall into each phase, in the order of the phases; empty if there is no log."""
+    """How many events fall into each phase, in the order of the phases; empty if there is no log. For a snapshot, those
+    of the predicted blocks that both sides have."""
+    segments: tuple[Bytes, ...] = ()
+    """The allocator's segments when the step is over, the largest first; only for a snapshot."""
+    notes: tuple[str, ...] = ()
+    """What this measurement does not show."""
 
 
 class Quantity(StrEnum):
@@ -171,7 +180,9 @@ class ComparedShare(Record):
     """Some of the kinds, predicted and measured, that make up the peak.
 
     A measurement sees blocks, not what they are for: it knows what was there before the step, kind by kind, and the
-    rest only together. That rest is negative where the step frees more of what was there than it allocates.
+    rest only together. That rest is negative where the step frees more of what was there than it allocates. A snapshot
+    knows what was there only together: its first share has all the kinds that may be there before a step, workspaces
+    among them, and its second none.
     """
 
     kinds: tuple[Kind, ...]
@@ -195,14 +206,29 @@ class Difference(Record):
     lives_longer: bool = False
     """Both have it, and on this side it goes later."""
     nbytes: Bytes
+    count: int = 1
+    """Blocks of this size; more than one only of those that are there before the step."""
     phase: Phase
-    position: int
-    """Index into that side's log of its allocation, or of the free that comes late."""
+    position: int | None
+    """Index into that side's log of its allocation, or of the free that comes late; None for a block that is there
+    before the step."""
     op: str = ""
     """Operator that takes it, e.g. `aten.convolution.default`; of a block that only the measurement has, that of the
     last common allocation before it. Empty before the first."""
     node: str = ""
-    """Name of the node that operator runs for."""
+    """Name of the node that operator runs for; of a predicted block that is there before the step, what it is."""
+    line: str = ""
+    """The user's line that made the node, as `file:line`."""
+    frames: tuple[str, ...] = ()
+    """The card's own stack at that event, innermost first; empty where none was recorded."""
+
+
+class ComparedSegments(Record):
+    """The segments of one size that the caching allocator has when the step is over."""
+
+    nbytes: Bytes
+    predicted: int
+    measured: int
 
 
 class ComparedPhase(Record):
@@ -239,3 +265,5 @@ class Verdict(Record):
     differences: tuple[Difference, ...] = ()
     """The first blocks on which the predicted and the measured log disagree, in the order of the step. Empty on the
     CPU, where most of what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""
+    segments: tuple[ComparedSegments, ...] = ()
+    """By size, the largest first; empty unless the measurement names its segments."""

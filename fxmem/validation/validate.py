@@ -1,4 +1,4 @@
-"""Compare a prediction with a real run of the same step.
+"""Compare a prediction with a real run, or with a memory snapshot of a card.
 
 The model handed in is not touched: the run is on a copy. A model on meta has no values; its parameters get small random
 ones, which changes no memory. What is an index or a mask (an integer or boolean buffer with dimensions) would have to
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 
 from fxmem._torch.common import FakeTensor, tree_leaves, tree_map_only
 from fxmem.errors import FxmemError, UsageError, one_line
+from fxmem.memory.allocator import complete_timeline
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
@@ -30,6 +33,7 @@ from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inp
 from fxmem.simulation.step import set_training
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda
+from fxmem.validation.snapshot import measured_step, read_snapshot
 from fxmem.validation.verdict import verdict
 
 _PARAMETER_STD = 0.02
@@ -45,10 +49,12 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     precision: Precision | None = None,
     settings: KernelSettings | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    snapshot: str | os.PathLike[str] | None = None,
+    target: str | Target | None = None,
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Predict a step, run it for real, and compare the two.
+    """Predict a step, run it for real, and compare the two; or compare with a memory snapshot of a card.
 
     Args:
         model: real, on meta, or a function without arguments that builds it.
@@ -61,11 +67,14 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
             process.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
             allocated there.
+        snapshot: a file that `torch.cuda.memory._dump_snapshot` wrote on any card after this step; nothing is run. The
+            requested bytes are judged, which are exact in such a file.
+        target: with `snapshot`, the card that it was made on: a name from the catalogue, or a `Target`.
         tolerance: largest absolute error allowed, as a fraction of the measured peak.
         progress: called with a few words before each stage.
 
     Raises:
-        UsageError: the model or the inputs cannot be made real; no such device.
+        UsageError: the model or the inputs cannot be made real; no such device; no snapshot that torch wrote.
         EnvironmentLacksError: there is no card.
         AnalysisError: the model raised.
     """
@@ -74,6 +83,13 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         args=args, kwargs=kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, settings=settings
     )
     tell = progress or (lambda _: None)
+    if snapshot is not None:
+        if target is None:
+            raise UsageError("expected target, the card that the snapshot was made on, e.g. target='a100'")
+        request = dataclasses.replace(request, target=target)
+        return validate_snapshot(build_module(model, tell), request, Path(snapshot), tolerance=tolerance, progress=tell)
+    if target is not None:
+        raise UsageError("expected target with snapshot only: a real run is predicted for the device that it is on")
     return validate_step(model, build_module(model, tell), request, device=device, tolerance=tolerance, progress=tell)
 
 
@@ -109,6 +125,36 @@ def validate_step(
             measure = measure_cuda if device == "cuda" else measure_cpu
             measurement = measure(real, dataclasses.replace(request, args=args, kwargs=kwargs))
     return verdict(analysis.profile, analysis.peak, measurement, tolerance)
+
+
+def validate_snapshot(
+    model: nn.Module,
+    request: StepRequest,
+    snapshot: Path,
+    *,
+    tolerance: float = 0.01,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Compare the prediction of a step with a memory snapshot of its card.
+
+    Args:
+        model: real or on meta; it is not run.
+        request: its target is the card.
+        snapshot: as in `validate`.
+        tolerance: as in `validate`.
+        progress: as in `validate`.
+
+    Raises:
+        The errors of `validate`.
+    """
+    if request.resolved_target.device != "cuda":
+        raise UsageError("expected the card that the snapshot was made on, got the target cpu")
+    progress("reading the snapshot")
+    found = read_snapshot(snapshot)
+    profile = analyze_step(model, request, progress).profile
+    step = measured_step(profile, found)
+    timeline = complete_timeline(profile, {"PYTORCH_ALLOC_CONF": found.allocator_settings})
+    return verdict(profile, timeline.peak, step.measurement, tolerance, step.frames)
 
 
 def _target(device: str) -> str | Target:

@@ -9,17 +9,20 @@ stands beside it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 from fxmem.errors import UsageError
 from fxmem.memory import liveness
-from fxmem.memory.allocator import read_settings, replay
+from fxmem.memory.allocator import AllocatorSettings, read_settings, replay, trace_step
 from fxmem.memory.log_diff import first_differences, predicted_events
-from fxmem.records.profile import Kind, Peak, Profile
+from fxmem.records.profile import Kind, Peak, Phase, Profile, Storage
 from fxmem.records.validation import (
     ComparedPhase,
     ComparedQuantity,
+    ComparedSegments,
     ComparedShare,
     Difference,
+    LogSide,
     MeasuredPhase,
     Measurement,
     Quantity,
@@ -27,14 +30,22 @@ from fxmem.records.validation import (
 )
 
 _KNOWN_BEFORE_THE_STEP = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE)
+_RESIDENTS_SHOWN = 10
 
 
-def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance: float) -> Verdict:
+def verdict(
+    prediction: Profile,
+    peak: Peak,
+    measurement: Measurement,
+    tolerance: float,
+    frames: Callable[[int], tuple[str, ...]] = lambda _: (),
+) -> Verdict:
     """Compare a profile's peak with what was measured.
 
     Args:
         prediction: the profile that `peak` is of.
         tolerance: largest absolute error of the judged quantity, as a fraction.
+        frames: the card's own stack at an event of the measured log.
 
     Raises:
         UsageError: the two are not of the same device or step, or the tolerance is negative.
@@ -57,17 +68,21 @@ def verdict(prediction: Profile, peak: Peak, measurement: Measurement, tolerance
         within_tolerance=abs(error) <= tolerance,
         shares=_shares(prediction, peak, measurement, judged),
         phases=_phases(prediction, measurement),
-        differences=_differences(prediction, measurement),
+        differences=_differences(prediction, measurement, frames),
+        segments=_segments(prediction, measurement),
     )
 
 
+def _settings(measurement: Measurement) -> AllocatorSettings:
+    return read_settings({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
+
+
 def _phases(prediction: Profile, measurement: Measurement) -> tuple[ComparedPhase, ...]:
-    if measurement.machine.device != "cuda":
+    if not measurement.phases:
         return ()
-    settings = read_settings({"PYTORCH_ALLOC_CONF": measurement.machine.allocator_settings})
     predicted = {
         peak.phase: MeasuredPhase.model_validate(peak.model_dump())
-        for peak in replay(prediction, settings=settings).phases
+        for peak in replay(prediction, settings=_settings(measurement)).phases
     }
     return tuple(
         ComparedPhase(predicted=predicted[found.phase], measured=found)
@@ -76,10 +91,58 @@ def _phases(prediction: Profile, measurement: Measurement) -> tuple[ComparedPhas
     )
 
 
-def _differences(prediction: Profile, measurement: Measurement) -> tuple[Difference, ...]:
+def _differences(
+    prediction: Profile, measurement: Measurement, frames: Callable[[int], tuple[str, ...]]
+) -> tuple[Difference, ...]:
     if measurement.machine.device != "cuda" or not measurement.events:
         return ()
-    return first_differences(predicted_events(prediction), measurement.events, measurement.events_by_phase)
+    found = first_differences(predicted_events(prediction), measurement.events, measurement.events_by_phase)
+    return (
+        *_resident_differences(prediction, measurement),
+        *(
+            each.model_copy(update={"frames": frames(each.position)})
+            if each.side is LogSide.MEASURED and each.position is not None
+            else each
+            for each in found
+        ),
+    )
+
+
+def _resident_differences(prediction: Profile, measurement: Measurement) -> Iterator[Difference]:
+    """The blocks that only one side has before the step, the largest first."""
+    if not measurement.resident_sizes:
+        return
+    names = {storage.nbytes: storage.name or storage.kind.value for storage in reversed(_residents(prediction))}
+    mine = Counter(storage.nbytes for storage in _residents(prediction))
+    theirs = Counter(measurement.resident_sizes)
+    sides = ((LogSide.PREDICTED, mine - theirs), (LogSide.MEASURED, theirs - mine))
+    ranked = sorted(((nbytes * count, nbytes, side) for side, left in sides for nbytes, count in left.items()))
+    for total, nbytes, side in reversed(ranked[-_RESIDENTS_SHOWN:]):
+        yield Difference(
+            side=side,
+            nbytes=nbytes,
+            count=total // nbytes,
+            phase=Phase.FORWARD,
+            position=None,
+            node=names[nbytes] if side is LogSide.PREDICTED else "",
+        )
+
+
+def _residents(prediction: Profile) -> list[Storage]:
+    return [storage for storage in prediction.storages if storage.birth == 0 and storage.nbytes]
+
+
+def _segments(prediction: Profile, measurement: Measurement) -> tuple[ComparedSegments, ...]:
+    """How many segments of each size; empty where memory is mapped into segments, whose sizes are then one."""
+    settings = _settings(measurement)
+    if not measurement.segments or settings.expandable_segments:
+        return ()
+    mine = Counter(segment.size for segment in trace_step(prediction, settings).segments_after)
+    theirs = Counter(measurement.segments)
+    return tuple(
+        ComparedSegments(nbytes=nbytes, predicted=mine[nbytes], measured=theirs[nbytes])
+        for nbytes in sorted(mine | theirs, reverse=True)
+    )
 
 
 def _check_same(prediction: Profile, measurement: Measurement) -> None:
@@ -144,9 +207,14 @@ def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Q
     scratchless = judged is Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
     whole = measurement.peak_without_kernel_scratch_bytes if scratchless else measurement.peak_bytes
     resident = Counter[Kind]()
-    for storage in prediction.storages:
-        if storage.birth == 0:
-            resident[storage.kind] += storage.nbytes
+    for storage in _residents(prediction):
+        resident[storage.kind] += storage.nbytes
+    if measurement.resident_sizes:
+        predicted, measured = resident.total(), measurement.resident_bytes
+        return (
+            ComparedShare(kinds=tuple(resident), predicted_bytes=predicted, measured_bytes=measured),
+            ComparedShare(kinds=(), predicted_bytes=peak.requested_bytes - predicted, measured_bytes=whole - measured),
+        )
     shares = [
         ComparedShare(
             kinds=(kind,), predicted_bytes=resident[kind], measured_bytes=measurement.resident_by_kind.get(kind, 0)

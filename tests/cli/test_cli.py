@@ -177,6 +177,9 @@ TYPOS = {
     "validate m --device tpu": (
         "expected --device to be one of cpu, cuda; got 'tpu', did you mean cpu?; see fxmem validate --help"
     ),
+    "validate m --snapshot x.pickle": "expected --snapshot together with --target",
+    "validate m --target t4": "expected --snapshot together with --target",
+    "validate m --snapshot x.pickle --target t4 --device cuda": "expected --snapshot or --device, not both",
     "show": "the following arguments are required: REPORT.json|-; see fxmem show --help",
     "show nothing.json": (
         "expected a report written by `fxmem analyze --json`, got 'nothing.json': No such file or directory"

@@ -48,22 +48,20 @@ def test_a_block_only_the_prediction_has_is_named() -> None:
     (found,) = first_differences(predicted(), measured, {Phase.FORWARD: 2, Phase.BACKWARD: 4})
     expected = {
         "side": LogSide.PREDICTED,
-        "lives_longer": False,
         "nbytes": 90,
         "phase": Phase.FORWARD,
         "position": 1,
         "op": CONVOLUTION,
         "node": "conv",
     }
-    assert found.model_dump() == expected
+    assert found.model_dump(exclude_defaults=True) == expected
 
 
 def test_a_block_only_the_measurement_has_is_placed_by_what_came_before() -> None:
     measured = [700, 90, -90, 700, 57, -57, 700, 300, -700, 11]
     (found,) = first_differences(predicted(), measured, {Phase.FORWARD: 6, Phase.BACKWARD: 4})
-    assert found.model_dump() == {
+    assert found.model_dump(exclude_defaults=True) == {
         "side": LogSide.MEASURED,
-        "lives_longer": False,
         "nbytes": 57,
         "phase": Phase.FORWARD,
         "position": 4,
@@ -98,6 +96,13 @@ def test_a_block_that_goes_later_is_the_same_block() -> None:
 def test_frees_at_the_very_end_are_left_out() -> None:
     assert first_differences(predicted(), (*SIZES, -11, -300, -700), {Phase.FORWARD: 4, Phase.BACKWARD: 7}) == ()
     assert first_differences((*predicted(), LogEvent(-11, Phase.BACKWARD)), SIZES, BY_PHASE) == ()
+
+
+def test_a_block_that_goes_at_the_very_end_of_one_side_only_lives_longer_there() -> None:
+    sooner = (*SIZES[:4], -700, *SIZES[4:])
+    late = (*predicted(), LogEvent(-700, Phase.BACKWARD))
+    counts = {**BY_PHASE, Phase.FORWARD: BY_PHASE[Phase.FORWARD] + 1}
+    assert brief(first_differences(late, sooner, counts)) == [("predicted", True, 700, "backward", "")]
 
 
 def test_phases_are_aligned_each_on_its_own() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from fxmem.cli.options import MODEL, STEP
 from fxmem.cli.output import check_output, write_json
@@ -14,8 +15,14 @@ from fxmem.cli.step import build_step, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.names import MeasuredDevice
 
+if TYPE_CHECKING:
+    from fxmem.records.validation import Verdict
+
 BRIEF = "run the step for real and compare"
-DESCRIPTION = "Run the step on this machine and hold the prediction against what was measured."
+DESCRIPTION = (
+    "Run the step on this machine and hold the prediction against what was measured; or hold it against a memory "
+    "snapshot of a card, made by anyone."
+)
 
 ARGUMENTS = (
     MODEL,
@@ -26,6 +33,12 @@ ARGUMENTS = (
         choices=get_args(MeasuredDevice),
         help="where to run: this machine's CPU or its NVIDIA GPU",
     ),
+    argument(
+        "--snapshot",
+        metavar="FILE.pickle",
+        help="run nothing: compare with what torch.cuda.memory._dump_snapshot wrote on a card",
+    ),
+    argument("--target", metavar="NAME|FILE.json", help="the card that the snapshot was made on"),
     argument(
         "--tolerance",
         type=float,
@@ -42,31 +55,54 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
+    if (options.snapshot is None) != (options.target is None):
+        raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
+    if options.snapshot is not None and options.device != "cpu":
+        raise UsageError("expected --snapshot or --device, not both: with a snapshot nothing is run")
     require_torch()
     with Progress(options.quiet) as progress:
         progress("loading torch")
-        from fxmem.cli.specs import build_model, parse_settings
-        from fxmem.validation.measure_cuda import require_card
-        from fxmem.validation.validate import validate_step
-
-        if options.device == "cuda":
-            require_card()
-        request = step_request(options)
-        built, args, kwargs = build_step(options, progress)
-        shape: dict[str, Any] = {
-            "mode": options.mode,
-            "weights_dtype": options.weights,
-            "channels_last": options.channels_last,
-        }
-        settings = parse_settings(options.settings)
-        verdict = validate_step(
-            lambda: build_model(options.model, settings, device="cpu", **shape).module,
-            built.module,
-            dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec),
-            device=options.device,
-            tolerance=options.tolerance,
-            progress=progress,
-        )
+        verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)
     from fxmem.show.text.verdict import table
 
     return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
+
+
+def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:
+    from fxmem.hardware import catalogue
+    from fxmem.validation.validate import validate_snapshot
+
+    request = step_request(options, target=catalogue.target(options.target))
+    built, args, kwargs = build_step(options, progress)
+    return validate_snapshot(
+        built.module,
+        dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
+        Path(options.snapshot),
+        tolerance=options.tolerance,
+        progress=progress,
+    )
+
+
+def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
+    from fxmem.cli.specs import build_model, parse_settings
+    from fxmem.validation.measure_cuda import require_card
+    from fxmem.validation.validate import validate_step
+
+    if options.device == "cuda":
+        require_card()
+    request = step_request(options)
+    built, args, kwargs = build_step(options, progress)
+    shape: dict[str, Any] = {
+        "mode": options.mode,
+        "weights_dtype": options.weights,
+        "channels_last": options.channels_last,
+    }
+    settings = parse_settings(options.settings)
+    return validate_step(
+        lambda: build_model(options.model, settings, device="cpu", **shape).module,
+        built.module,
+        dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec),
+        device=options.device,
+        tolerance=options.tolerance,
+        progress=progress,
+    )

@@ -8,11 +8,13 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
-from fxmem.records.validation import Difference, LogSide, MeasuredOp, Measurement, Quantity, Verdict
+from fxmem.records.validation import ComparedShare, Difference, LogSide, MeasuredOp, Measurement, Quantity, Verdict
 from fxmem.show.text.tables import RULED, facts, item_list, render
 
 _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
+_SEGMENTS_SHOWN = 5
+_KERNELS_SHOWN = 2
 _LABELS = {
     Quantity.REQUESTED: "requested",
     Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
@@ -47,10 +49,14 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
             "Logs",
             [
                 ("", "blocks on which the two logs disagree, the first ones:"),
-                *((format_bytes(each.nbytes), _describe_side(each)) for each in shown),
+                *(line for each in shown for line in _difference_lines(each)),
                 *([("", f"and {more} more in the JSON")] if more else []),
             ],
         )
+    if verdict.segments:
+        yield item_list("Segments", list(_segment_lines(verdict)))
+    if measured.notes:
+        yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
     yield facts(_conclusion(verdict))
 
 
@@ -65,7 +71,7 @@ def _totals(verdict: Verdict) -> Table:
     totals.add_section()
     for share in verdict.shares:
         if share.predicted_bytes or share.measured_bytes:
-            label = to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
+            label = _share_label(verdict, share)
             _add_row(totals, f"  {label}", share.predicted_bytes, share.measured_bytes)
     if len(verdict.phases) > 1:
         totals.add_section()
@@ -73,6 +79,25 @@ def _totals(verdict: Verdict) -> Table:
             predicted, measured = phase.predicted.allocated_bytes, phase.measured.allocated_bytes
             _add_row(totals, f"  allocated in {phase.measured.phase}", predicted, measured)
     return totals
+
+
+def _share_label(verdict: Verdict, share: ComparedShare) -> str:
+    if verdict.measurement.resident_sizes and share.kinds:
+        return "there before the step"
+    return to_words(share.kinds[0]) if len(share.kinds) == 1 else "made during the step"
+
+
+def _segment_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """How many segments both sides have, and the sizes of which they have different numbers."""
+    predicted, measured = (
+        sum(counts) for counts in zip(*((s.predicted, s.measured) for s in verdict.segments), strict=True)
+    )
+    yield "", f"{predicted:,} predicted, {measured:,} measured when the step is over"
+    differing = [each for each in verdict.segments if each.predicted != each.measured]
+    for each in differing[:_SEGMENTS_SHOWN]:
+        yield format_bytes(each.nbytes), f"{each.predicted:,} predicted, {each.measured:,} measured"
+    if len(differing) > _SEGMENTS_SHOWN:
+        yield "", f"and {len(differing) - _SEGMENTS_SHOWN} more sizes in the JSON"
 
 
 def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
@@ -102,7 +127,7 @@ def _machine(measurement: Measurement) -> str:
     versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
     parts = [
         printable(machine.name),
-        f"torch {machine.torch_version}",
+        *([f"torch {machine.torch_version}"] if machine.torch_version else []),
         *(f"{name} {version}" for name, version in versions.items() if version),
     ]
     if machine.onednn is not None:
@@ -130,7 +155,26 @@ def describe_difference(difference: Difference) -> str:
     return f"{format_bytes(difference.nbytes)} {_describe_side(difference)}"
 
 
+def _difference_lines(difference: Difference) -> Iterator[tuple[str, str]]:
+    """The block; where the card's stack is known, it and the nearest line of ours."""
+    yield format_bytes(difference.nbytes), _describe_side(difference)
+    own = next((frame for frame in difference.frames if ".py:" in frame and "torch/" not in frame), "")
+    kernels = [frame for frame in difference.frames if "at::" in frame and "empty" not in frame][:_KERNELS_SHOWN]
+    places = (("ours", _short_place(difference.line)), ("the card's", ", ".join([*kernels, *([own] if own else [])])))
+    if difference.frames:
+        yield from (("", f"{whose}: {printable(place)}") for whose, place in places if place)
+
+
+def _short_place(place: str) -> str:
+    """A file and its folder."""
+    return "/".join(place.replace("\\", "/").split("/")[-2:])
+
+
 def _describe_side(difference: Difference) -> str:
+    if difference.position is None:
+        blocks = f"{difference.count} blocks" if difference.count > 1 else "a block"
+        what = f": {printable(difference.node)}" if difference.node else ""
+        return f"{blocks} there before the step, only {difference.side.value}{what}"
     where = f"{difference.op.removesuffix('.default')} of {difference.node}" if difference.op else "the step's begin"
     after = "after " if difference.side is LogSide.MEASURED and not difference.lives_longer else ""
     verb = "lives longer where" if difference.lives_longer else "only"
