@@ -126,9 +126,10 @@ class LanguageModel(nn.Module):
 
     def __init__(self, context: int, earlier: int) -> None:
         super().__init__()
-        self.tokens, self.head, self.final = Weight(WORDS, WIDTH), Projection(WORDS, WIDTH), RootNorm(WIDTH)
+        self.tokens = Weight(WORDS, WIDTH)
         self.register_buffer("angles", meta(2, context, WIDTH // HEADS // 2), persistent=False)
         self.layers = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.final, self.head = RootNorm(WIDTH), Projection(WORDS, WIDTH)
         for number in range(earlier):
             self.register_buffer(f"earlier{number}", meta(5, BATCH, context, dtype=torch.int64))
 
