@@ -25,185 +25,35 @@ import gc
 import itertools
 import os
 import platform
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.profiler import profile, record_function
+from torch.profiler import record_function
 
 from fxmem._torch import profiler as torch_profiler
 from fxmem._torch.common import tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
 from fxmem.records.profile import Kind, Phase
-from fxmem.records.validation import Machine, MeasuredOp, Measurement
+from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.function_copies import tensors_behind
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import describe, make_optimizer, run_step
-
-# --- the log ----------------------------------------------------------------------------------------------------------
-
-WORKSPACE_KERNELS = (
-    "aten.convolution.default",
-    "aten.convolution_backward.default",
-    "aten.mkldnn_rnn_layer.default",
-    "aten.mkldnn_rnn_layer_backward.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+from fxmem.validation.profiler_log import (
+    MARK,
+    WORKSPACE_KERNELS,
+    ProfilerEvent,
+    fill_shapes,
+    live_bytes,
+    read_events,
+    scratch_by_op,
+    scratch_events,
 )
-"""Leaf operators whose scratch is set aside by default: oneDNN lays out the memory of convolutions and
-recurrent layers as it likes, and the CPU's flash attention takes buffers for each thread."""
-
-_RESULTS_OF_KNOWN_SHAPE = {"aten.mkldnn_rnn_layer.default": 3}
-"""Operators that beside so many results, made before it, return a tensor for their own backward: output, hidden and
-cell state, workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp)."""
-
-_OPERATOR = re.compile(r"\w+::\w+")
-_MARK = "fxmem.simulation.step:"
-_PHASES = {"forward": Phase.FORWARD, "loss": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer": Phase.OPTIMIZER}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredCall:
-    """One call of a leaf operator."""
-
-    name: str
-    """Qualified overload, e.g. `aten.convolution.default`."""
-    input_shapes: tuple[tuple[int, ...] | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ProfilerEvent:
-    """One allocation or free."""
-
-    nbytes: int
-    """Positive for an allocation, negative for a free."""
-    address: int
-    phase: Phase = Phase.FORWARD
-    call: MeasuredCall | None = None
-    """The call during which it happens; None between two operators."""
-    path: tuple[str, ...] = ()
-    """Operators it happens in, from the leaf operator to the innermost."""
-
-
-def scratch_events(events: Sequence[ProfilerEvent]) -> dict[int, MeasuredCall]:
-    """Indices of the allocations of a call's scratch, and of their frees, with the call."""
-    born: dict[int, int] = {}
-    freed: dict[int, int] = {}
-    scratch: dict[int, MeasuredCall] = {}
-    for index, event in enumerate(events):
-        if event.nbytes > 0:
-            born[event.address] = index
-            continue
-        birth = born.pop(event.address, None)
-        if birth is None:
-            continue
-        freed[birth] = index
-        call = event.call
-        if call is not None and events[birth].call is call:
-            scratch[birth] = scratch[index] = call
-    for birth, call in _kept_by_kernels(events, scratch):
-        scratch[birth] = call
-        if birth in freed:
-            scratch[freed[birth]] = call
-    return dict(sorted(scratch.items()))
-
-
-def _kept_by_kernels(
-    events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall]
-) -> Iterator[tuple[int, MeasuredCall]]:
-    """What an operator with a workspace keeps after its call and does not return."""
-    made: Counter[MeasuredCall] = Counter()
-    for index, event in enumerate(events):
-        call = event.call
-        if event.nbytes > 0 and call is not None and call.name in _RESULTS_OF_KNOWN_SHAPE and index not in scratch:
-            made[call] += 1
-            if made[call] > _RESULTS_OF_KNOWN_SHAPE[call.name]:
-                yield index, call
-
-
-def _live(resident: int, events: Sequence[ProfilerEvent], without: Mapping[int, MeasuredCall]) -> list[int]:
-    """Bytes alive before the first event and after each, the events `without` not counted."""
-    return list(
-        itertools.accumulate(
-            (0 if index in without else event.nbytes for index, event in enumerate(events)), initial=resident
-        )
-    )
-
-
-def _read(profiled: profile) -> list[ProfilerEvent]:
-    """The memory events of a profile in order of time."""
-    found: list[tuple[int, ProfilerEvent | Phase]] = []
-    pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
-        (root, None, ()) for root in torch_profiler.event_tree(profiled)
-    ]
-    while pending:
-        entry, call, path = pending.pop()
-        if torch_profiler.is_allocation(entry):
-            block = entry.extra_fields
-            if block.device.type == "cpu":
-                found.append((entry.start_time_ns, ProfilerEvent(block.alloc_size, block.ptr, call=call, path=path)))
-        elif entry.name.startswith(_MARK):
-            found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(_MARK)]))
-        elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
-            call = call or _leaf_call(entry)
-            path = (*path, _qualified_name(entry)) if call else path
-        pending += [(child, call, path) for child in entry.children]
-    found.sort(key=lambda timed: timed[0])
-    return list(_in_phases(entry for _, entry in found))
-
-
-def _fill_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:
-    """The events; calls without shapes get those of the same operator's last call in earlier steps.
-
-    A call of an operator that the earlier steps called less often keeps no shapes.
-    """
-    shaped: dict[str, list[MeasuredCall]] = defaultdict(list)
-    for call in _calls(earlier):
-        shaped[call.name].append(call)
-    latest = {call: shaped[call.name].pop() for call in reversed(_calls(events)) if shaped[call.name]}
-    return [replace(event, call=latest.get(event.call, event.call)) if event.call else event for event in events]
-
-
-def _calls(events: Sequence[ProfilerEvent]) -> list[MeasuredCall]:
-    return list(dict.fromkeys(event.call for event in events if event.call))
-
-
-def _leaf_call(entry: Any) -> MeasuredCall | None:
-    """The call, unless the operator is composite or is autocast's wrapper. That one casts the arguments and calls the
-    operator itself."""
-    name = f"{entry.name}.{entry.overload_name}" if entry.overload_name else entry.name
-    if torch_profiler.is_composite(name):
-        return None
-    inner = (child for child in entry.children if torch_profiler.is_function(child))
-    if torch_profiler.has_autocast(name) and any(
-        child.name == entry.name and child.overload_name == entry.overload_name for child in inner
-    ):
-        return None
-    shapes = tuple(tuple(value.sizes) if hasattr(value, "sizes") else None for value in entry.extra_fields.inputs)
-    return MeasuredCall(_qualified_name(entry), shapes)
-
-
-def _qualified_name(entry: Any) -> str:
-    return f"{entry.name.replace('::', '.')}.{entry.overload_name or 'default'}"
-
-
-def _in_phases(entries: Iterator[ProfilerEvent | Phase]) -> Iterator[ProfilerEvent]:
-    phase = Phase.FORWARD
-    for entry in entries:
-        if isinstance(entry, Phase):
-            phase = entry
-        else:
-            yield ProfilerEvent(entry.nbytes, entry.address, phase, entry.call, entry.path)
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def measure_cpu(
@@ -246,7 +96,7 @@ def measure_cpu(
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
-    events = _fill_shapes(_read(profiled), _read(earlier))
+    events = fill_shapes(read_events(profiled), read_events(earlier))
     return _measurement(type(model).__name__, describe(request, stepper), resident, events, set_aside)
 
 
@@ -255,7 +105,7 @@ def _nowhere(_: str) -> None:
 
 
 def _mark(part: str) -> None:
-    with record_function(_MARK + part):
+    with record_function(MARK + part):
         pass
 
 
@@ -358,7 +208,7 @@ def _measurement(
     start = sum(resident.values())
     scratch = scratch_events(events)
     of_kernels = {index: call for index, call in scratch.items() if call.name in set_aside}
-    live = _live(start, events, {})
+    live = live_bytes(start, events, {})
     at = live.index(max(live)) - 1
     running = events[at].call if at >= 0 else None
     by_phase: dict[Phase, int] = defaultdict(int)
@@ -376,62 +226,12 @@ def _measurement(
         peak_op=running.name if running else "",
         peak_by_phase=dict(by_phase),
         set_aside=set_aside,
-        peak_without_kernel_scratch_bytes=max(_live(start, events, of_kernels)),
-        peak_without_scratch_bytes=max(_live(start, events, scratch)),
-        scratch=_scratch_by_op(events, scratch, at),
+        peak_without_kernel_scratch_bytes=max(live_bytes(start, events, of_kernels)),
+        peak_without_scratch_bytes=max(live_bytes(start, events, scratch)),
+        scratch=scratch_by_op(events, scratch, at),
         events=tuple(event.nbytes for event in events),
         events_by_phase=dict(Counter(event.phase for event in events)),
     )
-
-
-@dataclass
-class _Tally:
-    """Scratch of one call."""
-
-    phase: Phase
-    kernel: tuple[str, ...]
-    allocations: int = 0
-    alive: int = 0
-    most: int = 0
-    at_peak: int = 0
-
-
-def _scratch_by_op(
-    events: Sequence[ProfilerEvent], scratch: Mapping[int, MeasuredCall], peak: int
-) -> tuple[MeasuredOp, ...]:
-    """One row per operator, kernel, phase and input shapes, the largest scratch first."""
-    calls: dict[MeasuredCall, _Tally] = {}
-    for index, call in scratch.items():
-        event = events[index]
-        tally = calls.setdefault(call, _Tally(event.phase, event.path))
-        if event.call is call:  # what is kept is freed elsewhere
-            tally.kernel = tuple(
-                mine
-                for mine, other in itertools.takewhile(
-                    lambda pair: pair[0] == pair[1], zip(tally.kernel, event.path, strict=False)
-                )
-            )
-        tally.allocations += event.nbytes > 0
-        tally.alive += event.nbytes
-        tally.most = max(tally.most, tally.alive)
-        tally.at_peak = tally.alive if index <= peak else tally.at_peak
-    rows: dict[tuple[Any, ...], list[_Tally]] = defaultdict(list)
-    for call, tally in calls.items():
-        rows[call.name, tally.kernel[-1], tally.phase, call.input_shapes].append(tally)
-    ops = [
-        MeasuredOp(
-            name=name,
-            kernel=kernel,
-            phase=phase,
-            input_shapes=shapes,
-            calls=len(tallies),
-            allocations=sum(tally.allocations for tally in tallies),
-            scratch_bytes=max(tally.most for tally in tallies),
-            at_peak_bytes=sum(tally.at_peak for tally in tallies),
-        )
-        for (name, kernel, phase, shapes), tallies in rows.items()
-    ]
-    return tuple(sorted(ops, key=lambda op: -op.scratch_bytes))
 
 
 def _machine() -> Machine:

@@ -1,7 +1,7 @@
 """Predictions held against real CPU runs, byte by byte, over models of three collections and of our own.
 
 The profiler's memory events are the truth. What convolution and attention kernels take for themselves inside one call
-is measured per operator and set aside (`measuring.WORKSPACE_KERNELS`); everything else must agree within 0.01 %.
+is measured per operator and set aside (`profiler_log.WORKSPACE_KERNELS`); everything else must agree within 0.01 %.
 """
 
 import pytest

@@ -16,14 +16,12 @@ from fxmem.records.profile import Kind, Phase, Step
 from fxmem.records.validation import Measurement
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import make_optimizer, run_step
-from fxmem.validation.measure_cpu import (
+from fxmem.validation.measure_cpu import _measurement, measure_cpu, resident_bytes
+from fxmem.validation.profiler_log import (
     WORKSPACE_KERNELS,
     MeasuredCall,
     ProfilerEvent,
-    _in_phases,
-    _measurement,
-    measure_cpu,
-    resident_bytes,
+    assign_phases,
     scratch_events,
 )
 
@@ -341,7 +339,7 @@ def test_a_step_that_allocates_nothing_peaks_where_it_began() -> None:
 
 def test_events_belong_to_the_phase_that_was_announced_last() -> None:
     log = [ProfilerEvent(1, 1), Phase.BACKWARD, ProfilerEvent(2, 2), Phase.OPTIMIZER, ProfilerEvent(3, 3)]
-    assert [event.phase for event in _in_phases(iter(log))] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+    assert [event.phase for event in assign_phases(iter(log))] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
 # --- what is resident -------------------------------------------------------------------------------------------------
