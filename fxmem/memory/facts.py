@@ -6,11 +6,12 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.profile import Headed, Kind, Node, Peak, Profile, Storage, Timeline
+from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Storage, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
 Facts = list[tuple[str, str]]
@@ -61,11 +62,10 @@ def header_facts(about: Headed) -> Facts:
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []
-    inputs = "; ".join(f"{tensor.name} {format_shape(tensor.shape)} {tensor.dtype}" for tensor in about.inputs)
     return _make_printable(
         [
             ("Model", about.model),
-            ("Inputs", inputs or "none"),
+            ("Inputs", describe_inputs(about.inputs) or "none"),
             ("Step", "; ".join(parts)),
             ("Target", f"{target.name} ({', '.join(card)})" if card else target.name),
             ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
@@ -217,3 +217,8 @@ def _large_tensor(profile: Profile, alike: list[Storage]) -> LargeTensor:
 
 def _make_printable(facts: Facts) -> Facts:
     return [(label, printable(text)) for label, text in facts]
+
+
+def describe_inputs(inputs: Iterable[InputTensor]) -> str:
+    """Names, shapes and dtypes of a step's inputs."""
+    return "; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in inputs)

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.memory.budget import Budget
-from fxmem.memory.facts import alive_by_node, describe
-from fxmem.records.profile import InputTensor, Kind, Node, Profile, Timeline
+from fxmem.memory.facts import alive_by_node, describe, describe_inputs
+from fxmem.records.profile import Kind, Node, Profile, Timeline
 from fxmem.records.sizes import PeakBaseline
-from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable, to_words
+from fxmem.records.units import exact_bytes, format_bytes, percent, printable, to_words
 from fxmem.show.text.tables import facts, grid, item_list, label_content, render
 
 _LINES_SHOWN = 3
@@ -120,16 +120,12 @@ def _largest_lines(profile: Profile, timeline: Timeline) -> Iterator[tuple[str, 
 def _settings(before: PeakBaseline, now: PeakBaseline) -> list[tuple[str, str, str]]:
     """What a comparison presumes to be the same, in words."""
     return [
-        ("input", _inputs(before.inputs), _inputs(now.inputs)),
+        ("input", describe_inputs(before.inputs), describe_inputs(now.inputs)),
         ("step", str(before.step), str(now.step)),
         ("target", before.target, now.target),
         ("torch version", before.torch_version, now.torch_version),
         ("fxmem version", before.fxmem_version, now.fxmem_version),
     ]
-
-
-def _inputs(inputs: tuple[InputTensor, ...]) -> str:
-    return "; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in inputs)
 
 
 def _node_words(node: Node, others: int = 0) -> str:

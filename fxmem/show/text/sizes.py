@@ -6,9 +6,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fxmem.memory.facts import describe_inputs
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
-from fxmem.records.units import exact_bytes, format_bytes, format_shape, percent, printable
+from fxmem.records.units import exact_bytes, format_bytes, percent, printable
 from fxmem.show.text.tables import RULED, facts, label_content, render
 
 _BAR = 24
@@ -21,10 +22,7 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     width = max(width, 60)
     head = [
         ("Model", printable(curve.model)),
-        (
-            "Inputs",
-            printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in curve.inputs)),
-        ),
+        ("Inputs", printable(describe_inputs(curve.inputs))),
         ("Step", _step(curve.step)),
         ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}")),
         ("Memory", _memory(curve)),
@@ -49,10 +47,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     )
     head = [
         ("Model", printable(fits.model)),
-        (
-            "Inputs",
-            printable("; ".join(f"{each.name} {format_shape(each.shape)} {each.dtype}" for each in fits.inputs)),
-        ),
+        ("Inputs", printable(describe_inputs(fits.inputs))),
         ("Step", _step(fits.step)),
         ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
         (
