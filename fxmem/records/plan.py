@@ -84,11 +84,11 @@ class Region(Record):
     counted from 0 in the order it runs them, those whose results are kept
     from the first run, so that they are not run again."""
     within: str = ""
-    """In an OPERATORS plan, the path of the module all this is in; empty for the model itself."""
+    """In an OPERATORS plan, the path of the module that the region is in; empty for the model itself."""
     remakes: Many[Result] = ()
-    """In an OPERATORS plan, what is saved for backward and recomputed instead of kept."""
+    """In an OPERATORS plan, saved values that are recomputed instead of kept."""
     holds: Many[Result] = ()
-    """In an OPERATORS plan, what that is made from and is therefore held, beside parameters and inputs."""
+    """In an OPERATORS plan, the values kept to recompute those from, beside parameters and inputs."""
     random: bool = True
     """Whether it may draw random numbers, so that their generator's state has to be kept for the second run."""
     edit: Edit | None = None
@@ -137,15 +137,16 @@ class Certificate(Record):
     than `lower_bound_flops`."""
 
     budget_bytes: Bytes
-    """Peak of requested bytes that every plan spoken of keeps."""
+    """Peak of requested bytes within which every bounded plan stays."""
     application: Application
-    """Spoken of are all plans applied like this one, with regions and regions within regions of any number and depth,
-    that begin and end at any node (GRAPH), or that are calls of modules or of consecutive children of an
+    """The bounded plans: all plans applied like this one, with regions and regions within regions of any number and
+    depth, that begin and end at any node (GRAPH), or that are calls of modules or of consecutive children of an
     `nn.Sequential` (MODULES), and that keep any of their products' results, or none."""
     lower_bound_flops: int | None
-    """Extra FLOPs that any of them needs; operators without a formula count as 0. None: no plan keeps the budget."""
+    """Extra FLOPs that each of them needs at least; operators without a formula count as 0. None: no plan keeps
+    the budget."""
     gap_flops: int | None
-    """What the plan may run again needlessly, at most. None where either is unknown, and where the plan's peak is an
+    """Most FLOPs that the plan may recompute needlessly. None where either is unknown, and where the plan's peak is an
     estimate that the bound contradicts."""
     optimal: bool
     """Whether the plan is proven to need the fewest FLOPs: the gap is 0."""
@@ -162,9 +163,9 @@ class Plan(Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
     strategy: StrategyName
-    """The one that was asked for."""
+    """The requested strategy."""
     chosen: StrategyName
-    """The one whose regions these are; differs from `strategy` under `auto`."""
+    """The strategy whose regions these are; differs from `strategy` under `auto`."""
     application: Application
     budget_bytes: Bytes | None
     """What the step's peak has to stay within; None: no budget was given."""
@@ -191,7 +192,7 @@ class Plan(Headed, Versioned):
     """Plans of which none is better than another in both peak and extra FLOPs, largest peak first; empty if a budget
     was given."""
     certificate: Certificate | None = None
-    """A bound on what any plan within the budget costs; None if none was asked for."""
+    """A bound on the cost of any plan within the budget; None if none was requested."""
     assumptions: Many[Assumption] = ()
 
     @property
