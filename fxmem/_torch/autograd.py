@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.autograd
+import torch.autograd.forward_ad
 
-from fxmem._torch.common import no_modes, patch
+from fxmem._torch.common import DispatchMode, no_modes, patch
 
 # --- the graph --------------------------------------------------------------------------------------------------------
 
@@ -68,10 +69,41 @@ def is_sole_owner(holder: list[Any], index: int, *, storage: bool) -> bool:
     return not storage or torch._C._storage_Use_Count(holder[index].untyped_storage()._cdata) <= 2
 
 
+def gradient_edge(tensor: Any) -> torch.autograd.graph.GradientEdge:
+    """Where the gradient of a tensor arrives in autograd's graph; what is an edge already, itself.
+
+    `torch.autograd.graph.get_gradient_edge` finds the sink of a leaf by a view of it. A leaf that a transform of
+    torch.func wraps is unwrapped on the way there, and nothing below requires a gradient. So those keys are left out
+    (`torch._C._ExcludeDispatchKeyGuard`, since 1.11; c10/core/DispatchKey.h), and no kernel runs.
+    """
+    if isinstance(tensor, torch.autograd.graph.GradientEdge):
+        return tensor
+    if tensor.grad_fn is not None or not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return torch.autograd.graph.get_gradient_edge(tensor)
+    keys, key = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchGradWrapper), torch._C.DispatchKey
+    keys = keys.add(key.FuncTorchDynamicLayerFrontMode).add(key.FuncTorchDynamicLayerBackMode)
+    with no_modes(), torch._C._ExcludeDispatchKeyGuard(keys), torch.enable_grad():
+        with _NoKernel():  # type: ignore[no-untyped-call]
+            node = torch.ops.aten.neg.default(tensor).grad_fn.next_functions[0][0]
+    return torch.autograd.graph.GradientEdge(node, 0)
+
+
+class _NoKernel(DispatchMode):  # type: ignore[no-untyped-call]
+    """Answers every operator with an empty tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+        with torch._C._DisableTorchDispatch():
+            return torch.empty(0)
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another (`Tensor._is_view`, since 1.0)."""
     return bool(tensor._is_view())
 
+
+is_zero: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_zerotensor")
+"""Whether a tensor is zeros without memory, the derivative of what is constant (`Tensor._is_zerotensor`, since
+1.11)."""
 
 version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 """How often a tensor's storage was written to (`Tensor._version`, since 0.4); the tape of an OPERATORS plan asks for
@@ -88,11 +120,20 @@ def accumulation_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     return list((getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
+def is_forward_mode() -> bool:
+    """Whether tangents are computed along with values (`torch.autograd.forward_ad._current_level`, since 1.8)."""
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
 def share_without_history(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage without its history, made unseen by observers of calls
-    (`torch._C.DisableTorchFunction`, since 1.11)."""
+    (`torch._C.DisableTorchFunction`, since 1.11).
+
+    What `torch.func.grad` wraps is wrapped once more: to detach it would drop tangents that it has inside
+    (`torch._C._functorch.is_gradtrackingtensor`, since 2.0).
+    """
     with torch._C.DisableTorchFunction():
-        return tensor.detach()
+        return tensor.data if torch._C._functorch.is_gradtrackingtensor(tensor) else tensor.detach()
 
 
 def run_for_gradients(nodes: Iterable[Any], run: Callable[[], None], *, create_graph: bool) -> None:

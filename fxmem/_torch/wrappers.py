@@ -21,6 +21,13 @@ is_wrapper = is_traceable_wrapper_subclass
 """Whether a tensor's memory is that of the tensors inside it."""
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func or a `vmap` of autograd's own wraps a tensor
+    (`torch._C._functorch.is_legacy_batchedtensor`, since 2.0)."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that hold a tensor's memory: itself, unless it is a wrapper."""
     return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
@@ -38,6 +45,8 @@ def unwrap_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
 def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """`parts` with the path of attributes to each, empty for the tensor itself."""
     tensor = tensor if (value := unwrap_transforms(tensor)) is None else value
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        return []  # nothing in Python leads to the tensor inside
     if not is_wrapper(tensor):
         return [("", tensor)]
     inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]

@@ -67,7 +67,10 @@ class Recording:
         self.root = root
         self.tracer = ProgramTracer(root, self.log, replacement=_replacement, on_tensor_method=self._note_tensor_method)
         self.engine = AutogradEngine(
-            self.log, around=self.tracer.observe_backward_calls, unpacking=self._observe_unpack
+            self.log,
+            around=self.tracer.observe_backward_calls,
+            unpacking=self._observe_unpack,
+            newest_that_ran=lambda: self.recorder.newest_node,
         )
 
     def begin(self) -> None:

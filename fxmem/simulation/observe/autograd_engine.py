@@ -57,6 +57,7 @@ class AutogradEngine:
         observer: of saved tensors and nodes.
         around: entered for every function of the program that backward calls.
         unpacking: entered for the program's own unpack hooks.
+        newest_that_ran: number of the newest node when an op ran last.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class AutogradEngine:
         observer: AutogradObserver,
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         unpacking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        newest_that_ran: Callable[[], int] = lambda: -1,
     ) -> None:
         self._observer = observer
         self._around = around
-        self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking)
+        self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking, newest_that_ran)
         self.hooks = BackwardHooks(self._run)
         self._tasks: list[int] = []
         self._next_task = 1 << 40  # far from the C++ engine's own small numbers

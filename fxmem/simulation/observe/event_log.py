@@ -153,7 +153,7 @@ class StepLog:
         watch = self._watched.get(torch_common.storage_address(storage))
         if watch is not None:
             return watch.index
-        nbytes = storage.nbytes()
+        nbytes = 0 if torch_autograd.is_zero(tensor) else storage.nbytes()
         return self.enter(storage, nbytes, tuple(tensor.shape), tensor.dtype) if nbytes else None
 
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:

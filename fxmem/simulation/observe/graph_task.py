@@ -4,7 +4,8 @@ The rules, with their source in torch/csrc/autograd:
 - Order (engine.cpp, `CompareNodeTaskTime`): among the nodes whose gradients are complete, the one that forward made
   last runs first; `AccumulateGrad` before all.
 - The second gradient for an input is added in place when the first is dense and has no other owner (input_buffer.cpp,
-  `accumulate`), into a new tensor otherwise. Sparse gradients are always added out of place.
+  `can_accumulate_inplace`), into a new tensor otherwise. Sparse gradients, those that a transform of torch.func wraps
+  and zeros without memory are always added out of place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.leaf_gradients import is_dense
 
 
@@ -106,42 +108,52 @@ class GraphTask:
         return self._needed is None or node in self._executed
 
     def deliver(self, node: Any, results: list[torch.Tensor | None]) -> None:
-        """Hand a node's results on to the nodes that follow; empties `results`."""
+        """Hand a node's results on to the nodes that follow; empties `results`.
+
+        What is added to another gradient is freed when all are handed on (engine.cpp, `evaluate_function`: only an
+        empty buffer takes the gradient out of `outputs`).
+        """
         for position, (consumer, index) in enumerate(node.next_functions):
             if consumer is None or (self._needed is not None and consumer not in self._needed):
                 continue
             gradient = results[position] if results else None
-            if results:
-                results[position] = None
-            self._add(consumer, index, gradient)
+            is_first = self._add(consumer, index, gradient)
             gradient = None  # the buffer is to be its only owner when the next one is added
+            if results and is_first:
+                results[position] = None
             self._missing[consumer] -= 1
             if not self._missing[consumer]:
                 self._push(consumer)
+        results.reverse()  # a list frees its last element first, a C++ vector its first
         results.clear()
 
     def _push(self, node: Any) -> None:
         heapq.heappush(self._ready, (-torch_autograd.sequence_number(node), self._pushed, node))
         self._pushed += 1
 
-    def _add(self, node: Any, index: int, gradient: torch.Tensor | None) -> None:
+    def _add(self, node: Any, index: int, gradient: torch.Tensor | None) -> bool:
+        """Put a gradient into a node's buffer; whether it is the first there, and kept as it is."""
         slots = self._buffers.get(node)
         if slots is None:
             slots = self._buffers[node] = [None] * max(1, len(torch_autograd.input_metadata(node)))
         if gradient is None:
-            return
+            return False
         if slots[index] is None:
             slots[index] = gradient
-        elif _is_reusable(slots, index) and not gradient.is_sparse:
+            return True
+        if _is_reusable(slots, index) and not gradient.is_sparse:
             slots[index].add_(gradient)
         else:
             slots[index] = slots[index] + gradient
+        return False
 
 
 def _is_reusable(slots: list[Any], index: int) -> bool:
     return (
         not torch.is_grad_enabled()
         and not slots[index].is_sparse
+        and not torch_wrappers.is_transformed(slots[index])
+        and not torch_autograd.is_zero(slots[index])
         and is_dense(slots[index])
         and torch_autograd.is_sole_owner(slots, index, storage=True)
     )
@@ -157,8 +169,7 @@ def fit_gradient(gradient: torch.Tensor, node: Any, index: int) -> torch.Tensor:
 
 
 def _find_edge(tensor: Any) -> tuple[Any, int]:
-    is_edge = isinstance(tensor, torch.autograd.graph.GradientEdge)
-    edge = tensor if is_edge else torch.autograd.graph.get_gradient_edge(tensor)
+    edge = torch_autograd.gradient_edge(tensor)
     return edge.node, edge.output_nr
 
 

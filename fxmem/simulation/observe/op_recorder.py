@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError
@@ -96,6 +97,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
         self.passed_checks = 0
         """Conditions without values that the program read only to raise an error."""
+        self.newest_node = -1
+        """Number of the newest node of autograd when an op ran last."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -113,6 +116,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
             func = _IN_PLACE_IN_NODES[func]
+        self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
         result, replay = self._run_or_replay(func, args, kwargs)
         if not self._log.setting_up:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import wrappers as torch_wrappers
 
 
 class SavedHandle:
@@ -38,6 +39,7 @@ class SavedTensors:
             the handle is dead or empty.
         on_unpack: called with what the program's own unpack hooks return.
         around: entered for these hooks.
+        newest_that_ran: number of the newest node when an op ran last.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class SavedTensors:
         on_save: Callable[[Any, weakref.ref[SavedHandle]], None],
         on_unpack: Callable[[torch.Tensor], None],
         around: Callable[[], contextlib.AbstractContextManager[None]],
+        newest_that_ran: Callable[[], int],
     ) -> None:
         self._on_save, self._on_unpack = on_save, on_unpack
+        self._newest_that_ran = newest_that_ran
         self._around = around
         self._saved_by: dict[int, list[weakref.ref[SavedHandle]]] = {}
         self._unpacked: list[list[SavedHandle]] = []
@@ -56,8 +60,9 @@ class SavedTensors:
         """The handle that autograd keeps for `tensor`, which the newest node saves."""
         # A node takes its number when it is made, just before it saves.
         number = torch_autograd.next_sequence_number() - 1
-        if tensor.grad_fn is not None and torch_autograd.sequence_number(tensor.grad_fn) == number:
+        if tensor.grad_fn is not None and self._is_output(tensor, number):
             # A node's own output: kept as it is, the node would keep itself alive. C++ keeps it without its grad_fn.
+            number = torch_autograd.sequence_number(tensor.grad_fn)
             number = _saver_of_output(tensor.grad_fn) if torch_autograd.is_view(tensor) else number
             tensor = torch_autograd.share_without_history(tensor)
         handle = SavedHandle(hooks.pack(tensor), hooks)
@@ -65,6 +70,18 @@ class SavedTensors:
         self._saved_by.setdefault(number, []).append(reference)
         self._on_save(handle.value, reference)
         return handle
+
+    def _is_output(self, tensor: torch.Tensor, newest: int) -> bool:
+        """Whether what is packed is an output that its maker saves itself.
+
+        The maker then is the newest node, or has made newer ones while it ran: those of the tangents in forward mode,
+        those of an inner transform of torch.func. The newest has run then, while a node saves its inputs before it
+        runs.
+        """
+        if torch_autograd.sequence_number(tensor.grad_fn) == newest:
+            return True
+        several = torch_autograd.is_forward_mode() or torch_wrappers.is_transformed(tensor)
+        return several and self._newest_that_ran() == newest
 
     def unpack(self, handle: SavedHandle) -> Any:
         """The tensor, or what the program's own hook makes of what it saved.
