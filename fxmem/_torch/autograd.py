@@ -82,9 +82,9 @@ def gradient_edge(tensor: Any) -> torch.autograd.graph.GradientEdge:
         return torch.autograd.graph.get_gradient_edge(tensor)
     keys, key = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchGradWrapper), torch._C.DispatchKey
     keys = keys.add(key.FuncTorchDynamicLayerFrontMode).add(key.FuncTorchDynamicLayerBackMode)
-    with no_modes(), torch._C._ExcludeDispatchKeyGuard(keys), torch.enable_grad():
-        with _NoKernel():  # type: ignore[no-untyped-call]
-            node = torch.ops.aten.neg.default(tensor).grad_fn.next_functions[0][0]
+    no_kernel = _NoKernel()  # type: ignore[no-untyped-call]
+    with no_modes(), torch._C._ExcludeDispatchKeyGuard(keys), torch.enable_grad(), no_kernel:
+        node = torch.ops.aten.neg.default(tensor).grad_fn.next_functions[0][0]
     return torch.autograd.graph.GradientEdge(node, 0)
 
 

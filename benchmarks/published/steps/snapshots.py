@@ -134,7 +134,11 @@ class LanguageModel(nn.Module):
             self.register_buffer(f"earlier{number}", meta(5, BATCH, context, dtype=torch.int64))
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the logits, and the loss where there are targets."""
+        """Return the logits, and the loss where there are targets; without any, in inference mode as the script."""
+        with torch.inference_mode(targets is None):
+            return self._forward(ids, targets)
+
+    def _forward(self, ids: Tensor, targets: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         embedded = self.tokens.weight[ids, :]
         x = embedded  # the first keeps its name
         for layer in self.layers:

@@ -131,8 +131,7 @@ class OpCache:
             key += kwargs
             if not torch_fakes.describe(kwargs.values(), self._mode, VALUE, key, tensors):
                 return None
-        if not tensors:
-            key.append(torch.is_inference_mode_enabled())
+        key.append(torch.is_inference_mode_enabled())
         looks = tuple(key)
         return CachedCall(table, looks, tensors, table.get(looks))
 

@@ -48,6 +48,8 @@ def _zero_grad_worth(analysis: Analysis) -> str:
 def _no_grad_worth(analysis: Analysis) -> str:
     """A forward that keeps what backward needs is that of a training step."""
     done = "the step runs under no_grad and in eval mode already; inference_mode takes the same memory"
+    if analysis.profile.step.precision:
+        done += ", without the copies of weights that autocast keeps under no_grad"
     try:
         profile = analysis.vary(mode="train", optimizer=None).profile
     except FxmemError:

@@ -237,6 +237,30 @@ def test_what_autocast_lets_go_at_once_goes_in_the_order_of_birth() -> None:
     assert [storage.death for storage in casts] == list(range(first, first + 12))
 
 
+def test_views_in_inference_mode_are_others(fakes: torch_common.FakeTensorMode) -> None:
+    cache, base = OpCache(fakes), x()
+    learn(cache, aten.split.Tensor, base, 2)
+    with torch.inference_mode():
+        again = cache.call(aten.split.Tensor, (base, 2), {})
+        assert again is not None
+        assert again.replay is None
+    model, batch = nn.Linear(WIDTH, WIDTH), torch.zeros(BATCH, WIDTH)
+
+    class Inferring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.register_buffer("table", torch.zeros(2, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode(not self.training):
+                first, second = self.table[:, :5].unbind(0)
+                return self.model(x) + (first + second).sum()  # type: ignore[no-any-return]
+
+    for mode in ("train", "infer"):
+        analyze(Inferring(), batch, mode=mode, target="cpu")
+
+
 def test_calls_of_another_context_or_of_another_kernel_are_others(fakes: torch_common.FakeTensorMode) -> None:
     learn(OpCache(fakes, context="a"), aten.add.Tensor, x(), x())
     for context, known in (("a", True), ("b", False), (None, False)):
