@@ -63,6 +63,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "detached_sharing_version",
     "device_type",
+    "explicit_kernel",
     "is_composite",
     "is_function_mode_active",
     "is_mutable",
@@ -183,6 +184,26 @@ def is_composite(func: OpOverload) -> bool:
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     ]
     return here == ["CompositeImplicitAutograd"]
+
+
+@functools.cache
+def explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
+    """The kernel of an op, the same for every device, that calls other ops below autograd; None for none.
+
+    A CompositeExplicitAutograd kernel serves the devices that have no kernel of their own
+    (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11; `OpOverload._op_dk`, since 2.0).
+    """
+    if not isinstance(func, OpOverload) or func.is_view:
+        return None
+    if any(argument.is_write and not argument.is_out for argument in op_arguments(func)):
+        return None  # it would write twice
+    has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()  # type: ignore[no-untyped-call]
+    if has(name, "CPU") or has(name, "CUDA"):
+        return None
+    for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
+        if has(name, key):
+            return functools.partial(func._op_dk, getattr(torch._C.DispatchKey, key))
+    return None
 
 
 def is_function_mode_active() -> bool:

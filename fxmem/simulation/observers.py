@@ -22,13 +22,15 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
-from fxmem.hardware.workspaces import Collector, CpuCollector
+from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory
+from fxmem.hardware.workspaces.collector import Seen
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.kernels.inner_ops import inner_memory
 from fxmem.simulation.model.fake_model import deep_recursion
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
@@ -136,7 +138,29 @@ class Recording:
     # --- what the observers report ------------------------------------------------------------------------------------
 
     def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
-        return OpFacts(flops.op_flops(func, args, kwargs, result), self.collector.look(name, args, result))
+        return OpFacts(flops.op_flops(func, args, kwargs, result), self._look(func, name, args, kwargs, result))
+
+    def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen | None:
+        """What a call hides, with what the operators hide that its kernel calls."""
+        seen = self.collector.look(name, args, result)
+        if seen is not None and seen.memory is not None:
+            return seen
+        calls = [seen] if seen is not None else []
+
+        def look(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> HiddenMemory | None:
+            inner = self._look(func, str(func), args, kwargs, result)
+            calls.extend([inner] if inner is not None else [])
+            return None if inner is None else inner.memory
+
+        memory = inner_memory(func, args, kwargs, self.fakes, self.device.type, look)
+        if memory is None and not calls:
+            return None
+        return Seen(
+            name,
+            multiplies=any(call.multiplies for call in calls),
+            multiplies_lt=any(call.multiplies_lt for call in calls),
+            memory=memory,
+        )
 
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
         self.collector.saw(index, hidden, phase)

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, read_layout
 
 COPYING: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -99,50 +99,6 @@ def _huber_loss(args: Sequence[Any]) -> HiddenMemory | None:
     return HiddenMemory(events=(alloc("loss of each element", _bytes_of_both(args)), output("loss")), source=_LOSS)
 
 
-def _bce_with_logits(args: Sequence[Any]) -> HiddenMemory:
-    """`binary_cross_entropy_with_logits`: log(sigmoid(x)), with a `pos_weight` the factor of it, and the loss."""
-    nbytes, names = _bytes_of_both(args), ("pos_weight - 1", "factors of the positive ones")
-    weight = args[3] if len(args) > 3 else None
-    factor = (
-        () if weight is None else (alloc(names[0], read_layout(weight).nbytes), alloc(names[1], nbytes), *free(*names))
-    )
-    last = (alloc("loss of each element", nbytes), output("loss")) if _reduces(args, 4) else (output("loss"),)
-    return HiddenMemory(events=(alloc("log(sigmoid(x))", nbytes), *factor, *last), source=_LOSS)
-
-
-def _logsumexp(args: Sequence[Any]) -> HiddenMemory:
-    """`logsumexp_out_impl` (ReduceOps.cpp): the largest of each sum, its absolute value, exp(x - largest)."""
-    source = read_layout(args[0])
-    dims = args[1] if isinstance(args[1], Sequence) else [args[1]]
-    kept = prod(size for i, size in enumerate(source.shape) if i not in {dim % max(1, source.rank) for dim in dims})
-    largest = kept * ITEM_BYTES[source.dtype] if dims else ITEM_BYTES[source.dtype]
-    names = ("largest", "absolute largest", "exp(x - largest)")
-    events = (alloc(names[0], largest), alloc(names[1], largest), *free(names[1]), alloc(names[2], source.nbytes))
-    return HiddenMemory(events=(*events, output("result")), source="aten/src/ATen/native/ReduceOps.cpp")
-
-
-def _dist(args: Sequence[Any]) -> HiddenMemory:
-    """`dist` (Distance.cpp): the norm of the difference."""
-    return HiddenMemory(events=(alloc("difference", _bytes_of_both(args)), output("result")), source=_DISTANCE)
-
-
-def _euclidean_dist(args: Sequence[Any]) -> HiddenMemory:
-    """`_euclidean_dist` (Distance.cpp): one product of the points with their squared norms beside them."""
-    events: list[HiddenEvent] = []
-    sizes = [(layout.nbytes, layout.nbytes // max(1, layout.shape[-1])) for layout in map(read_layout, args[:2])]
-    for side, (whole, column) in enumerate(sizes):
-        events += [
-            *(alloc(f"squares {side}", whole), alloc(f"norms {side}", column)),
-            *(*free(f"squares {side}"), alloc(f"ones {side}", column)),
-        ]
-    (first, first_column), (second, second_column) = sizes
-    events += [
-        *(alloc("scaled", first), alloc("factor 0", first + 2 * first_column), *free("norms 0", "ones 0", "scaled")),
-        *(alloc("factor 1", second + 2 * second_column), *free("norms 1", "ones 1"), output("result")),
-    ]
-    return HiddenMemory(events=tuple(events), source=_DISTANCE)
-
-
 def _complex_to_real(args: Sequence[Any]) -> HiddenMemory | None:
     """`unary_op_impl_with_complex_to_float` (UnaryOps.cpp): the result as complex numbers first."""
     source = read_layout(args[0])
@@ -152,6 +108,15 @@ def _complex_to_real(args: Sequence[Any]) -> HiddenMemory | None:
     return HiddenMemory(events=events, source="aten/src/ATen/native/UnaryOps.cpp")
 
 
+def _scatter_reduce(args: Sequence[Any]) -> HiddenMemory | None:
+    """`scatter_reduce_two` (TensorAdvancedIndexing.cpp): how many numbers each mean is of, and where it is none."""
+    own, source = read_layout(args[0]), read_layout(args[3])
+    if args[4] != "mean":
+        return None
+    buffers = (alloc("ones", source.nbytes), alloc("counts", own.nbytes), alloc("counts of 0", own.numel))
+    return HiddenMemory(events=(output("result"), *buffers), source="aten/src/ATen/native/TensorAdvancedIndexing.cpp")
+
+
 def _im2col(args: Sequence[Any]) -> HiddenMemory:
     """`im2col_cpu`, `im2col_cuda`: the result begins as large as the input, and is there beside the one it grows to."""
     events = (alloc("result before it grows", read_layout(args[0]).nbytes), output("result"))
@@ -159,17 +124,13 @@ def _im2col(args: Sequence[Any]) -> HiddenMemory:
 
 
 _LOSS = "aten/src/ATen/native/Loss.cpp"
-_DISTANCE = "aten/src/ATen/native/Distance.cpp"
 COMPOSED: Mapping[str, Callable[[Sequence[Any]], HiddenMemory | None]] = {
     "mse_loss": _loss,
     "smooth_l1_loss": _loss,
     "huber_loss": _huber_loss,
-    "binary_cross_entropy_with_logits": _bce_with_logits,
-    "logsumexp": _logsumexp,
-    "dist": _dist,
-    "_euclidean_dist": _euclidean_dist,
     "abs": _complex_to_real,
     "angle": _complex_to_real,
     "im2col": _im2col,
+    "scatter_reduce": _scatter_reduce,
 }
 """By operator: what a kernel that is written in terms of other kernels allocates, the same on the CPU and on a card."""

@@ -201,6 +201,22 @@ def _binary_cross_entropy(
         return torch.empty_like(source).resize_(())
 
 
+def _col2im(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, size: Any, *rest: Any, **kwargs: Any) -> Any:
+    """`col2im_out_cpu_template` (Col2Im.cpp), `col2im_out_cuda_template` (cuda/Col2Im.cu): the result is made as large
+    as the columns and resized, which frees nothing."""
+    kernel, output = rest[0], tuple(size)
+    channels = source.shape[-2] // (kernel[0] * kernel[1])
+    with fakes:
+        return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
+
+
+def _check_of_arguments(_: torch_common.FakeTensorMode, __: Any, first: Tensor, second: Tensor) -> Any:
+    """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
+    (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
+    is_check = first.dim() == second.dim() == 0 and first.dtype is second.dtype is torch.bool
+    return True if is_check else NotImplemented
+
+
 def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: Any) -> None:
     """A fused optimizer's kernel updates its lists of tensors and allocates nothing (FusedSGD.cpp, FusedAdagrad.cpp,
     cuda/FusedSgdKernel.cu)."""
@@ -221,6 +237,8 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.smooth_l1_loss.default: _elementwise_loss,
     aten.soft_margin_loss.default: _elementwise_loss,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.col2im.default: _col2im,
+    aten.equal.default: _check_of_arguments,
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_sgd_.default: _write_only,
     aten._fused_sgd_.tensor_lr: _write_only,
@@ -230,6 +248,14 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
 }
 """The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
 decompositions of some of them."""
+
+
+def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call on FakeTensors."""
+    if func in EVERYWHERE and (made := EVERYWHERE[func](fakes, func, *args, **kwargs)) is not NotImplemented:
+        return made
+    return func(*args, **kwargs)
+
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,

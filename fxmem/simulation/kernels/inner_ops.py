@@ -1,0 +1,146 @@
+"""What a kernel that calls other operators allocates inside one call, seen by running it on FakeTensors.
+
+Many operators of torch have one kernel for all devices, written in terms of other operators
+(CompositeExplicitAutograd): `logsumexp`, `linalg_pinv`, `mul.Scalar`. FakeTensorMode runs them as one, and so their
+temporaries are not seen. Here such a kernel runs once more, and every inner operator's results and hidden memory become
+the op's hidden memory, in order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
+from fxmem.hardware.workspaces import CONVOLUTIONS, HiddenEvent, HiddenMemory
+from fxmem.hardware.workspaces.hidden_memory import alloc, free, output
+from fxmem.simulation.kernels.fake_kernels import run_kernel
+
+Look = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenMemory | None]
+"""`(op, args, kwargs, result)` -> what a call hides."""
+
+_ALLOCATE_RESULTS_ONLY = frozenset({
+    "_to_copy", "arange", "clone", "copy", "empty", "empty_like", "empty_permuted", "eye", "full", "full_like",
+    "lift_fresh", "linspace", "logspace", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones",
+    "ones_like", "rand", "rand_like", "randn", "randn_like", "scalar_tensor", "zeros", "zeros_like",
+})  # fmt: skip
+"""Operators whose kernels of this kind call nothing that allocates but for their results; left out to save time. So
+are convolutions, whose libraries choose by the machine."""
+
+
+def inner_memory(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fakes: torch_common.FakeTensorMode,
+    device_type: str,
+    look: Look,
+) -> HiddenMemory | None:
+    """What a kernel that calls other operators allocates beside its results; None for nothing, or for another kernel.
+
+    Args:
+        func: the operator, called with these arguments.
+        fakes: the mode of the tensors among them.
+        device_type: where allocations count.
+        look: what an inner call hides.
+    """
+    kernel = torch_common.explicit_kernel(func)
+    if kernel is None or torch_common.op_name(func) in _ALLOCATE_RESULTS_ONLY | CONVOLUTIONS:
+        return None
+    inside = _InnerOps(fakes, device_type, look, (args, kwargs))
+    try:
+        with inside:
+            result = kernel(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, *torch_common.DATA_DEPENDENT):
+        return HiddenMemory(events=(output("result"), alloc("temporaries that depend on the data", None)))
+    events = inside.finish(result)
+    if all(event.action == "output" for event in events):
+        return None
+    return HiddenMemory(events=events, source="the kernel itself")
+
+
+class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operators on FakeTensors and lists what is allocated and freed meanwhile."""
+
+    def __init__(self, fakes: torch_common.FakeTensorMode, device_type: str, look: Look, given: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fakes = fakes
+        self._device_type = device_type
+        self._look = look
+        self._watched: dict[int, weakref.ref[Any] | None] = {}
+        for storage in self._storages(given):
+            self._watched[torch_common.storage_address(storage)] = None
+        self._events: list[HiddenEvent] = []
+        self._names: dict[int, str] = {}
+        """By address, of storages allocated here that are alive."""
+        self._given_names: Counter[str] = Counter()
+        self._open = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch_fakes.DEVICE_OF:
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if torch_common.is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        result = run_kernel(self._fakes, func, args, kwargs)
+        hidden = self._look(func, args, kwargs, result)
+        fresh = iter(list(self._note(func, result)))
+        alive: dict[str, str] = {}
+        for event in () if hidden is None else hidden.events:
+            if event.action == "output":
+                self._events += [made] if (made := next(fresh, None)) else []
+            elif event.action == "alloc":
+                alive[event.name] = self._unique(event.name)
+                self._events.append(event.model_copy(update={"name": alive[event.name]}))
+            else:
+                self._events += free(alive.pop(event.name))
+        self._events += [*fresh, *free(*alive.values())]
+        return result
+
+    def finish(self, result: Any) -> tuple[HiddenEvent, ...]:
+        """The events, the results' allocations as outputs; nothing is noted any more."""
+        self._open = False
+        outputs = {
+            self._names[address]
+            for address in map(torch_common.storage_address, self._storages(result))
+            if address in self._names
+        }
+        return tuple(
+            output(event.name) if event.action == "alloc" and event.name in outputs else event
+            for event in self._events
+            if not (event.action == "free" and event.name in outputs)
+        )
+
+    def _unique(self, name: str) -> str:
+        self._given_names[name] += 1
+        return name if self._given_names[name] == 1 else f"{name} ({self._given_names[name]})"
+
+    def _storages(self, values: Any) -> Iterable[Any]:
+        for tensor in torch_common.tensors_in(values):
+            if tensor.layout is torch.strided and torch_common.device_type(tensor) == self._device_type:
+                yield tensor.untyped_storage()
+
+    def _note(self, func: Any, result: Any) -> Iterable[HiddenEvent]:
+        """The allocations of a call's fresh results, which are watched from now on."""
+        for storage in self._storages(result):
+            address = torch_common.storage_address(storage)
+            if address in self._watched or not storage.nbytes():
+                continue
+            self._names[address] = name = self._unique(f"result of {torch_common.op_name(func)}")
+
+            def gone(_: Any, address: int = address, name: str = name) -> None:
+                self._watched.pop(address, None)
+                if self._open:
+                    del self._names[address]
+                    self._events += free(name)
+
+            self._watched[address] = weakref.ref(storage, gone)
+            yield alloc(name, storage.nbytes())
