@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxmem.errors import UsageError
@@ -18,8 +18,9 @@ from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, co
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
+from fxmem.hardware.workspaces.dtype_copies import SUMMING, with_converted_input
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor
+from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
 from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
@@ -86,11 +87,14 @@ class Collector:
         short = name.removeprefix("aten.").partition(".")[0]
         multiplies = uses_cublas(name)
         if not (multiplies or short in KERNELS or short in _OF_OTHER_MODULES):
-            return None
+            memory = undetermined_memory(short)
+            return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
         key = (
             name,
             *(_freeze(value) for value in args),
-            _freeze(result) if short in REDUCTIONS or (short in KERNELS and KERNELS[short].reads_result) else None,
+            _freeze(result)
+            if short in REDUCTIONS | SUMMING or (short in KERNELS and KERNELS[short].reads_result)
+            else None,
         )
         if key not in self._known:
             self._known[key] = self._find_hidden(short, name, args, result)
@@ -119,7 +123,10 @@ class Collector:
         if short in _ATTENTION:
             return self._attention(short, args)
         if short in REDUCTIONS:
-            return reduction_memory(short, args, result, self._target)
+            memory = reduction_memory(short, args, result, self._target)
+            return with_converted_input(args, result, memory, on_card=True) if short in SUMMING else memory
+        if short in SUMMING:
+            return with_converted_input(args, result, None, on_card=True)
         if short in COMPOSED:
             return composed_memory(short, args)
         memory = call_memory(short, args, result, self._target, self._deterministic)
@@ -235,11 +242,14 @@ class Collector:
                 "are those of the choice without it"
             )
             yield Unknown(topic="memory", what=what, count=convolutions)
-        counts = Counter(
-            f"{buffer} of {name}" for name, memory in self._memory.values() for buffer in memory.unknown_buffers
-        )
-        for what, count in sorted(counts.items()):
-            yield Unknown(topic="memory", what=what, count=count)
+        yield from unknown_buffers(self._memory.values())
+
+
+def unknown_buffers(calls: Iterable[tuple[str, HiddenMemory]]) -> Iterator[Unknown]:
+    """The buffers of these operators whose size is not known."""
+    counts = Counter(f"{buffer} of {name}" for name, memory in calls for buffer in memory.unknown_buffers)
+    for what, count in sorted(counts.items()):
+        yield Unknown(topic="memory", what=what, count=count)
 
 
 _DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
@@ -257,7 +267,7 @@ _ATTENTION = frozenset(
     for kernel in ("flash", "efficient", "cudnn")
     for end in ("", "_backward")
 )
-_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS
+_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS | SUMMING
 
 
 def _freeze(value: Any) -> Any:

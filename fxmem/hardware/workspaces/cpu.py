@@ -1,21 +1,21 @@
 """What CPU kernels allocate beside their results, where the shapes determine it.
 
 The scratch of oneDNN's convolutions and recurrent layers and of attention depends on the machine (instruction set,
-threads) and is not here.
+threads) and is not here; neither are single numbers that a kernel wraps as tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fxmem.hardware.workspaces.collector import Seen
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
+from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, add_copies
+from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, promoted_operands, with_converted_input
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, read_layout
+from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
-
-_BATCH_NORM = "aten.native_batch_norm_backward.default"
 
 
 class CpuCollector:
@@ -26,26 +26,34 @@ class CpuCollector:
 
     def begin(self) -> None:
         """Forget everything; a new step begins."""
-        self._memory: dict[int, HiddenMemory] = {}
+        self._memory: dict[int, tuple[str, HiddenMemory]] = {}
 
     def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
         """What a call hides; None for nothing."""
-        memory = _batch_norm_backward(args, result) if name == _BATCH_NORM else None
         short = name.removeprefix("aten.").partition(".")[0]
+        memory = None
         if short in COPYING:
             memory = add_copies(short, args, result, None)
-        if short in COMPOSED:
+        elif short in COMPOSED:
             memory = composed_memory(short, args)
+        elif short in PROMOTING:
+            memory = promoted_operands(args)
+        elif short in SUMMING:
+            memory = with_converted_input(args, result, None)
+        elif short in _KERNELS:
+            memory = _KERNELS[short](args, result)
+        else:
+            memory = undetermined_memory(short)
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase) -> None:
         """Op `index` of the step was a call that hides this."""
         if seen.memory is not None:
-            self._memory[index] = seen.memory
+            self._memory[index] = seen.name, seen.memory
 
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides."""
-        return self._memory
+        return {index: memory for index, (_, memory) in self._memory.items()}
 
     def held_bytes(self) -> dict[str, int]:
         """Nothing is there before the step."""
@@ -56,8 +64,8 @@ class CpuCollector:
         yield from ()
 
     def unknowns(self) -> Iterator[Unknown]:
-        """Nothing is left open."""
-        yield from ()
+        """Buffers whose size is not known."""
+        yield from unknown_buffers(self._memory.values())
 
 
 def _batch_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory | None:
@@ -74,3 +82,95 @@ def _batch_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory | Non
     outputs = (output(f"gradient {position}") for position, each in enumerate(result) if each is not None)
     events = (*outputs, alloc("the input's first gradient", read_layout(result[0]).nbytes))
     return HiddenMemory(events=events, source="aten/src/ATen/native/Normalization.cpp")
+
+
+def _batch_norm(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`batch_norm_cpu_contiguous_impl` (cpu/batch_norm_kernel.cpp): a factor and a summand for each channel."""
+    source = read_layout(args[0])
+    nbytes = source.shape[1] * max(4, ITEM_BYTES[source.dtype])
+    outputs = (output("result"), output("mean"), output("inverse deviation"))
+    events = (*outputs, alloc("factors", nbytes), alloc("summands", nbytes))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/cpu/batch_norm_kernel.cpp")
+
+
+def _group_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory:
+    """`GroupNormBackwardKernelImpl` (cpu/group_norm_kernel.cpp): two sums for each channel of each image.
+
+    Arguments: grad_out, input, mean, rstd, weight, N, C, ...; results: three gradients, of which some may be None.
+    """
+    nbytes = args[5] * args[6] * max(4, ITEM_BYTES[read_layout(args[1]).dtype])
+    outputs = (output("gradient") for each in result if each is not None)
+    sums = alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)
+    return HiddenMemory(events=(*outputs, *sums), source="aten/src/ATen/native/cpu/group_norm_kernel.cpp")
+
+
+def _sort(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`fill_indices` (Sorting.cpp): the positions of one row, which are written to all."""
+    source = read_layout(args[0])
+    dim = next((value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)), -1)
+    if source.rank == 0:
+        return None
+    events = (output("values"), output("indices"), alloc("range", 8 * source.shape[dim]))
+    return HiddenMemory(events=events, source=_SORTING)
+
+
+def _kth_value(args: Sequence[Any], result: Any) -> HiddenMemory:
+    """`kthvalue_out_impl_cpu` (Sorting.cpp): values and positions that are partitioned."""
+    source = read_layout(args[0])
+    events = (alloc("partitioned values", source.nbytes), alloc("partitioned positions", 8 * source.numel))
+    return HiddenMemory(events=(output("values"), output("indices"), *events), source=_SORTING)
+
+
+def _median(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`median_impl` (Sorting.cpp): a copy that is partitioned; with a dimension each row has its own, unseen."""
+    if is_tensor(result):
+        return HiddenMemory(events=(alloc("partitioned values", read_layout(args[0]).nbytes), output("median")))
+    return None
+
+
+def _upsample(taps: int) -> Callable[[Sequence[Any], Any], HiddenMemory | None]:
+    """`upsample_generic_Nd_kernel_impl` (cpu/UpSampleKernel.cpp): place and weight of each tap, by output position."""
+
+    def rule(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+        made = read_layout(result)
+        if made.memory_format() is MemoryFormat.CHANNELS_LAST and made.shape[1] > 3:
+            return None
+        nbytes = taps * sum(made.shape[2:]) * (8 + max(4, ITEM_BYTES[made.dtype]))
+        return HiddenMemory(events=(output("result"), alloc("places and weights", nbytes)), source=_UPSAMPLE)
+
+    return rule
+
+
+def _upsample_bilinear(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`_use_vectorized_kernel_cond_2d` (cpu/UpSampleKernel.cpp): small images are computed as channels-last copies."""
+    source, made = read_layout(args[0]), read_layout(result)
+    if sum(made.shape[2:]) > 128:
+        return _upsample(2)(args, result)
+    copied = [each for each in (source, made) if not each.is_contiguous(MemoryFormat.CHANNELS_LAST)]
+    events = (alloc(f"channels-last copy {number}", each.nbytes) for number, each in enumerate(copied, 1))
+    return HiddenMemory(events=(output("result"), *events), source=_UPSAMPLE)
+
+
+_UPSAMPLE = "aten/src/ATen/native/cpu/UpSampleKernel.cpp"
+_NEAREST = "upsample_nearest", "_upsample_nearest_exact"
+_SORTING = "aten/src/ATen/native/Sorting.cpp"
+_KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_batch_norm_with_update": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "batch_norm_backward": _batch_norm_backward,
+    "native_group_norm_backward": _group_norm_backward,
+    "sort": _sort,
+    "kthvalue": _kth_value,
+    "median": _median,
+    "nanmedian": _median,
+    **{
+        f"{name}{rank}d": _upsample(1) for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)
+    },
+    "upsample_linear1d": _upsample(2),
+    "upsample_bilinear2d": _upsample_bilinear,
+    "upsample_trilinear3d": _upsample(2),
+    "upsample_bicubic2d": _upsample(4),
+}
+"""By operator, without `aten.` and overload."""

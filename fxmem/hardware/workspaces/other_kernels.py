@@ -366,3 +366,23 @@ KERNELS: dict[str, Kernel] = {
     "_cudnn_rnn_backward": Kernel(_rnn),
 }
 """By operator, without `aten.` and overload. One row is all that a further kernel needs."""
+
+_LIBRARIES = ("_linalg_", "linalg_", "_fft_", "cholesky", "_cholesky", "lu_", "fractional_max_pool")
+"""Prefixes: LAPACK, cuSOLVER and MAGMA; cuFFT's plans and the FFTs of the CPU; pooling with samples by thread."""
+_UNDETERMINED = frozenset({
+    "ormqr", "geqrf", "triangular_solve", "histc", "histogram", "multinomial", "masked_select", "isin", "renorm",
+    "index_reduce", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_embedding_bag_backward",
+    "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward",
+})  # fmt: skip
+_DETERMINED = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_pinv", "_linalg_check_errors"})
+
+
+def undetermined_memory(short: str) -> HiddenMemory | None:
+    """A buffer of unknown size for a kernel that a library or the data lay out; None for any other.
+
+    Args:
+        short: the operator, without `aten.` and overload.
+    """
+    if short in _DETERMINED or not (short in _UNDETERMINED or short.startswith(_LIBRARIES)):
+        return None
+    return HiddenMemory(events=(alloc("temporaries", None),), source="a library")

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fxmem.hardware.catalogue import device_properties
+from fxmem.hardware.workspaces.dtype_copies import SUMMING, converted_input
 from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, TensorLayout, read_layout
 from fxmem.records.profile import Target
@@ -40,7 +41,7 @@ def reduction_memory(short: str, args: Sequence[Any], result: Any, target: Targe
         result: what it returned.
         target: a CUDA target, whose multiprocessors decide how many blocks share a result.
     """
-    source = read_layout(args[0])
+    source = converted_input(args, result, on_card=True) if short in SUMMING else read_layout(args[0])
     position = 2 if short == "linalg_vector_norm" else 1
     given = args[position] if len(args) > position else None
     if isinstance(given, int):

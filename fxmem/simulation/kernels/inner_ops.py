@@ -124,7 +124,7 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         return name if self._given_names[name] == 1 else f"{name} ({self._given_names[name]})"
 
     def _storages(self, values: Any) -> Iterable[Any]:
-        for tensor in torch_common.tensors_in(values):
+        for tensor in torch_common.iterate_tensors(values):
             if tensor.layout is torch.strided and torch_common.device_type(tensor) == self._device_type:
                 yield tensor.untyped_storage()
 
