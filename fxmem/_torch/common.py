@@ -187,8 +187,8 @@ def is_composite(func: OpOverload) -> bool:
 
 
 @functools.cache
-def explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
-    """The kernel of an op, the same for every device, that calls other ops below autograd; None for none.
+def explicit_kernel(func: OpOverload, device_type: str) -> Callable[..., Any] | None:
+    """The kernel of an op that calls other ops below autograd; None where this device has a kernel of its own.
 
     A CompositeExplicitAutograd kernel serves the devices that have no kernel of their own
     (`torch._C._dispatch_has_kernel_for_dispatch_key`, since 1.11; `OpOverload._op_dk`, since 2.0).
@@ -198,7 +198,7 @@ def explicit_kernel(func: OpOverload) -> Callable[..., Any] | None:
     if any(argument.is_write and not argument.is_out for argument in op_arguments(func)):
         return None  # it would write twice
     has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()  # type: ignore[no-untyped-call]
-    if has(name, "CPU") or has(name, "CUDA"):
+    if has(name, device_type.upper()):
         return None
     for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
         if has(name, key):

@@ -50,6 +50,11 @@ _KERNELS = (
         help="torch.backends.cudnn.benchmark, whose choice cannot be predicted (default: off)",
     ),
     argument("--deterministic", action=_SWITCH, help="torch.use_deterministic_algorithms (default: off)"),
+    argument(
+        "--cudnn",
+        metavar="FOLDER",
+        help="the folder of another cuDNN, which is asked for convolution workspaces (default: the installed one)",
+    ),
 )
 """Which kernels may run; without these, as torch's own flags are."""
 STEP = (

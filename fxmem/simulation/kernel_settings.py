@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxmem.hardware.workspaces import ConvSettings
+from fxmem.hardware.workspaces import ConvSettings, CudnnLibrary, cudnn_in
 from fxmem.records.names import Sdpa
 from fxmem.records.profile import Record
 
@@ -47,6 +49,12 @@ class KernelSettings(Record):
     """`torch.backends.cudnn.benchmark`."""
     deterministic: bool | None = None
     """`torch.use_deterministic_algorithms` and `torch.backends.cudnn.deterministic`, both."""
+    cudnn: str | None = None
+    """Folder of the cuDNN that is asked for convolution workspaces, of another torch or for an older card: one that
+    `pip install --target` filled, a `site-packages`, or the library's own. None: the installed one."""
+
+
+_CUDNN: Final[ContextVar[CudnnLibrary | None]] = ContextVar("_CUDNN", default=None)
 
 
 @contextlib.contextmanager
@@ -61,13 +69,22 @@ def apply_settings(settings: KernelSettings | None) -> Iterator[None]:
             stack.enter_context(_benchmark(settings.cudnn_benchmark))
         if settings is not None and settings.deterministic is not None:
             stack.enter_context(_deterministic(settings.deterministic))
+        if settings is not None and settings.cudnn is not None:
+            token = _CUDNN.set(cudnn_in(Path(settings.cudnn)))
+            stack.callback(_CUDNN.reset, token)
         yield
+
+
+def chosen_cudnn() -> CudnnLibrary | None:
+    """The cuDNN that `KernelSettings.cudnn` names; None for the installed one."""
+    return _CUDNN.get()
 
 
 def convolution_settings() -> ConvSettings:
     """What a convolution looks at, as this process's flags are now."""
     cudnn: Any = torch.backends.cudnn
-    version: int | None = cudnn.version()
+    library = chosen_cudnn()
+    version: int | None = cudnn.version() if library is None else library.number
     return ConvSettings(
         # `cudnn.allow_tf32` cannot be read once a program has set the precision of one kind of operator (since 2.9).
         allow_tf32=cudnn.conv.fp32_precision == "tf32",

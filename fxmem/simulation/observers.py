@@ -28,7 +28,7 @@ from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
-from fxmem.simulation.kernel_settings import convolution_settings, is_deterministic
+from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.inner_ops import inner_memory
 from fxmem.simulation.model.fake_model import deep_recursion
@@ -56,7 +56,14 @@ class Recording:
         self.collector: Collector | CpuCollector = CpuCollector()
         """Of the target's hidden memory."""
         if on_card:
-            self.collector = Collector(target, torch.__version__, os.environ, convolutions, deterministic=deterministic)
+            self.collector = Collector(
+                target,
+                torch.__version__,
+                os.environ,
+                convolutions,
+                deterministic=deterministic,
+                cudnn=chosen_cudnn(),
+            )
         self.log = StepLog(self.device)
         context = target, convolutions, torch.are_deterministic_algorithms_enabled(), deterministic
         cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)

@@ -36,7 +36,7 @@ from fxmem.hardware.workspaces.cublas import (
     uses_cublaslt,
 )
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory
-from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, find_cudnn
+from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, cudnn_in, find_cudnn
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory
 from fxmem.hardware.workspaces.insertion import insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
@@ -64,6 +64,7 @@ __all__ = [
     "cublas_workspaces",
     "cudnn_attention_backward",
     "cudnn_attention_forward",
+    "cudnn_in",
     "efficient_backward",
     "efficient_forward",
     "find_cudnn",

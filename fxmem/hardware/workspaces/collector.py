@@ -17,7 +17,7 @@ from fxmem.hardware.workspaces import attention
 from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
-from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
+from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
 from fxmem.hardware.workspaces.dtype_copies import SUMMING, with_converted_input
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor, undetermined_memory
@@ -49,6 +49,7 @@ class Collector:
         deterministic: `torch.use_deterministic_algorithms`, and not only as a warning. Torch then refuses matrix
             products unless `CUBLAS_WORKSPACE_CONFIG` is one of two values; where it is neither, the first of them is
             taken.
+        cudnn: which cuDNN answers; None for the installed one.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Collector:
         settings: ConvSettings,
         *,
         deterministic: bool = False,
+        cudnn: CudnnLibrary | None = None,
     ) -> None:
         self._target = target
         self._torch_version = torch_version
@@ -66,6 +68,7 @@ class Collector:
         self._given_environ = environ
         self._settings = settings
         self._deterministic = deterministic
+        self._cudnn = cudnn
         self._known: dict[Any, HiddenMemory | None] = {}
         self.begin()
 
@@ -165,11 +168,11 @@ class Collector:
     def settle(self) -> dict[int, HiddenMemory]:
         """By op index, what it hides, cuDNN's workspaces filled in."""
         signatures = [s for _, memory in self._memory.values() for s in memory.signatures]
-        answers = conv_workspaces(signatures, self._target, torch_version=self._torch_version)
+        answers = conv_workspaces(signatures, self._target, torch_version=self._torch_version, library=self._cudnn)
         sizes = {signature: answer.nbytes for signature, answer in answers.items()}
         for answer in answers.values():
-            source = answer.source if answer.source == "estimate" else "cudnn"
-            self._notes[f"{source}: {answer.note}" if answer.note and source == "estimate" else source] += 1
+            estimated = answer.source == "estimate"
+            self._notes[f"estimate: {answer.note}" if answer.note and estimated else answer.source] += 1
         settled = {index: (name, memory.fill_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
         self._memory = settled
         return {index: memory for index, (_, memory) in settled.items()}
@@ -187,18 +190,13 @@ class Collector:
     def assumptions(self) -> Iterator[Assumption]:
         """Where the numbers came from."""
         estimates = {note: count for note, count in self._notes.items() if note.startswith("estimate")}
-        if self._notes["cudnn"]:
+        for library in sorted(note for note in self._notes if note.startswith("cudnn")):
             plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
-            yield Assumption(
-                topic="workspace",
-                text=f"convolution workspaces are those cuDNN itself names for {self._target.name}, {plan}",
-            )
+            named = f"convolution workspaces are those {library.replace('cudnn', 'cuDNN').strip()} itself names for"
+            yield Assumption(topic="workspace", text=f"{named} {self._target.name}, {plan}")
         for note, count in estimates.items():
             why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
-            text = (
-                f"{count} convolution workspaces are estimated from the sizes of their tensors, for cuDNN could "
-                f"not be asked ({why})"
-            )
+            text = f"{count} convolution workspaces are estimated ({why})"
             yield Assumption(topic="workspace", text=text)
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
             yield Assumption(
@@ -233,9 +231,7 @@ class Collector:
 
     def unknowns(self) -> Iterator[Unknown]:
         """Buffers whose size is not known."""
-        convolutions = self._notes["cudnn"] + sum(
-            count for note, count in self._notes.items() if note.startswith("estimate")
-        )
+        convolutions = self._notes.total()
         if self._settings.benchmark and convolutions:
             what = (
                 "workspaces of the convolutions that torch.backends.cudnn.benchmark chooses by timing; counted "

@@ -12,7 +12,7 @@ from typing import Any
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, add_copies
 from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, promoted_operands, with_converted_input
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
+from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
@@ -128,6 +128,13 @@ def _median(args: Sequence[Any], result: Any) -> HiddenMemory | None:
     return None
 
 
+def _dropout_backward(args: Sequence[Any], result: Any) -> HiddenMemory:
+    """`native_dropout_backward` (Dropout.cpp): the mask in the gradient's dtype, the product unscaled."""
+    nbytes = read_layout(result).nbytes
+    events = (alloc("mask", nbytes), alloc("product", nbytes), *free("mask"), output("gradient"))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/Dropout.cpp")
+
+
 def _upsample(taps: int) -> Callable[[Sequence[Any], Any], HiddenMemory | None]:
     """`upsample_generic_Nd_kernel_impl` (cpu/UpSampleKernel.cpp): place and weight of each tap, by output position."""
 
@@ -161,6 +168,7 @@ _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "batch_norm_backward": _batch_norm_backward,
     "native_group_norm_backward": _group_norm_backward,
+    "native_dropout_backward": _dropout_backward,
     "sort": _sort,
     "kthvalue": _kth_value,
     "median": _median,

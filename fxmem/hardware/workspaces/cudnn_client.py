@@ -1,8 +1,9 @@
 """The workspaces of a model's convolutions: from the cache, else from cuDNN in a child process, else estimated.
 
 cuDNN itself decides how much workspace a convolution takes, and since 9.8 it can be asked without a GPU. The library
-that answers is the one installed beside torch here; the prediction holds for a machine with the same version. What it
-answers depends on the version and on the compute capability, so both name the cache file.
+that answers is the one installed beside torch here, or one in a folder of the user's; the prediction holds for a
+machine with the same version. What it answers depends on the version and on the compute capability, so both name the
+cache file. A card that it is not built for has its answers for the oldest that it is built for, as an estimate.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ _OLDEST = (9, 8)
 _CUDA_MAJORS = (13, 12)
 _LIBRARY = "libcudnn.so.9"
 _TIMEOUT_S = 60.0
-_CAPABILITIES = {13: ((7, 5), (12, 1)), 12: ((5, 0), (12, 1))}
-"""Oldest and newest compute capability of a build, by CUDA major version: cuDNN does not refuse others, it answers
-wrongly."""
+_NEWEST_CAPABILITY = (12, 1)
+_TURING = (7, 5)
+_LAST_FOR_OLD_CARDS = (9, 10)
+"""Last release whose build for CUDA 12 has kernels for cards before Turing, by the kernels in `libcudnn_ops`: 9.10.2
+carries sm_50, 60, 61, 70, 80 and newer, 9.19 sm_75 and newer. Releases in between are taken to have none. cuDNN does
+not refuse other cards, it answers wrongly."""
 
 _BLOCKED_ENGINES: dict[tuple[int, int], tuple[tuple[str, int, int, int, int | None], ...]] = {
     (2, 11): (("fwd", 5, 23, 90800, 91500), ("dgrad", 5, 23, 8000, None)),
@@ -52,6 +56,12 @@ class CudnnLibrary(Record):
     libraries: tuple[tuple[str, bool], ...]
     """What to load in order, and whether it is indispensable."""
 
+    @property
+    def number(self) -> int:
+        """The version as `torch.backends.cudnn.version()` gives it; that of torch 2.11's where it is not known."""
+        major, minor, patch = (int(part) for part in (self.version or "9.19.0").split("."))
+        return 10000 * major + 100 * minor + patch
+
 
 class Workspace(Record):
     """How much workspace one convolution takes, and how that is known."""
@@ -59,7 +69,7 @@ class Workspace(Record):
     nbytes: Bytes | None
     """None where cuDNN has no plan for the convolution."""
     source: str
-    """`cudnn 9.19.0` (asked now), `cache` (asked before) or `estimate`."""
+    """`cudnn 9.19.0` (asked now, or before) or `estimate`."""
     note: str = ""
     """Why it is an estimate, or why there is no figure."""
 
@@ -99,15 +109,21 @@ def conv_workspaces(
         return {}
     try:
         library = library or find_cudnn()
-        device = _supported_device(target, library)
-    except (UsageError, LookupError) as reason:
+    except LookupError as reason:
         return {signature: estimate(signature, target, str(reason)) for signature in wanted}
+    try:
+        asked_about, note = _answered_capability(target, library)
+    except UsageError as reason:
+        return {signature: estimate(signature, target, str(reason)) for signature in wanted}
+    device = {**device_properties(target).as_dict(), "deviceVer": 100 * asked_about[0] + 10 * asked_about[1]}
     heuristic = heuristic or ("b" if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else "instant")
-    blocked = {signature: _blocked_engines(signature, torch_version, library.version) for signature in wanted}
+    blocked = {signature: _blocked_engines(signature, torch_version, library.number) for signature in wanted}
     directory = cache_directory() if library.version else None
-    name = _cache_name(library, target, device, heuristic, torch_version)
+    name = _cache_name(library, asked_about, device, heuristic, torch_version)
     cached = load(directory, name)
-    answers = {signature: _workspace(cached[signature.key]) for signature in wanted if signature.key in cached}
+    answers = {
+        signature: _cached(cached[signature.key], library.version) for signature in wanted if signature.key in cached
+    }
     asked, error = _ask(
         [s for s in wanted if s not in answers],
         library,
@@ -118,8 +134,11 @@ def conv_workspaces(
         child or (sys.executable, "-m", "fxmem.hardware.cudnn_worker"),
     )
     store(directory, name, {signature.key: workspace.nbytes for signature, workspace in asked.items()})
-    estimated = {s: estimate(s, target, error or "") for s in wanted if s not in answers and s not in asked}
-    return {signature: (answers | asked | estimated)[signature] for signature in wanted}
+    answers |= asked
+    if note:
+        answers = {s: Workspace(nbytes=each.nbytes, source="estimate", note=note) for s, each in answers.items()}
+    estimated = {s: estimate(s, target, error or "") for s in wanted if s not in answers}
+    return {signature: (answers | estimated)[signature] for signature in wanted}
 
 
 def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
@@ -149,9 +168,40 @@ def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
     ]
     for folder in folders:
         if (folder / _LIBRARY).exists():
-            version = (folder / _LIBRARY).resolve().name.removeprefix("libcudnn.so.")
-            return _library(folder, version if version.count(".") == 2 else "", None, folders)
+            return _library(folder, _version_of_file(folder), None, folders)
     raise LookupError("cuDNN is not installed (package nvidia-cudnn-cu13)")
+
+
+def cudnn_in(folder: Path) -> CudnnLibrary:
+    """The cuDNN in a folder: where `pip install --target` put its wheel, a `site-packages`, or the library's own.
+
+    Raises:
+        UsageError: there is none, or it is older than 9.8.
+    """
+    within = ("lib", "cudnn/lib", "nvidia/cudnn/lib", "lib/python*/site-packages/nvidia/cudnn/lib")
+    places = (folder.resolve(), *(lib.resolve() for each in within for lib in folder.glob(each)))
+    lib = next((place for place in places if (place / _LIBRARY).exists()), None)
+    if lib is None:
+        raise UsageError(
+            f"expected {_LIBRARY} in {folder}: pip install --target {folder} nvidia-cudnn-cu12==9.10.2.21 puts it "
+            "there, with the libraries that it needs"
+        )
+    root = lib.parent.parent
+    wheel = next(root.parent.glob("nvidia_cudnn_cu*-*.dist-info"), None)
+    try:
+        if wheel is None:
+            return _library(lib, _version_of_file(lib), None, [lib])
+        name, version = wheel.name.removesuffix(".dist-info").split("-")
+        major = int(name.removeprefix("nvidia_cudnn_cu"))
+        return _library(lib, ".".join(version.split(".")[:3]), major, _wheel_folders(root, major))
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+
+
+def _version_of_file(folder: Path) -> str:
+    """The version in the name of a library's file; empty where it does not say."""
+    version = (folder / _LIBRARY).resolve().name.removeprefix("libcudnn.so.")
+    return version if version.count(".") == 2 else ""
 
 
 def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace:
@@ -252,10 +302,8 @@ def _request(signature: ConvSignature, blocked: tuple[int, ...]) -> dict[str, An
     return {**{field: getattr(signature, field) for field in fields}, **tensors, "blocked_engines": blocked}
 
 
-def _blocked_engines(signature: ConvSignature, torch_version: str, cudnn_version: str) -> tuple[int, ...]:
+def _blocked_engines(signature: ConvSignature, torch_version: str, version: int) -> tuple[int, ...]:
     rules, _ = nearest(_BLOCKED_ENGINES, torch_version)
-    major, minor, patch = (int(part) for part in (cudnn_version or "9.19.0").split("."))
-    version = 10000 * major + 100 * minor + patch
     return tuple(
         engine
         for op, rank, engine, first, end in rules
@@ -263,12 +311,24 @@ def _blocked_engines(signature: ConvSignature, torch_version: str, cudnn_version
     )
 
 
-def _supported_device(target: Target, library: CudnnLibrary) -> dict[str, Any]:
-    oldest, newest = _CAPABILITIES[library.cuda_major or max(_CAPABILITIES)]
+def _answered_capability(target: Target, library: CudnnLibrary) -> tuple[tuple[int, int], str]:
+    """The compute capability that cuDNN is asked about, and why it is not the target's own, if so.
+
+    Raises:
+        UsageError: the card is newer than the build.
+    """
+    version = tuple(int(part) for part in (library.version or "9.19").split(".")[:2])
+    old = library.cuda_major == 12 and version <= _LAST_FOR_OLD_CARDS
     capability = target.capability or (0, 0)
-    if not oldest <= capability <= newest:
-        raise UsageError(f"cuDNN {library.version} is not built for compute capability {capability[0]}.{capability[1]}")
-    return device_properties(target).as_dict()
+    not_built = f"cuDNN {library.version} is not built for compute capability {capability[0]}.{capability[1]}"
+    if capability > _NEWEST_CAPABILITY:
+        raise UsageError(not_built)
+    if capability >= _TURING or old:
+        return capability, ""
+    return _TURING, (
+        f"{not_built}; counted is what it names for 7.5. cuDNN 9.10 is the last for this card: pip install --target "
+        "FOLDER nvidia-cudnn-cu12==9.10.2.21, then --cudnn FOLDER"
+    )
 
 
 def _library(folder: Path, version: str, cuda_major: int | None, folders: Sequence[Path]) -> CudnnLibrary:
@@ -293,17 +353,18 @@ def _wheel_folders(root: Path, cuda_major: int) -> list[Path]:
 
 
 def _cache_name(
-    library: CudnnLibrary, target: Target, device: dict[str, Any], heuristic: str, torch_version: str
+    library: CudnnLibrary, capability: tuple[int, int], device: dict[str, Any], heuristic: str, torch_version: str
 ) -> str:
-    major, minor = target.capability or (0, 0)
+    major, minor = capability
     _, release = nearest(_BLOCKED_ENGINES, torch_version)
     limits = {key: value for key, value in device.items() if key != "deviceName"}
     settings = json.dumps([limits, heuristic, release, library.cuda_major], sort_keys=True)
     return f"{library.version}-sm{major}{minor}-{sha256(settings.encode()).hexdigest()[:16]}"
 
 
-def _workspace(nbytes: int | None) -> Workspace:
-    return Workspace(nbytes=nbytes, source="cache", note="" if nbytes is not None else "cuDNN has no plan for it")
+def _cached(nbytes: int | None, version: str) -> Workspace:
+    note = "" if nbytes is not None else "cuDNN has no plan for it"
+    return Workspace(nbytes=nbytes, source=f"cudnn {version}", note=note)
 
 
 def _version_text(version: int) -> str:

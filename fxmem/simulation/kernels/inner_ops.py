@@ -49,7 +49,7 @@ def inner_memory(
         device_type: where allocations count.
         look: what an inner call hides.
     """
-    kernel = torch_common.explicit_kernel(func)
+    kernel = torch_common.explicit_kernel(func, device_type)
     if kernel is None or torch_common.op_name(func) in _ALLOCATE_RESULTS_ONLY | CONVOLUTIONS:
         return None
     inside = _InnerOps(fakes, device_type, look, (args, kwargs))
@@ -92,9 +92,12 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         result = run_kernel(self._fakes, func, args, kwargs)
         hidden = self._look(func, args, kwargs, result)
+        inside = () if hidden is None else hidden.events
         fresh = iter(list(self._note(func, result)))
+        if all(event.action != "output" for event in inside):
+            self._events += fresh  # an `out=` argument, which the kernel resizes
         alive: dict[str, str] = {}
-        for event in () if hidden is None else hidden.events:
+        for event in inside:
             if event.action == "output":
                 self._events += [made] if (made := next(fresh, None)) else []
             elif event.action == "alloc":

@@ -38,6 +38,7 @@ from fxmem.hardware.workspaces import (
     cudnn_attention_forward,
     cudnn_cache,
     cudnn_client,
+    cudnn_in,
     efficient_backward,
     efficient_forward,
     find_cudnn,
@@ -417,9 +418,9 @@ def test_a_3d_convolution_avoids_the_engine_torch_avoids(heuristic: Literal["ins
         op="dgrad", x=x, x_stride=dense_strides(x), w=w, w_stride=dense_strides(w), y=x, y_stride=dense_strides(x),
         padding=(1,) * 3, stride=(1,) * 3, dilation=(1,) * 3, groups=1, dtype="bfloat16",
     )  # fmt: skip
-    assert cudnn_client._blocked_engines(signature, "2.11.0", "9.19.0") == (23,)
-    assert cudnn_client._blocked_engines(signature.model_copy(update={"op": "fwd"}), "2.11.0", "9.10.2") == (23,)
-    assert cudnn_client._blocked_engines(VGG, "2.11.0", "9.10.2") == ()
+    assert cudnn_client._blocked_engines(signature, "2.11.0", 91900) == (23,)
+    assert cudnn_client._blocked_engines(signature.model_copy(update={"op": "fwd"}), "2.11.0", 91002) == (23,)
+    assert cudnn_client._blocked_engines(VGG, "2.11.0", 91002) == ()
     (answer,) = conv_workspaces([signature], H100, heuristic=heuristic).values()
     assert answer.nbytes is not None
 
@@ -441,7 +442,7 @@ def child(tmp_path: Path, body: str) -> list[str]:
     1."""
     path = tmp_path / "child.py"
     path.write_text(
-        "import json, os, sys, time\nsys.stdin.readline()\nprint(json.dumps({'cudnn': 91900}), flush=True)\n"
+        "import json, os, sys, time\nfirst = sys.stdin.readline()\nprint(json.dumps({'cudnn': 91900}), flush=True)\n"
         "def answer(n): print(json.dumps({'workspace': n, 'engine': 0, 'error': None}), flush=True)\n"
         f"for answered, line in enumerate(sys.stdin, start=1):\n    {body}\n"
     )
@@ -504,10 +505,31 @@ def test_estimates_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {answer.note for answer in answers.values()} == {"cuDNN is not installed (package nvidia-cudnn-cu13)"}
 
 
-def test_architectures_a_build_does_not_know_are_not_asked_about() -> None:
-    (answer,) = conv_workspaces([VGG], V100, library=LIBRARY, child=["/nonexistent"]).values()
-    assert (answer.source, answer.nbytes) == ("estimate", 0)
-    assert answer.note == "cuDNN 9.19.0 is not built for compute capability 7.0"
+def test_an_older_card_has_the_answers_for_the_oldest_of_the_build_as_an_estimate(tmp_path: Path) -> None:
+    body = "answer(42) if json.loads(first)['device']['deviceVer'] == 750 else answer(0)"
+    (answer,) = conv_workspaces([VGG], V100, library=LIBRARY, child=child(tmp_path, body)).values()
+    assert (answer.source, answer.nbytes) == ("estimate", 42)
+    assert answer.note.startswith(
+        "cuDNN 9.19.0 is not built for compute capability 7.0; counted is what it names for 7.5"
+    )
+    assert "nvidia-cudnn-cu12==9.10.2.21, then --cudnn FOLDER" in answer.note
+
+
+def test_the_last_build_for_older_cards_answers_for_them(tmp_path: Path) -> None:
+    lib = tmp_path / "nvidia" / "cudnn" / "lib"
+    lib.mkdir(parents=True)
+    (lib / "libcudnn.so.9").touch()
+    (tmp_path / "nvidia_cudnn_cu12-9.10.2.21.dist-info").mkdir()
+    library = cudnn_in(tmp_path)
+    assert (library.version, library.cuda_major, library.number) == ("9.10.2", 12, 91002)
+    body = "answer(42) if json.loads(first)['device']['deviceVer'] == 700 else answer(0)"
+    (answer,) = conv_workspaces([VGG], V100, library=library, child=child(tmp_path, body)).values()
+    assert (answer.source.split()[0], answer.nbytes) == ("cudnn", 42)
+
+
+def test_a_folder_without_cudnn_is_refused_with_the_package_that_fills_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"pip install --target {tmp_path} nvidia-cudnn-cu12==9\.10\.2\.21"):
+        cudnn_in(tmp_path)
 
 
 def test_the_cpu_has_no_cudnn() -> None:
@@ -548,7 +570,7 @@ def test_a_second_time_needs_no_child(tmp_path: Path) -> None:
         == [answer.nbytes for answer in first.values()]
         == [10, 20, 30, 40, 50]
     )
-    assert {answer.source for answer in again.values()} == {"cache"}
+    assert {answer.source for answer in again.values()} == {"cudnn 9.19.0"}
     elsewhere = conv_workspaces(FIVE[:1], A100, library=LIBRARY, child=["/nonexistent"])
     assert elsewhere[FIVE[0]].source == "estimate"
     other_mode = conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"], heuristic="b")
@@ -571,7 +593,7 @@ def test_a_corrupted_cache_is_ignored_and_rewritten(content: str, cache_in_tmp: 
     assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=answering)[FIVE[0]] == Workspace(
         nbytes=42, source="cudnn 9.19.0"
     )
-    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"])[FIVE[0]].source == "cache"
+    assert conv_workspaces(FIVE[:1], H100, library=LIBRARY, child=["/nonexistent"])[FIVE[0]].nbytes is not None
 
 
 def test_entries_of_a_wrong_kind_are_dropped(tmp_path: Path) -> None:
