@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fxmem.hardware.workspaces import ConvSettings, CudnnLibrary, cudnn_in
+from fxmem.hardware.workspaces import ConvSettings, CudnnLibrary, read_cudnn_folder
 from fxmem.records.names import Sdpa
 from fxmem.records.profile import Record
 
@@ -70,7 +70,7 @@ def apply_settings(settings: KernelSettings | None) -> Iterator[None]:
         if settings is not None and settings.deterministic is not None:
             stack.enter_context(_deterministic(settings.deterministic))
         if settings is not None and settings.cudnn is not None:
-            token = _CUDNN.set(cudnn_in(Path(settings.cudnn)))
+            token = _CUDNN.set(read_cudnn_folder(Path(settings.cudnn)))
             stack.callback(_CUDNN.reset, token)
         yield
 

@@ -22,8 +22,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
-from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory
-from fxmem.hardware.workspaces.collector import Seen
+from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory, Seen
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values

@@ -19,7 +19,7 @@ from fxmem.hardware.workspaces.attention import (
     flash_backward,
     flash_forward,
 )
-from fxmem.hardware.workspaces.collector import Collector
+from fxmem.hardware.workspaces.collector import Collector, Seen
 from fxmem.hardware.workspaces.convolution import (
     CONVOLUTIONS,
     ConvBackend,
@@ -36,8 +36,14 @@ from fxmem.hardware.workspaces.cublas import (
     uses_cublaslt,
 )
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory
-from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, Workspace, conv_workspaces, cudnn_in, find_cudnn
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory
+from fxmem.hardware.workspaces.cudnn_client import (
+    CudnnLibrary,
+    Workspace,
+    conv_workspaces,
+    find_cudnn,
+    read_cudnn_folder,
+)
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.insertion import insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
@@ -56,24 +62,28 @@ __all__ = [
     "HiddenEvent",
     "HiddenMemory",
     "MemoryFormat",
+    "Seen",
     "TensorLayout",
     "Workspace",
+    "alloc",
     "cache_directory",
     "conv_workspaces",
     "convolution_memory",
     "cublas_workspaces",
     "cudnn_attention_backward",
     "cudnn_attention_forward",
-    "cudnn_in",
     "efficient_backward",
     "efficient_forward",
     "find_cudnn",
     "flash_backward",
     "flash_forward",
+    "free",
     "insert_workspaces",
     "kernel_memory",
     "kernel_scratch",
     "matmul_copies",
+    "output",
+    "read_cudnn_folder",
     "read_layout",
     "uses_cublas",
     "uses_cublaslt",

@@ -18,7 +18,7 @@ from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, co
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
-from fxmem.hardware.workspaces.dtype_copies import SUMMING, with_converted_input
+from fxmem.hardware.workspaces.dtype_copies import SUMMING, add_input_copy
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
@@ -127,9 +127,9 @@ class Collector:
             return self._attention(short, args)
         if short in REDUCTIONS:
             memory = reduction_memory(short, args, result, self._target)
-            return with_converted_input(args, result, memory, on_card=True) if short in SUMMING else memory
+            return add_input_copy(args, result, memory, on_card=True) if short in SUMMING else memory
         if short in SUMMING:
-            return with_converted_input(args, result, None, on_card=True)
+            return add_input_copy(args, result, None, on_card=True)
         if short in COMPOSED:
             return composed_memory(short, args)
         memory = call_memory(short, args, result, self._target, self._deterministic)

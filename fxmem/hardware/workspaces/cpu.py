@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, composed_memory, add_copies
-from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, promoted_operands, with_converted_input
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
+from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, add_input_copy, operand_copies
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, read_layout
@@ -37,9 +37,9 @@ class CpuCollector:
         elif short in COMPOSED:
             memory = composed_memory(short, args)
         elif short in PROMOTING:
-            memory = promoted_operands(args)
+            memory = operand_copies(args)
         elif short in SUMMING:
-            memory = with_converted_input(args, result, None)
+            memory = add_input_copy(args, result, None)
         elif short in _KERNELS:
             memory = _KERNELS[short](args, result)
         else:

@@ -172,7 +172,7 @@ def find_cudnn(environ: Mapping[str, str] | None = None) -> CudnnLibrary:
     raise LookupError("cuDNN is not installed (package nvidia-cudnn-cu13)")
 
 
-def cudnn_in(folder: Path) -> CudnnLibrary:
+def read_cudnn_folder(folder: Path) -> CudnnLibrary:
     """The cuDNN in a folder: where `pip install --target` put its wheel, a `site-packages`, or the library's own.
 
     Raises:
@@ -312,7 +312,7 @@ def _blocked_engines(signature: ConvSignature, torch_version: str, version: int)
 
 
 def _answered_capability(target: Target, library: CudnnLibrary) -> tuple[tuple[int, int], str]:
-    """The compute capability that cuDNN is asked about, and why it is not the target's own, if so.
+    """The compute capability that cuDNN is asked about; why it is not the target's, if so.
 
     Raises:
         UsageError: the card is newer than the build.

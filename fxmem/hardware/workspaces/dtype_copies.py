@@ -1,4 +1,4 @@
-"""Copies of operands in another dtype, which kernels make because they compute in one dtype only.
+"""Copies of operands in another dtype: kernels compute in one dtype only.
 
 A card's elementwise kernels convert number by number; the CPU's copy an operand first. Sums are taken over a copy in
 the result's dtype on both.
@@ -27,7 +27,7 @@ ReduceOps.cpp)."""
 _HALF = ("float16", "bfloat16")
 
 
-def promoted_operands(args: Sequence[Any]) -> HiddenMemory | None:
+def operand_copies(args: Sequence[Any]) -> HiddenMemory | None:
     """What an operator of `PROMOTING` copies on the CPU: operands of another dtype than the common one.
 
     `TensorIteratorBase::compute_types` (aten/src/ATen/TensorIterator.cpp): before the result is allocated, and until
@@ -42,7 +42,7 @@ def promoted_operands(args: Sequence[Any]) -> HiddenMemory | None:
     return HiddenMemory(events=(*events, output("result")), source="aten/src/ATen/TensorIterator.cpp")
 
 
-def with_converted_input(
+def add_input_copy(
     args: Sequence[Any], result: Any, memory: HiddenMemory | None, *, on_card: bool = False
 ) -> HiddenMemory | None:
     """What an operator of `SUMMING` hides, the copy of its input included.

@@ -378,7 +378,7 @@ _DETERMINED = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_pinv", "_
 
 
 def undetermined_memory(short: str) -> HiddenMemory | None:
-    """A buffer of unknown size for a kernel that a library or the data lay out; None for any other.
+    """A buffer of unknown size, where a library or the data decide it; None for another kernel.
 
     Args:
         short: the operator, without `aten.` and overload.

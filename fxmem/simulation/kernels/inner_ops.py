@@ -1,9 +1,9 @@
-"""What a kernel that calls other operators allocates inside one call, seen by running it on FakeTensors.
+"""What a kernel that calls other operators allocates inside one call.
 
 Many operators of torch have one kernel for all devices, written in terms of other operators
 (CompositeExplicitAutograd): `logsumexp`, `linalg_pinv`, `mul.Scalar`. FakeTensorMode runs them as one, and so their
-temporaries are not seen. Here such a kernel runs once more, and every inner operator's results and hidden memory become
-the op's hidden memory, in order.
+temporaries are not seen. Here such a kernel runs once more on FakeTensors, and every inner operator's results and
+hidden memory become the op's hidden memory, in order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
-from fxmem.hardware.workspaces import CONVOLUTIONS, HiddenEvent, HiddenMemory
-from fxmem.hardware.workspaces.hidden_memory import alloc, free, output
+from fxmem.hardware.workspaces import CONVOLUTIONS, HiddenEvent, HiddenMemory, alloc, free, output
 from fxmem.simulation.kernels.fake_kernels import run_kernel
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenMemory | None]

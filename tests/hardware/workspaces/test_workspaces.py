@@ -38,7 +38,6 @@ from fxmem.hardware.workspaces import (
     cudnn_attention_forward,
     cudnn_cache,
     cudnn_client,
-    cudnn_in,
     efficient_backward,
     efficient_forward,
     find_cudnn,
@@ -48,6 +47,7 @@ from fxmem.hardware.workspaces import (
     kernel_scratch,
     matmul_copies,
     other_kernels,
+    read_cudnn_folder,
     read_layout,
     uses_cublas,
     uses_cublaslt,
@@ -520,7 +520,7 @@ def test_the_last_build_for_older_cards_answers_for_them(tmp_path: Path) -> None
     lib.mkdir(parents=True)
     (lib / "libcudnn.so.9").touch()
     (tmp_path / "nvidia_cudnn_cu12-9.10.2.21.dist-info").mkdir()
-    library = cudnn_in(tmp_path)
+    library = read_cudnn_folder(tmp_path)
     assert (library.version, library.cuda_major, library.number) == ("9.10.2", 12, 91002)
     body = "answer(42) if json.loads(first)['device']['deviceVer'] == 700 else answer(0)"
     (answer,) = conv_workspaces([VGG], V100, library=library, child=child(tmp_path, body)).values()
@@ -529,7 +529,7 @@ def test_the_last_build_for_older_cards_answers_for_them(tmp_path: Path) -> None
 
 def test_a_folder_without_cudnn_is_refused_with_the_package_that_fills_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"pip install --target {tmp_path} nvidia-cudnn-cu12==9\.10\.2\.21"):
-        cudnn_in(tmp_path)
+        read_cudnn_folder(tmp_path)
 
 
 def test_the_cpu_has_no_cudnn() -> None:
