@@ -32,7 +32,7 @@ from typing import Any
 
 from workers import Lost, run_jobs
 
-from fxmem.hardware.catalogue import CONTEXT_SIZES, ContextSize
+from fxmem.hardware.context import CONTEXT_SIZES, ContextSize
 from fxmem.records.profile import Phase, Profile, Target
 from fxmem.records.validation import Difference
 from fxmem.show.text.verdict import describe_difference
@@ -161,7 +161,12 @@ def _context(card: Target, versions: Mapping[str, str], result: Mapping[str, Any
     release = ".".join(versions["torch"].split(".")[:2])
     source = f"benchmarks/results/gpu/{name}.json"
     return ContextSize(
-        card=card.full_name or card.name, torch=release, cuda=versions.get("CUDA", ""), nbytes=nbytes, source=source
+        card=card.full_name or card.name,
+        capability=card.capability or (0, 0),
+        torch=release,
+        cuda=versions.get("CUDA", ""),
+        nbytes=nbytes,
+        source=source,
     )
 
 
@@ -559,10 +564,13 @@ def beyond(rows: Iterable[Row], bounds: Mapping[str, Mapping[str, float]]) -> li
 
 
 def keep_contexts(found: Iterable[ContextSize | None], path: Path = CONTEXT_SIZES) -> None:
-    """Write these into the table that predictions read, in place of what it has of the same card, torch and CUDA."""
-    kept = {(row["card"], row["torch"], row["cuda"]): row for row in json.loads(path.read_text(encoding="utf-8"))}
-    kept |= {(row.card, row.torch, row.cuda): row.model_dump(mode="json") for row in found if row is not None}
-    path.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", encoding="utf-8")
+    """Write these into the table that predictions read, in place of what it has from the same sources."""
+    new = [row for row in found if row is not None]
+    sources = {row.source for row in new}
+    rows = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["source"] not in sources]
+    rows += [row.model_dump(mode="json") for row in new]
+    rows.sort(key=lambda row: (row["capability"], row["card"], row["state"], row["torch"], row["cuda"], row["nbytes"]))
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def kept(folder: Path = RESULTS) -> list[Path]:

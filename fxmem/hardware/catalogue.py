@@ -7,19 +7,17 @@ Figures and where they come from
 - Limits of an architecture: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the same
   numbers as code in NVIDIA/cccl, `libcudacxx/include/cuda/__device/arch_traits.h`.
 - Those of single cards: `fxmem.hardware.cards`.
-- What a process takes of the card beside the allocator's segments: measurements only, `context_sizes.json` beside this
-  file. Each row names its source; `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are kept.
+- What a process takes of the card beside the allocator's segments: `fxmem.hardware.context`.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fxmem.errors import UsageError
 from fxmem.hardware.cards import CATALOGUE
@@ -72,22 +70,6 @@ class DeviceProperties(Record):
     def as_dict(self) -> dict[str, Any]:
         """The same under cuDNN's names, ready for `json.dumps`."""
         return self.model_dump(mode="json", by_alias=True)
-
-
-class ContextSize(Record):
-    """What one process takes of a card beside the allocator's segments: the CUDA context, loaded kernels, the
-    libraries' handles."""
-
-    card: str
-    """As the driver names it."""
-    torch: str
-    """Release of torch, e.g. `2.11`."""
-    cuda: str = ""
-    """CUDA release torch was built for; empty where the source does not say."""
-    nbytes: Bytes
-    """Once the libraries that a training step needs are loaded. A model with more kinds of kernels takes somewhat more:
-    they are loaded as they are first used."""
-    source: str
 
 
 class _Architecture(Record):
@@ -199,60 +181,18 @@ def device_properties(target: Target) -> DeviceProperties:
     )
 
 
-CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
-"""What has been measured of `ContextSize`, a JSON list."""
+def same_card(target: Target, card: str) -> bool:
+    """Whether a target is the card that a driver gives this name."""
+    return _key(card) in (_key(target.full_name), _key(target.name))
 
 
-@functools.cache
-def known_context_sizes() -> tuple[ContextSize, ...]:
-    """Every row of the table."""
-    return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
-
-
-def context_size(target: Target, torch_version: str) -> tuple[ContextSize, str] | None:
-    """Bytes of a process on the target beside the allocator's segments, and their source. None where nobody measured.
-
-    Taken is the row of the same card with the same release of torch, else of the closest earlier release, else of the
-    earliest. Where the card was not measured, one with the same compute capability and as many multiprocessors stands
-    in, and the words say so.
-    """
-    if target.device != "cuda":
-        return None
-    rows = [row for row in known_context_sizes() if _key(row.card) in (_key(target.full_name), _key(target.name))]
-    rows = rows or [row for row in known_context_sizes() if _alike(target, row.card)]
-    if not rows:
-        return None
-    release = _release(torch_version)
-    row = max(
-        rows,
-        key=lambda row: (
-            _release(row.torch) <= release,
-            _release(row.torch) if _release(row.torch) <= release else _sort_key(row.torch),
-        ),
-    )
-    return (
-        row,
-        (
-            f"the CUDA context and loaded kernels take {row.nbytes:,} bytes, as on {row.card} with torch {row.torch} "
-            f"({row.source})"
-        ),
-    )
-
-
-def _alike(target: Target, card: str) -> bool:
+def is_alike(target: Target, card: str) -> bool:
+    """Whether two cards of the catalogue have the same compute capability and as many multiprocessors."""
     mine = next((known for known in CATALOGUE.values() if known.target.name == target.name), None)
     other = CATALOGUE.get(_BY_KEY.get(_key(card), ""))
     if mine is None or other is None:
         return False
     return (mine.target.capability, mine.multi_processors) == (other.target.capability, other.multi_processors)
-
-
-def _release(torch_version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
-
-
-def _sort_key(torch_version: str) -> tuple[int, ...]:
-    return tuple(-part for part in _release(torch_version))
 
 
 def _key(name: str) -> str:

@@ -17,7 +17,7 @@ from fxmem.memory.figures import Figures, bytes_at_peak, sum_figures
 from fxmem.memory.module_match import Pair, find_modules, first_shape, match_modules, match_nodes
 from fxmem.memory.module_tree import preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
-from fxmem.records.profile import Kind, Phase, Profile, Report, Timeline
+from fxmem.records.profile import Kind, Phase, ProcessBytes, Profile, Report, Timeline
 
 
 def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
@@ -34,7 +34,7 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
         requested_bytes=_change(before.peak.requested_bytes, after.peak.requested_bytes),
         allocated_bytes=_change(before.peak.allocated_bytes, after.peak.allocated_bytes),
         reserved_bytes=_change(before.peak.reserved_bytes, after.peak.reserved_bytes),
-        process_bytes=_change(before.peak.process_bytes, after.peak.process_bytes),
+        process_bytes=_change(*(_most(step.peak.process_bytes) for step in (before, after))),
         by_kind={
             kind: _change(before.peak.by_kind.get(kind, 0), after.peak.by_kind.get(kind, 0))
             for kind in Kind
@@ -53,6 +53,10 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
         modules=tuple(_module_changes(merged, before, after)),
         nodes=tuple(_node_changes(merged, before, after)),
     )
+
+
+def _most(process: ProcessBytes | None) -> int | None:
+    return None if process is None else process.high
 
 
 # --- a side -----------------------------------------------------------------------------------------------------------

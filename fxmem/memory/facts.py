@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Storage, Timeline
@@ -79,10 +80,12 @@ def peak_facts(profile: Profile, peak: Peak) -> Facts:
     for label, nbytes, meaning in (
         ("Allocated", peak.allocated_bytes, "in the allocator's blocks (torch.cuda.max_memory_allocated)"),
         ("Reserved", peak.reserved_bytes, "held by the allocator (torch.cuda.max_memory_reserved)"),
-        ("Process", peak.process_bytes, "with the CUDA context (nvidia-smi)"),
     ):
         if nbytes is not None:
             facts.append((label, f"{exact_bytes(nbytes)} {meaning}"))
+    if (process := peak.process_bytes) is not None:
+        size = format_range(process.low, process.high)
+        facts.append(("Process", f"{size} with the CUDA context (nvidia-smi), a range: {process.grounds}"))
     if peak.op is None:
         return [*facts, ("Where", "before the first operator")]
     op = profile.ops[peak.op]
@@ -128,13 +131,13 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
             if peak.fits
             else peak.reserved_bytes
         )
-        fitting, counted, missing = peak.fits, "what the allocator reserves", "the CUDA context, other processes"
+        fitting, counted, missing = peak.fits, "what the allocator reserves", describe_uncounted([profile.target])
     else:
         nbytes = peak.requested_bytes
         fitting, counted, missing = (
             nbytes <= memory,
             "requested bytes",
-            "the allocator's rounding and fragmentation, the CUDA context, other processes",
+            f"the allocator's rounding and fragmentation, {describe_uncounted([profile.target])}",
         )
     verdict = "fits" if fitting else "does NOT fit"
     why = f" {printable(peak.shortage)}." if peak.shortage else ""

@@ -90,6 +90,7 @@ class StepComparison(Versioned):
     allocated_bytes: QuantityChange
     reserved_bytes: QuantityChange
     process_bytes: QuantityChange
+    """The upper ends of the two ranges."""
     by_kind: Mapped[Kind, QuantityChange]
     """Splits `requested_bytes`; a kind that neither has is left out, one that one side lacks is 0 there."""
     phases: Mapped[Phase, QuantityChange]

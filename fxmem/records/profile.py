@@ -38,6 +38,7 @@ __all__ = [
     "Phase",
     "PhaseBytes",
     "PhaseSpan",
+    "ProcessBytes",
     "Profile",
     "RecomputedOp",
     "RecomputedRegion",
@@ -412,6 +413,19 @@ class Profile(Headed, Versioned):
     unknowns: Many[Unknown] = ()
 
 
+class ProcessBytes(Record):
+    """A range of bytes, for what nothing computes: a CUDA context's size is known from measurements alone."""
+
+    low: Bytes
+    high: Bytes
+    grounds: str
+    """What the range is over, in words."""
+
+    def nearest(self, nbytes: int) -> int:
+        """The number of the range that is nearest to one: that one itself where it is within."""
+        return min(max(nbytes, self.low), self.high)
+
+
 class Peak(Record):
     """The moment of the step with the most bytes alive (the first, if several tie)."""
 
@@ -422,7 +436,7 @@ class Peak(Record):
     target."""
     reserved_bytes: Bytes | None = None
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
-    process_bytes: Bytes | None = None
+    process_bytes: ProcessBytes | None = None
     """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
     fits: bool | None = None
     """Whether a loop over the step runs in the target's memory, the allocator giving its cache back where it must; the

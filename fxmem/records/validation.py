@@ -164,6 +164,7 @@ class Quantity(StrEnum):
     ALLOCATED = "allocated"
     RESERVED = "reserved"
     PROCESS = "process"
+    """Of `Peak.process_bytes`, the number that is nearest to what was measured."""
 
 
 class ComparedQuantity(Record):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fxmem.hardware.catalogue import context_size
+from fxmem.hardware.context import context_range, format_range
 from fxmem.records.profile import Assumption, Kind, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
@@ -86,14 +86,19 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     # torch's math attention is the only caller of `_safe_softmax`.
     if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
         yield from card_emulation.assumptions(run.recording.target)
-    context = context_size(run.recording.target, torch.__version__)
+    context = context_range(run.recording.target)
     if context is not None:
-        yield Assumption(topic="process", text=context[1])
+        size = format_range(context.low, context.high)
+        yield Assumption(
+            topic="process",
+            text=f"the CUDA context and loaded kernels take {size} beside what the allocator reserves, the range of "
+            f"{context.grounds}",
+        )
 
 
 def unknowns(run: FakeRun) -> Iterator[Unknown]:
     """What of the step has no known size or number of FLOPs."""
-    if run.recording.target.device == "cuda" and context_size(run.recording.target, torch.__version__) is None:
+    if run.recording.target.device == "cuda" and context_range(run.recording.target) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
     for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
         yield Unknown(topic="flops", what=op, count=count)

@@ -15,7 +15,7 @@ from fxmem.errors import UsageError
 from fxmem.memory import liveness
 from fxmem.memory.allocator import AllocatorSettings, read_settings, replay, trace_step
 from fxmem.memory.log_diff import first_differences, predicted_events
-from fxmem.records.profile import Kind, Peak, Phase, Profile, Storage
+from fxmem.records.profile import Kind, Peak, Phase, ProcessBytes, Profile, Storage
 from fxmem.records.validation import (
     ComparedPhase,
     ComparedQuantity,
@@ -177,7 +177,7 @@ def _comparisons(prediction: Profile, peak: Peak, measurement: Measurement) -> t
         ),
         (Quantity.ALLOCATED, peak.allocated_bytes, measurement.allocated_bytes),
         (Quantity.RESERVED, peak.reserved_bytes, measurement.reserved_bytes),
-        (Quantity.PROCESS, peak.process_bytes, measurement.process_bytes),
+        (Quantity.PROCESS, _nearest(peak.process_bytes, measurement.process_bytes), measurement.process_bytes),
     )
     return tuple(
         ComparedQuantity(
@@ -201,6 +201,11 @@ def _judge(prediction: Profile, measurement: Measurement, known: set[Quantity]) 
     if any(name in measurement.set_aside for name in holding):
         return Quantity.REQUESTED, "the prediction counts these kernels' workspaces"
     return Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH, "the prediction has no workspace of these kernels for this device"
+
+
+def _nearest(predicted: ProcessBytes | None, measured: int | None) -> int | None:
+    """The number of a predicted range that is nearest to what was measured."""
+    return None if predicted is None or measured is None else predicted.nearest(measured)
 
 
 def _shares(prediction: Profile, peak: Peak, measurement: Measurement, judged: Quantity) -> tuple[ComparedShare, ...]:

@@ -218,12 +218,10 @@ def test_the_size_of_a_context_is_read_off_and_kept(tmp_path: Path) -> None:
     assert (found.card, found.torch, found.cuda, found.nbytes) == ("Made-up card", "2.0", "13.0", 1000 - 300 - 7)
     assert found.source == "benchmarks/results/gpu/made-up.json"
     table = tmp_path / "context_sizes.json"
-    other = {"card": "Tesla T4", "torch": "2.11", "cuda": "", "nbytes": 5, "source": "somebody"}
-    table.write_text(
-        json.dumps([other, {**other, "card": "Made-up card", "torch": "2.0", "cuda": "13.0"}]), encoding="utf-8"
-    )
+    other = {**found.model_dump(mode="json"), "capability": [1, 0], "source": "somebody"}
+    table.write_text(json.dumps([other, {**found.model_dump(mode="json"), "nbytes": 5}]), encoding="utf-8")
     accuracy.keep_contexts([None, found], table)
-    assert json.loads(table.read_text(encoding="utf-8")) == [found.model_dump(mode="json"), other]
+    assert json.loads(table.read_text(encoding="utf-8")) == [other, found.model_dump(mode="json")]
     document["results"]["context"]["rows"] = [[after, None, None] for after, *_ in rows]  # of a dry run
     path.write_text(json.dumps(document), encoding="utf-8")
     assert accuracy.read(path).context is None

@@ -8,20 +8,14 @@ from pathlib import Path
 import pytest
 
 from fxmem.errors import UsageError
-from fxmem.hardware import catalogue
 from fxmem.hardware.catalogue import (
     CATALOGUE,
-    ContextSize,
-    context_size,
     device_properties,
-    known_context_sizes,
     load_target,
     names,
     target,
 )
-from fxmem.memory.allocator import complete_timeline
 from fxmem.records.profile import Target
-from tests.profiles import small_profile
 
 CARDS = [name for name in names() if name != "cpu"]
 
@@ -188,50 +182,3 @@ def test_device_properties_of_a_card_of_ones_own() -> None:
 def test_no_device_properties(asked: Target, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         device_properties(asked)
-
-
-# What a process takes beside the allocator.
-
-
-def test_every_context_size_has_a_card_and_a_source() -> None:
-    rows = known_context_sizes()
-    assert rows
-    for row in rows:
-        target(row.card)  # a card of the catalogue
-        assert row.source
-        assert 100 << 20 < row.nbytes < 2 << 30
-    assert len({(row.card, row.torch, row.cuda) for row in rows}) == len(rows)
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        ContextSize(card="NVIDIA H200", torch=release, nbytes=nbytes, source="made up")
-        for release, nbytes in (("2.11", 500), ("2.13", 600))
-    ]
-    monkeypatch.setattr(catalogue, "known_context_sizes", lambda: tuple(rows))
-
-
-@pytest.mark.parametrize(
-    ("release", "nbytes"), [("2.10.1", 500), ("2.11.0+cu130", 500), ("2.12.0", 500), ("2.13.0", 600), ("3.0", 600)]
-)
-def test_a_context_is_of_the_closest_earlier_release(measured: None, release: str, nbytes: int) -> None:
-    found = context_size(target("h200"), release)
-    assert found is not None
-    assert (found[0].nbytes, f"{nbytes} bytes" in found[1], "made up" in found[1]) == (nbytes, True, True)
-
-
-def test_a_context_of_another_card_stands_in_only_for_a_like_one(measured: None) -> None:
-    found = context_size(target("h100"), "2.11.0")
-    assert found is not None
-    assert "as on NVIDIA H200 with torch 2.11" in found[1]
-    for other in ("h100-pcie", "b200", "a100", "cpu"):
-        assert context_size(target(other), "2.11.0") is None
-    assert context_size(Target(name="mine", device="cuda", capability=(9, 0)), "2.11.0") is None
-
-
-def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None:
-    known = complete_timeline(small_profile(target=target("h200"), torch_version="2.11.0"), {}).peak
-    assert known.reserved_bytes is not None
-    assert known.process_bytes == known.reserved_bytes + 500
-    assert complete_timeline(small_profile(target=target("b200")), {}).peak.process_bytes is None

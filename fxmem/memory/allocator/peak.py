@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxmem.hardware import catalogue
+from fxmem.hardware.context import context_range
 from fxmem.memory import liveness
 from fxmem.memory.allocator.address_trace import Levels, levels
 from fxmem.memory.allocator.replay import replay
 from fxmem.memory.allocator.settings import AllocatorSettings
 from fxmem.records.pause_gc import pause_gc
-from fxmem.records.profile import Profile, Timeline
+from fxmem.records.profile import ProcessBytes, Profile, Timeline
 
 
 def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
@@ -24,7 +24,7 @@ def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
 def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
     """Return the profile's timeline, its peak completed by the allocator's bytes for a CUDA target. These are the
     allocated and reserved bytes, whether the step fits, and, where it has been measured what a process takes of that
-    card beside these (`catalogue.context_size`), the process's bytes.
+    card beside these (`hardware.context`), the process's bytes.
 
     The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated
     and reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the
@@ -42,14 +42,16 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         if memory is not None and (free.reserved_bytes or 0) > memory
         else free
     )
-    context = catalogue.context_size(profile.target, profile.torch_version)
+    context = context_range(profile.target)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": free.reserved_bytes,
             "process_bytes": None
             if context is None or free.reserved_bytes is None
-            else free.reserved_bytes + context[0].nbytes,
+            else ProcessBytes(
+                low=free.reserved_bytes + context.low, high=free.reserved_bytes + context.high, grounds=context.grounds
+            ),
             "fits": None if memory is None else bounded.shortage is None,
             "shortage": "" if bounded.shortage is None else bounded.shortage.sentence,
         }

@@ -26,6 +26,8 @@ class PageNumber(NamedTuple):
     meaning: str
     call: str = ""
     """What measures it."""
+    low: int | None = None
+    """Where it is a range, its lower end."""
 
 
 class PageVerdict(NamedTuple):
@@ -58,6 +60,7 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
     """The peak as the four programs see it that people compare it with."""
     on_cpu = profile.target.device == "cpu"
     absent = "only a card has an allocator of this kind" if on_cpu else "not modelled"
+    process = peak.process_bytes
     unknown_process = (
         "what the process holds beside the step is not predicted"
         if on_cpu
@@ -75,7 +78,16 @@ def numbers(profile: Profile, peak: Peak) -> Iterator[PageNumber]:
             PageNumber("Reserved", peak.reserved_bytes, "held by the allocator", "torch.cuda.max_memory_reserved"),
             absent,
         ),
-        (PageNumber("Process", peak.process_bytes, "with the CUDA context", "nvidia-smi"), unknown_process),
+        (
+            PageNumber(
+                "Process",
+                process.high if process else None,
+                "with the CUDA context",
+                "nvidia-smi",
+                process.low if process else None,
+            ),
+            unknown_process,
+        ),
     ):
         yield number if number.nbytes is not None else PageNumber(number.label, None, missing)
 

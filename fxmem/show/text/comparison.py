@@ -94,7 +94,7 @@ def _totals(comparison: StepComparison, width: int) -> Table:
         ("Peak requested", comparison.requested_bytes),
         ("Peak allocated", comparison.allocated_bytes),
         ("Peak reserved", comparison.reserved_bytes),
-        ("Peak process", comparison.process_bytes),
+        ("Process at most", comparison.process_bytes),
     ):
         _total(totals, name, change, format_bytes)
     totals.add_section()

@@ -6,6 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fxmem.hardware.context import describe_uncounted
 from fxmem.memory.facts import describe_inputs
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
@@ -54,7 +55,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
             "Analysed",
             f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces",
         ),
-        ("Headroom", "memory less reserved; not counted: the CUDA context, other processes"),
+        ("Headroom", f"memory less reserved; not counted: {describe_uncounted([card.target for card in fits.cards])}"),
     ]
     table = _ruled_table("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
     for card in fits.cards:
@@ -123,7 +124,7 @@ def _memory(curve: SizeCurve) -> str:
     where = printable(curve.target.name)
     owner = f"the budget on {where}" if curve.is_budget else f"all of {where}'s"
     return f"{exact_bytes(curve.memory_bytes)}, {owner}" + (
-        "; not counted: the CUDA context, other processes" if curve.target.device == "cuda" else ""
+        f"; not counted: {describe_uncounted([curve.target])}" if curve.target.device == "cuda" else ""
     )
 
 

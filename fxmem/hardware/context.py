@@ -1,0 +1,101 @@
+"""What a process takes of a card beside the allocator's segments.
+
+The CUDA context, loaded kernels and handles of libraries. Nothing computes it: the driver, the card's multiprocessors
+and which kernels have run move it. So it is a range over what was measured and published, `context_sizes.json` beside
+this file, each row with its source. `make accuracy ACCURACY_ARGS=--bounds` adds those of the measurements that are
+kept.
+
+Which rows count: one process, without a process group, whose kernels are loaded when they are first used
+(`CUDA_MODULE_LOADING=LAZY`, torch 1.13 and later). A bare context bounds the range from below; a process that has run a
+program bounds it from above. A group adds 560 MiB (one rank) to 900 MiB (eight) on an H100, and 2,880 with torch 2.6.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from pydantic import Field, TypeAdapter
+
+from fxmem.hardware.catalogue import is_alike, same_card
+from fxmem.records.profile import Bytes, Record, Target
+from fxmem.records.units import format_bytes
+
+CONTEXT_SIZES = Path(__file__).with_name("context_sizes.json")
+"""What has been measured of `ContextSize`, a JSON list."""
+
+
+class ContextSize(Record):
+    """What one process took of a card beside the allocator's segments."""
+
+    card: str
+    """As the driver names it."""
+    capability: tuple[int, int]
+    """CUDA compute capability (major, minor)."""
+    torch: str = ""
+    """Release of torch, e.g. `2.11`; empty where the source does not say."""
+    cuda: str = ""
+    """CUDA release torch was built for; empty where the source does not say."""
+    driver: str = ""
+    """Empty where the source does not say."""
+    state: str = Field(
+        default="working", pattern="^(bare|working|process group( of [0-9]+)?|eager loading|other libraries)$"
+    )
+    """`bare`: a context and next to nothing run. `working`: in the middle of a program. The others do not count for one
+    process on one card: a process group of so many ranks, all kernels loaded at the start, other libraries' memory."""
+    nbytes: Bytes
+    margin: Bytes = 0
+    """How far off `nbytes` may be, because the source rounds."""
+    source: str
+
+
+class ContextRange(Record):
+    """The range of the published sizes that hold for a card."""
+
+    low: Bytes
+    high: Bytes
+    grounds: str
+    """How many measurements, on which cards."""
+
+
+@functools.cache
+def known_context_sizes() -> tuple[ContextSize, ...]:
+    """Every row of the table."""
+    return TypeAdapter(tuple[ContextSize, ...]).validate_json(CONTEXT_SIZES.read_bytes())
+
+
+def context_range(target: Target) -> ContextRange | None:
+    """The range for a process on the target. None where nothing is known.
+
+    Taken are the rows of the same card; without any, those of cards with the same compute capability and as many
+    multiprocessors. Where these have no row of a process at work, rows of every card of the capability join them.
+    """
+    if target.device != "cuda":
+        return None
+    counted = [row for row in known_context_sizes() if row.state in ("bare", "working")]
+    rows = [row for row in counted if same_card(target, row.card)]
+    rows = rows or [row for row in counted if is_alike(target, row.card)]
+    if not any(row.state == "working" for row in rows):
+        rows = [row for row in counted if row in rows or row.capability == target.capability]
+    if not rows:
+        return None
+    return ContextRange(
+        low=min(row.nbytes - row.margin for row in rows),
+        high=max(row.nbytes + row.margin for row in rows),
+        grounds=f"{len(rows)} published measurement{'s' * (len(rows) != 1)} on "
+        + ", ".join(dict.fromkeys(row.card for row in rows)),
+    )
+
+
+def format_range(low: int, high: int) -> str:
+    """Both ends, or one number where they are one: `495.0 MiB to 616.0 MiB`."""
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+
+
+def describe_uncounted(targets: list[Target]) -> str:
+    """What a comparison with memory does not count, with its range over these cards."""
+    found = [each for each in map(context_range, targets) if each is not None]
+    if not found:
+        return "the CUDA context, other processes"
+    size = format_range(min(each.low for each in found), max(each.high for each in found))
+    return f"the CUDA context ({size}), other processes"

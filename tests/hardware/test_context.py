@@ -1,0 +1,121 @@
+"""What a process takes of a card beside the allocator: published sizes, and the range they give each card."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxmem.errors import UsageError
+from fxmem.hardware import catalogue, context
+from fxmem.hardware.catalogue import target
+from fxmem.hardware.context import ContextSize, context_range, describe_uncounted, known_context_sizes
+from fxmem.memory.allocator import complete_timeline
+from fxmem.memory.facts import fits, peak_facts
+from fxmem.records.profile import ProcessBytes, Target
+from tests.profiles import small_profile
+
+MIB = 1 << 20
+CARDS = [name for name in catalogue.names() if name != "cpu"]
+
+
+def capability(card: str) -> tuple[int, int] | None:
+    """The catalogue's, None for a card that it does not have."""
+    try:
+        return target(card).capability
+    except UsageError:
+        return None
+
+
+def test_every_context_size_has_a_source_and_its_cards_capability() -> None:
+    rows = known_context_sizes()
+    assert len(rows) > 80
+    for row in rows:
+        assert row.source
+        assert 100 * MIB < row.nbytes < 4 << 30
+        assert row.margin < row.nbytes / 4
+        assert capability(row.card) in (None, row.capability)
+    assert len({row.model_dump_json() for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_card_of_the_catalogue_has_a_range(name: str) -> None:
+    found = context_range(target(name))
+    assert found is not None
+    assert 100 * MIB <= found.low < found.high < 800 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("t4", 100, 179),  # 115 to 164 in messages with two decimals of GiB, 134.9 measured
+        ("h100", 495, 616),  # 510 when vLLM starts, 616 with torch 2.8 and CUDA 12.8
+        ("rtx4090", 435, 519),
+        ("a10", 209, 435),  # loading weights alone: a card at work of the same capability bounds it from above
+    ],
+)
+def test_ranges_are_those_of_the_published_figures(name: str, low: int, high: int) -> None:
+    found = context_range(target(name))
+    assert found is not None
+    assert (found.low // MIB, found.high // MIB) == (low, high)
+
+
+def row(card: str, nbytes: int, state: str = "working", margin: int = 0) -> ContextSize:
+    return ContextSize(
+        card=card, capability=target(card).capability or (0, 0), state=state, nbytes=nbytes, margin=margin, source="-"
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        row("NVIDIA H200", 500, margin=7),
+        row("NVIDIA H200", 450, "bare"),
+        row("NVIDIA H200", 2000, "process group of 8"),
+        row("NVIDIA H200", 3000, "eager loading"),
+        row("NVIDIA L4", 100, "bare"),
+        row("NVIDIA L40S", 300),
+    )
+    monkeypatch.setattr(context, "known_context_sizes", lambda: rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "count"),
+    [
+        ("h200", 450, 507, 2),
+        ("gh200", 450, 507, 2),
+        ("h100-pcie", 450, 507, 2),
+        ("l4", 100, 300, 2),
+        ("l40s", 300, 300, 1),
+    ],
+)
+def test_one_process_on_one_card_counts(measured: None, name: str, low: int, high: int, count: int) -> None:
+    found = context_range(target(name))
+    assert found is not None
+    assert (found.low, found.high) == (low, high)
+    assert found.grounds.startswith(f"{count} published measurement")
+
+
+def test_where_nothing_is_known_the_process_is_unknown(measured: None) -> None:
+    for unknown in (target("b200"), target("cpu"), Target(name="mine", device="cuda", capability=(13, 0))):
+        assert context_range(unknown) is None
+    assert context_range(Target(name="mine", device="cuda", capability=(9, 0))) is not None
+    assert complete_timeline(small_profile(target=target("b200")), {}).peak.process_bytes is None
+    assert describe_uncounted([target("b200")]) == "the CUDA context, other processes"
+
+
+def test_the_process_is_what_is_reserved_and_the_context(measured: None) -> None:
+    profile = small_profile(target=target("h200"), torch_version="2.11.0")
+    peak = complete_timeline(profile, {}).peak
+    assert peak.reserved_bytes is not None
+    grounds = "2 published measurements on NVIDIA H200"
+    assert peak.process_bytes == ProcessBytes(
+        low=peak.reserved_bytes + 450, high=peak.reserved_bytes + 507, grounds=grounds
+    )
+    said = dict(peak_facts(profile, peak))["Process"]
+    assert said.endswith(f"a range: {grounds}")
+    assert "the CUDA context (450 B to 507 B), other processes" in fits(profile, peak)[1]
+    assert describe_uncounted([target("h200"), target("l4")]) == "the CUDA context (100 B to 507 B), other processes"
+
+
+@pytest.mark.parametrize(("measured_bytes", "nearest"), [(5, 10), (15, 15), (25, 20)])
+def test_a_range_is_compared_by_its_nearest_number(measured_bytes: int, nearest: int) -> None:
+    assert ProcessBytes(low=10, high=20, grounds="").nearest(measured_bytes) == nearest
