@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.simulation.analysis import Analysis, analyze
     from fxmem.simulation.kernel_settings import KernelSettings
+    from fxmem.simulation.program.recorded_program import RecordedProgram, record
     from fxmem.validation.validate import validate
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
@@ -28,6 +29,7 @@ __all__ = [
     "Analysis",
     "KernelSettings",
     "Plan",
+    "RecordedProgram",
     "__version__",
     "advise",
     "analyze",
@@ -40,6 +42,7 @@ __all__ = [
     "load_plan",
     "max_batch",
     "plan",
+    "record",
     "uncheckpoint",
     "validate",
 ]
@@ -51,6 +54,8 @@ _HOMES = {
     "analyze": "fxmem.simulation.analysis",
     "KernelSettings": "fxmem.simulation.kernel_settings",
     "Plan": "fxmem.records.plan",
+    "RecordedProgram": "fxmem.simulation.program.recorded_program",
+    "record": "fxmem.simulation.program.recorded_program",
     "advise": "fxmem.whatif.advice",
     "by_layer": "fxmem.memory.by_layer",
     "by_line": "fxmem.memory.by_line",

@@ -241,8 +241,10 @@ def route_engine(
     run_backward: Callable[..., tuple[Any, ...]],
     task_id: Callable[[], int],
     queue_callback: Callable[[Callable[[], None]], bool],
+    takes: Callable[[Any], bool] = lambda roots: True,
 ) -> Iterator[None]:
-    """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine.
+    """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine, if it takes the
+    roots.
 
     All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
     allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how
@@ -253,7 +255,8 @@ def route_engine(
 
     def route(original: Callable[..., Any]) -> Callable[..., Any]:
         def run_routed(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            return (run_backward if threading.get_ident() == me else original)(roots, *args, **kwargs)
+            ours = threading.get_ident() == me and takes(roots)
+            return (run_backward if ours else original)(roots, *args, **kwargs)
 
         return run_routed
 

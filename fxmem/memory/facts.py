@@ -6,13 +6,14 @@ for a markup language is the layout's business.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Storage, Timeline
+from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Round, Storage, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
 Facts = list[tuple[str, str]]
@@ -72,6 +73,60 @@ def header_facts(about: Headed) -> Facts:
             ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
         ]
     )
+
+
+def program_facts(profile: Profile) -> Facts:
+    """How a recorded program ran: its end, its rounds, what it was told. Nothing for another step."""
+    program = profile.step.program
+    if program is None:
+        return []
+    facts = [("Run", program.ending)]
+    if program.setup is not None:
+        facts.append(("Set-up", _describe_round(program.setup)))
+    groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
+    shown = {0, 1, len(groups) - 2, len(groups) - 1}
+    for index, group in enumerate(groups):
+        numbers = [number for number, _ in group]
+        if index in shown or program.shown in numbers:
+            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
+            mark = "; the table is of this one" if program.shown in numbers and len(groups) > 1 else ""
+            facts.append((label, _describe_round(group[0][1]) + mark))
+    if program.steady is not None:
+        facts.append(("Steady", _STEADY[program.steady]))
+    return _make_printable(facts)
+
+
+_STEADY = {
+    True: "yes: the last two steps allocate the same",
+    False: "no: the last two steps allocate differently; more steps (--steps, --until steady) may be higher",
+}
+
+
+def _describe_round(about: Round) -> str:
+    counts = [f"{format_bytes(about.requested_bytes)} requested"]
+    if about.allocated_bytes is not None and about.reserved_bytes is not None:
+        counts += [f"{format_bytes(about.allocated_bytes)} allocated", f"{format_bytes(about.reserved_bytes)} reserved"]
+    where = f", in {about.phase}{f' at {about.place}' if about.place else ''}"
+    return ", ".join(counts) + where
+
+
+def made_up(profile: Profile) -> list[str]:
+    """What a recorded program was told that no card had computed, one sentence each."""
+    program = profile.step.program
+    found = []
+    for each in () if program is None else program.made_up:
+        times = f", {each.count} times" if each.count > 1 else ""
+        found.append(printable(f"{_MADE_UP[each.kind]}: {each.what}{f' at {each.place}' if each.place else ''}{times}"))
+    return found
+
+
+_MADE_UP = {
+    "read": "a number read back",
+    "decided": "a decision by a made-up number",
+    "shape": "a shape that hangs on data, at its largest",
+    "file": "a file",
+    "answered": "an answer",
+}
 
 
 def peak_facts(profile: Profile, peak: Peak) -> Facts:

@@ -29,6 +29,8 @@ __all__ = [
     "Heading",
     "InputTensor",
     "Kind",
+    "MadeUp",
+    "MadeUpKind",
     "Many",
     "Mapped",
     "ModuleCall",
@@ -40,11 +42,13 @@ __all__ = [
     "PhaseSpan",
     "ProcessBytes",
     "Profile",
+    "Program",
     "RecomputedOp",
     "RecomputedRegion",
     "Record",
     "Report",
     "RestoredTensor",
+    "Round",
     "SourceLine",
     "Step",
     "Storage",
@@ -333,6 +337,58 @@ class Target(Record):
     """CUDA compute capability (major, minor); None for the CPU."""
 
 
+class Round(Record):
+    """One round of a recorded program: what runs until all its optimizers have stepped, or what is done before."""
+
+    requested_bytes: Bytes
+    """The largest number of bytes requested at once."""
+    allocated_bytes: Bytes | None = None
+    """The same in the allocator's blocks: what `torch.cuda.max_memory_allocated()` says of the round. None on a CPU."""
+    reserved_bytes: Bytes | None = None
+    """Held by the allocator at most. None on a CPU."""
+    phase: Phase
+    """Of the peak."""
+    place: str = ""
+    """`file:line` of the program at the peak; empty where none of its lines ran."""
+    operators: int
+    """How many ran on the target."""
+    phases: Many[Phase] = ()
+    """In the order they came."""
+
+
+MadeUpKind = Literal["read", "decided", "shape", "file", "answered"]
+"""A number read back; a decision by such a number; a shape that hangs on data; a file not written; an answer of a
+library that was not there."""
+
+
+class MadeUp(Record):
+    """What a recorded program was told that no card had computed."""
+
+    kind: MadeUpKind
+    what: str
+    place: str
+    """`file:line` of the program; empty where none of its lines ran."""
+    count: int
+
+
+class Program(Record):
+    """A program that was run as it is on a pretended card, and the rounds it went through."""
+
+    ending: str
+    """How the run ended, in words."""
+    setup: Round | None = None
+    """What came before the first round; None where nothing ran on the target then."""
+    rounds: Many[Round]
+    shown: int
+    """Number of the round that the profile is of, from 1; 0 for a program without a whole round, whose profile is of
+    all that it did."""
+    steady: bool | None = None
+    """Whether the last two rounds allocate the same; None with fewer than two."""
+    optimizers: Many[str] = ()
+    """Class names of the optimizers that stepped, in order."""
+    made_up: Many[MadeUp] = ()
+
+
 class Step(Record):
     """The step that was modelled."""
 
@@ -347,6 +403,8 @@ class Step(Record):
     """Micro-batches to one optimizer step; the step modelled is the last of them."""
     prefetch: int = 0
     """Further batches like the inputs that wait on the target throughout."""
+    program: Program | None = None
+    """Where the step is a round of a recorded program; None for a step of a model and its inputs."""
 
 
 class Heading(TypedDict):

@@ -50,7 +50,7 @@ class Recording:
         self.target = target
         on_card = target.device == "cuda"
         self.device = torch.device(target.device, 0) if on_card else torch.device("cpu")
-        self.fakes = torch_common.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.fakes = self._make_mode()
         convolutions, deterministic = convolution_settings(), is_deterministic()
         self.collector: Collector | CpuCollector = CpuCollector()
         """Of the target's hidden memory."""
@@ -63,17 +63,26 @@ class Recording:
                 deterministic=deterministic,
                 cudnn=chosen_cudnn(),
             )
-        self.log = StepLog(self.device)
+        self.log = self._make_log()
         context = target, convolutions, torch.are_deterministic_algorithms_enabled(), deterministic
         cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
-        self.recorder = OpRecorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
+        self.recorder = self._make_recorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
         self.ran_compiled = False
         """Whether the program called something compiled."""
+
+    def _make_mode(self) -> torch_common.FakeTensorMode:
+        return torch_common.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+
+    def _make_log(self) -> StepLog:
+        return StepLog(self.device)
+
+    def _make_recorder(self, *arguments: Any) -> OpRecorder:
+        return OpRecorder(*arguments)
 
     def attach(self, root: torch.nn.Module) -> None:
         """Trace the calls and the backward of this module."""
         self.root = root
-        self.tracer = ProgramTracer(root, self.log, replacement=_replacement, on_tensor_method=self._note_tensor_method)
+        self.tracer = ProgramTracer(root, self.log, replacement=replacement, on_tensor_method=self._note_tensor_method)
         self.engine = AutogradEngine(
             self.log,
             around=self.tracer.observe_backward_calls,
@@ -101,7 +110,7 @@ class Recording:
             AnalysisError: for what the program raises, with advice.
         """
         try:
-            with process_unchanged(), self._emulate(), self._observe(), _calm_python():
+            with process_unchanged(), self._emulate(), self._observe(), calm_python():
                 yield
         except FxmemError:
             raise
@@ -215,12 +224,13 @@ class FakeRun:
         return node if node >= 0 else {LOSS: len(self.nodes), OPTIMIZER: len(self.nodes) + 1}[node]
 
 
-def _replacement(function: Any) -> Callable[..., Any] | None:
+def replacement(function: Any) -> Callable[..., Any] | None:
+    """What to run instead of a torch function, for the target's kernels or for values; None for every other."""
     return card_emulation.replacement(function) or known_values.replacement(function)
 
 
 @contextlib.contextmanager
-def _calm_python() -> Iterator[None]:
+def calm_python() -> Iterator[None]:
     """Allow deep models, and silence the program's warnings and the garbage collector. A real run collects at no fixed
     moment."""
     with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), pause_gc():

@@ -64,7 +64,7 @@ def trace_step(
         EnvironmentLacksError: this build of torch cannot hold CUDA tensors.
     """
     target = request.resolved_target
-    _require_device(target)
+    require_device(target)
     recording = Recording(target)
     step = _FakeStep(model, request, recording)
     progress("running one step on fake tensors")
@@ -78,7 +78,8 @@ def trace_step(
         return _traced_step(step.last_run())
 
 
-def _require_device(target: Target) -> None:
+def require_device(target: Target) -> None:
+    """Raise an EnvironmentLacksError if this torch cannot hold tensors of the target's kind."""
     if target.device == "cuda" and torch.version.cuda is None:
         raise EnvironmentLacksError(
             f"expected a torch built with CUDA to analyse for {target.name}; torch {torch.__version__} is built for "

@@ -14,6 +14,7 @@ from fxmem.cli.parser import Parser
 
 VERBS = (
     "analyze",
+    "run",
     "graph",
     "timeline",
     "report",

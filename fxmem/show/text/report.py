@@ -37,7 +37,7 @@ def table(
     width = max(width, 60)
     return render(
         [
-            facts(findings.header_facts(profile)),
+            facts([*findings.header_facts(profile), *findings.program_facts(profile)]),
             *_tree(profile, timeline, width, depth),
             *_footer(profile, timeline, width),
         ],
@@ -110,6 +110,8 @@ def _footer(profile: Profile, timeline: Timeline, width: int) -> Iterator[Render
             ("Memory", Text(sentence, style={True: "green", False: "bold red", None: ""}[fitting])),
         ]
     )
+    if made_up := findings.made_up(profile):
+        yield item_list("Made up", [("-", text) for text in made_up])
     if profile.assumptions:
         yield item_list(
             "Assumed", [(f"{number}.", text) for number, text in enumerate(findings.assumptions(profile), 1)]

@@ -86,7 +86,7 @@ class AutogradEngine:
         with (
             torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack),
             torch_autograd.route_engine(
-                self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback
+                self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback, self.takes
             ),
             torch_autograd.observe_function_calls(
                 lambda *made: self._note_outputs(call(*made)), self.hooks.note_node_hook, self._note_keeps_none
@@ -119,6 +119,10 @@ class AutogradEngine:
         """Run a function of the program."""
         with self._around():
             return function(*args)
+
+    def takes(self, roots: Sequence[Any]) -> bool:
+        """Whether a backward from these roots is for this engine, and not for torch's own."""
+        return True
 
     # --- one backward -------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,15 @@ class StepLog:
         device: whose memory is counted; tensors elsewhere are not.
     """
 
+    kept_kinds: tuple[Kind, ...] = (
+        Kind.PARAMETER,
+        Kind.BUFFER,
+        Kind.INPUT,
+        Kind.OPTIMIZER_STATE,
+        Kind.GRADIENT,
+    )
+    """What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
+
     def __init__(self, device: torch.device) -> None:
         self.device_type = device.type
         self.setting_up = True
@@ -104,13 +113,7 @@ class StepLog:
         for index, death in enumerate(self.death):
             if death is None:
                 self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
-                if self.kind[index] not in (
-                    Kind.PARAMETER,
-                    Kind.BUFFER,
-                    Kind.INPUT,
-                    Kind.OPTIMIZER_STATE,
-                    Kind.GRADIENT,
-                ):
+                if self.kind[index] not in self.kept_kinds:
                     self.kind[index] = Kind.BUFFER
             else:
                 self.birth[index] = self.death[index] = 0

@@ -109,8 +109,24 @@ class ProgramTracer(torch.fx.Tracer):
     ) -> None:
         super().__init__()
         self.root = root
+        self._observer = observer
+        self._start_graph()
+        self._replacement = replacement
+        self._on_tensor_method = on_tensor_method
+        self._thread = threading.get_ident()
+        self._names = {module: name for name, module in root.named_modules()}
+        self._applied: dict[type, Callable[..., Any]] = {}
+        self._ordinary: dict[Any, bool] = {}
+        self._tells: dict[Any, bool] = {}
+        self._inside = 0
+        self._state = "before"
+        self._cursor = 0
+
+    def _start_graph(self) -> None:
+        """Begin an empty graph of the root."""
+        observer = self._observer
         self._writer = GraphWriter(
-            root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value)
+            self.root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value)
         )
         self.graph = self._writer.graph
         self.nodes = self._writer.nodes
@@ -125,17 +141,6 @@ class ProgramTracer(torch.fx.Tracer):
         from."""
         self.opaque = self._writer.opaque
         """Arguments that the graph can only name, not contain; a graph with any cannot be run."""
-        self._observer = observer
-        self._replacement = replacement
-        self._on_tensor_method = on_tensor_method
-        self._thread = threading.get_ident()
-        self._names = {module: name for name, module in root.named_modules()}
-        self._applied: dict[type, Callable[..., Any]] = {}
-        self._ordinary: dict[Any, bool] = {}
-        self._tells: dict[Any, bool] = {}
-        self._inside = 0
-        self._state = "before"
-        self._cursor = 0
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -134,6 +134,11 @@ class GraphWriter:
         self._node_of = WeakTensorKeyDictionary()
         self._tensor_metas: dict[tuple[Any, ...], Any] = {}
 
+    def note_attributes(self, module: torch.nn.Module, name: str) -> None:
+        """Let the tensors of a further child of the root be read by their names."""
+        for key, path in _tensor_attributes(module).items():
+            self._attributes.setdefault(key, f"{name}.{path}")
+
     def placeholder(self, name: str, value: Any) -> None:
         """Write down an input."""
         node = self.graph.placeholder(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import sys
@@ -12,9 +13,11 @@ import torch
 
 import fxmem
 from fxmem.records.profile import SourceLine
+from fxmem.records.units import package_path
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(fxmem.__file__) + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _STEP = _HERE + os.path.join("simulation", "step.py")
 _NOT_THE_USERS = (
     _TORCH,
@@ -41,6 +44,22 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def program_place(frame: types.FrameType | None) -> str:
+    """`file:line` of the innermost of a frame and its callers in no installed package, where a program's author looks
+    first; of an installed package where there is none; empty where all is torch's or ours."""
+    found = user_frame(frame)
+    own = found
+    while own is not None and _is_installed(own.f_code.co_filename):
+        own = user_frame(own.f_back)
+    shown = own or found
+    return "" if shown is None else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    return package_path(file) != file or file.startswith(("<", _STANDARD))
 
 
 def checking_frame(frame: types.FrameType | None) -> types.FrameType | None:

@@ -1,0 +1,122 @@
+"""Private names of torch that a whole program meets on its way to a card: tensors that change place under their own
+name, data loaders, lists of types that torch compares with.
+
+Checked on torch 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.utils.data
+from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
+from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
+from torch.utils.data import dataloader
+
+from fxmem._torch.common import FakeTensor, patch
+
+LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
+"""The iterator of a `DataLoader` in this process; its `__next__` hands out a batch (since 1.2)."""
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give `tensor` the contents of `other` under its own identity, on either side of the border to FakeTensors.
+
+    What `tensor.data = other` does where both are of one kind: optimizers, tied weights and names that held the tensor
+    before still hold it (`torch._C._swap_tensor_impl`, since 2.2, as `torch.utils.swap_tensors` uses it). `other` is
+    used up. Attributes that the program gave the tensor stay with it.
+    """
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    needs_gradient, before = tensor.requires_grad, dict(vars(tensor)) if not isinstance(tensor, FakeTensor) else {}
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        moved: Any = other.detach()
+        if is_parameter and not isinstance(moved, FakeTensor):
+            moved = torch.nn.Parameter(moved, requires_grad=False)
+        elif is_parameter:
+            moved._is_param = True
+    moved.requires_grad_(needs_gradient and (moved.is_floating_point() or moved.is_complex()))
+    tensor.__class__, moved.__class__ = type(moved), type(tensor)
+    tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, moved)
+    for name, value in before.items():
+        tensor.__dict__.setdefault(name, value)
+
+
+def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """`torch.utils.swap_tensors` that moves real tensors to a pretended card and back; `original` swaps two fakes."""
+
+    def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        if type(t1) is FakeTensor and type(t2) is FakeTensor:
+            original(t1, t2)
+        elif isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor) or type(t1) is not type(t2):
+            become(t1, t2)
+        else:
+            with torch.no_grad():
+                t1.data = t2.detach()
+
+    return swap
+
+
+@contextlib.contextmanager
+def parameters_keep_identity() -> Iterator[None]:
+    """Let `Module.to` exchange the contents of parameters instead of making new ones.
+
+    `Module._apply` makes a new Parameter where the moved one is a FakeTensor (torch/nn/modules/module.py), so that an
+    optimizer made before the move would hold the old one; a card keeps the object.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with patch(torch.utils, "swap_tensors", moving):
+            yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@contextlib.contextmanager
+def fakes_are_foreach_tensors() -> Iterator[None]:
+    """Let torch choose the form of optimizers and of `clip_grad_norm_` for fakes as for plain tensors.
+
+    It compares types with the lists `_foreach_supported_types` (torch/optim/optimizer.py and
+    torch/utils/_foreach_utils.py, since 2.0).
+    """
+    lists: list[list[Any]] = [_OPTIMIZER_TYPES, _UTILITY_TYPES]
+    for types in lists:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)
+
+
+@contextlib.contextmanager
+def loaders_without_pinning() -> Iterator[None]:
+    """Let data loaders pin no memory: it is the host's, and pinning asks the driver (`DataLoader._get_iterator`, since
+    1.7)."""
+
+    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def get_iterator(self: Any) -> Any:
+            pinned, self.pin_memory = self.pin_memory, False
+            try:
+                return original(self)
+            finally:
+                self.pin_memory = pinned
+
+        return get_iterator
+
+    with patch(torch.utils.data.DataLoader, "_get_iterator", make):
+        yield
+
+
+def begin_fake_group(init_process_group: Callable[..., Any]) -> None:
+    """Begin a process group of one whose collectives answer at once.
+
+    torch's own for tests (`torch.testing._internal.distributed.fake_pg`, since 2.0).
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # type: ignore[no-untyped-call]

@@ -1,0 +1,91 @@
+"""`fxmem run`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxmem.cli.options import REPORT_OUTPUT, TARGET
+from fxmem.cli.output import check_output, write_report
+from fxmem.cli.parser import argument, flag
+from fxmem.cli.progress import say
+from fxmem.cli.step import require_torch
+from fxmem.errors import UsageError
+
+if TYPE_CHECKING:
+    pass
+
+BRIEF = "your own training script, untouched, on a card that is not there"
+DESCRIPTION = (
+    "Run a Python program as it is on a pretended card, stop it after a few optimizer steps, and say how much memory "
+    "each step takes. The program is trusted code and its files are real; checkpoints it saves are kept in memory."
+)
+
+_STEPS = 3
+
+ARGUMENTS = (
+    TARGET,
+    argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {_STEPS})"),
+    argument(
+        "--until",
+        choices=("steady", "end"),
+        help="stop when two steps allocate the same, or let the program run to its end",
+    ),
+    argument(
+        "--oom",
+        choices=("raise", "continue"),
+        default="raise",
+        help="where the card has no more memory: raise the error there, or go on and say how much is missing",
+    ),
+    flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
+    argument(
+        "--max-operators", type=int, default=200_000, metavar="N", help="stop within a step of more operators than this"
+    ),
+    *REPORT_OUTPUT,
+    flag("-m", "PROGRAM is a module's name, as for python -m"),
+    argument("program", metavar="PROGRAM", help="the script to run"),
+    argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its own arguments"),
+)
+
+
+def run(options: argparse.Namespace) -> tuple[int, str]:
+    """Run `fxmem run`; return the exit code and the text for stdout."""
+    from fxmem.hardware import catalogue
+
+    check_output(options)
+    if options.steps is not None and options.until is not None:
+        raise UsageError("expected --steps or --until, not both")
+    for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
+        if value is not None and value < 1:
+            raise UsageError(f"expected {name} of at least 1, got {value}")
+    card = catalogue.target(options.target)
+    require_torch()
+    from fxmem.simulation.program.launcher import Launch, launch
+
+    launched = launch(
+        Launch(options.program, tuple(options.arguments), options.m),
+        card,
+        enough=_stopping(options.steps, options.until),
+        out_of_memory=options.oom,
+        max_operators=options.max_operators,
+    )
+    recorded = launched.recorded
+    text = write_report(options, recorded.report(), recorded.timeline)
+    if launched.out_of_memory:
+        say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
+        return 4, text
+    decided = [each for each in recorded.made_up if each.kind == "decided"]
+    if options.strict and decided:
+        say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
+        return 1, text
+    return int(launched.raised), text
+
+
+def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]], bool]:
+    """When to stop, asked after each round with all of them."""
+    if until == "end":
+        return lambda rounds: False
+    if until == "steady":
+        return lambda rounds: len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
+    return lambda rounds: len(rounds) >= (steps or _STEPS)

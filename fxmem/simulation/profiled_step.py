@@ -1,0 +1,92 @@
+"""`ProfiledStep`: a profile and all that can be shown and written of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxmem.memory import allocator
+from fxmem.records.files import write_text
+from fxmem.records.profile import Peak, Profile, Report, Timeline
+
+if TYPE_CHECKING:
+    import networkx  # type: ignore[import-untyped]
+
+
+class ProfiledStep:
+    """The memory of a step, and its reasons, as plain data.
+
+    It prints as a table in a terminal and in a notebook; what prints it is imported only then.
+    """
+
+    profile: Profile
+    """The step: nodes, ops and storages."""
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment, by kind; for a CUDA target also what the caching allocator makes of it."""
+        return allocator.complete_timeline(self.profile, os.environ)
+
+    @property
+    def peak(self) -> Peak:
+        """The moment with the most bytes alive."""
+        return self.timeline.peak
+
+    def report(self) -> Report:
+        """The profile and its peak, as `fxmem analyze --json` writes them."""
+        return Report.model_construct(**dict(self.profile), peak=self.peak)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
+        """The report as JSON; also written to `path` if given (whole or not at all)."""
+        text = self.report().model_dump_json(indent=indent)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+    def save_svg(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the annotated graph as SVG (whole or not at all); options as in `fxmem.show.graph.DrawingOptions`."""
+        from fxmem.show.graph import DrawingOptions, render
+
+        write_text(Path(path), render(self.profile, self.timeline, DrawingOptions(**options)).svg)
+
+    def save_html(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the report as one page (whole or not at all); options as in `fxmem.show.html.PageOptions`."""
+        from fxmem.show.html import PageOptions, report_html
+
+        page = PageOptions(**{"settings": allocator.read_settings(os.environ), **options})
+        write_text(Path(path), report_html(self.profile, self.timeline, page))
+
+    def export(self, path: str | os.PathLike[str], *, to: str) -> None:
+        """Write the step for another tool (whole or not at all); `to` is a name of `fxmem.show.export.EXPORTERS`."""
+        from fxmem.show import export as exporting
+
+        exporting.save(self.profile, self.timeline, Path(path), to, settings=allocator.read_settings(os.environ))
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """The step as a graph for algorithms of your own; see `fxmem.memory.graph.to_networkx`."""
+        from fxmem.memory.graph import to_networkx
+
+        return to_networkx(self.profile, self.timeline)
+
+    def table(self, *, width: int = 100, depth: int | None = None, color: bool = False) -> str:
+        """The report as a table for people, no line wider than `width` characters."""
+        from fxmem.show import text as reporting
+
+        return reporting.table(self.profile, self.timeline, width=width, depth=depth, color=color)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        peak = self.peak
+        return (
+            f"<fxmem.{type(self).__name__} of {self.profile.model} for {self.profile.target.name}: peak "
+            f"{peak.requested_bytes:,} bytes in {peak.phase.value}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from fxmem.show.html import notebook_html
+
+        return notebook_html(self.profile, self.timeline)

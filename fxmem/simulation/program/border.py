@@ -1,0 +1,141 @@
+"""Which operators of a program run on the pretended card, and what crosses between it and the host.
+
+The host is real: data sets, tokenizers, samplers, seeds and every tensor on the CPU have their values. On the card are
+FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
+comes back has its known values (`fxmem.simulation.known_values`), else zeros.
+
+Large floating-point tensors that are made on the host out of nothing are fake there as well: a model is built on the
+host before it moves to the card, and one larger than this machine's memory could not be.
+
+Where the target is the CPU, all but integers are fake, so that indices and labels decide as in a real run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.simulation import known_values
+
+_RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
+_MADE_FROM_NOTHING: Final = frozenset(
+    {"empty", "empty_strided", "rand", "randn", "zeros", "ones", "full", "normal", "new_empty", "new_zeros", "new_ones"}
+)
+
+
+class Border:
+    """What decides where an operator runs.
+
+    Args:
+        on_card: whether the target is a card; else it is the CPU.
+    """
+
+    def __init__(self, *, on_card: bool) -> None:
+        self._on_card = on_card
+        self.loading = 0
+        """How many data loaders are at work: what they do is the host's, on whichever target."""
+
+    def is_targets(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator runs on fakes."""
+        for kind in types:
+            if issubclass(kind, torch_common.FakeTensor):
+                return True
+        if self.loading:
+            return False
+        return self._is_made_on_card(func, args, kwargs) if self._on_card else self._is_made_on_cpu(func, args, kwargs)
+
+    def _is_made_on_card(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            return True
+        if torch_common.op_name(func) not in _MADE_FROM_NOTHING:
+            return False
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        return bool(dtype.is_floating_point) and _count(args) > known_values.LIMIT
+
+    def _is_made_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if torch_common.op_name(func).startswith(_RANDOM_INTEGERS):
+            return False
+        dtype = kwargs.get("dtype")
+        if dtype is not None:
+            return bool(dtype.is_floating_point or dtype.is_complex)
+        tensors = list(torch_common.tensors_in(args))
+        return not tensors or any(tensor.is_floating_point() for tensor in tensors)
+
+    def to_host(self, fake: torch.Tensor) -> torch.Tensor:
+        """The real tensor that the program gets when it looks at a fake one: its known values, else zeros."""
+        known = known_values.known(fake)
+        with torch_common.no_modes(), torch_common.pause_observers():
+            return torch.zeros(tuple(fake.shape), dtype=fake.dtype) if known is None else known.clone()
+
+    def write_to_host(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """`real.copy_(fake)`."""
+        with torch_common.no_modes(), torch_common.pause_observers(), torch.no_grad():
+            real.detach().copy_(self.to_host(fake).expand(real.shape))
+
+    def bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """The result of an operator on the card, with what is on the host made real: `x.cpu()`."""
+        if isinstance(result, (list, tuple)):
+            if not any(_is_host_fake(each) for each in result):
+                return result
+            return type(result)(self.bring_back(each, args) for each in result)
+        if not _is_host_fake(result) or not any(map(_is_card_fake, torch_common.tensors_in(args))):
+            return result
+        with torch_common.no_modes():
+            real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
+            known = known_values.known(result)
+            return real.zero_() if known is None else real.copy_(known)
+
+
+class CardMode(torch_common.FakeTensorMode):
+    """A FakeTensorMode that runs what has nothing to do with the card for real.
+
+    Being one matters: torch asks for one on the stack before it initialises CUDA.
+    """
+
+    def __init__(self, border: Border) -> None:
+        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._border = border
+        self._inside = 0
+        """Fake kernels at work, and places in fxmem that entered the mode again: all that these make is fake, on
+        whatever device."""
+
+    def __enter__(self) -> Any:
+        self._inside += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inside -= 1
+        super().__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._inside <= 1 and not self._border.is_targets(func, types, args, kwargs):
+            return func(*args, **kwargs)
+        self._inside += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._inside -= 1
+
+
+def _is_host_fake(value: Any) -> bool:
+    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cpu"
+
+
+def _is_card_fake(value: Any) -> bool:
+    return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cuda"
+
+
+def _count(args: tuple[Any, ...]) -> int:
+    """How many elements a factory of this size makes."""
+    sizes = [each for each in args if isinstance(each, (list, tuple, torch.Size))]
+    count = 1
+    for size in sizes[:1]:
+        for each in size:
+            count *= int(each)
+    return count if sizes else 0

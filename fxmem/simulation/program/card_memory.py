@@ -1,0 +1,173 @@
+"""The memory of the pretended card while a program runs on it: what `torch.cuda.memory_*` answers meanwhile.
+
+The caching allocator is driven by the program's own requests as they come, so its history is the program's: set-up,
+first step, evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
+from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenMemory
+from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
+from fxmem.records.profile import Target
+from fxmem.records.units import format_bytes
+
+
+class CardMemory:
+    """The blocks of a program on its card.
+
+    Args:
+        target: a CUDA target.
+        environ: whose allocator settings hold (`PYTORCH_CUDA_ALLOC_CONF`).
+        bounded: whether what the card does not have is refused, as the card refuses it.
+    """
+
+    def __init__(self, target: Target, environ: Mapping[str, str], *, bounded: bool) -> None:
+        self.total_bytes = target.memory_bytes
+        self._target = target
+        self._allocator = CachingAllocator(
+            read_settings(environ),
+            capacity_bytes=target.memory_bytes if bounded else None,
+            device_bytes=target.memory_bytes,
+        )
+        self._address: dict[int, int] = {}
+        self._held: set[str] = set()
+        self._met: set[ConvSignature] = set()
+        self._asked: dict[ConvSignature, int | None] = {}
+
+    @property
+    def allocated_bytes(self) -> int:
+        """In blocks handed out now."""
+        return self._allocator.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """In segments from the driver now."""
+        return self._allocator.reserved_bytes
+
+    def take(self, storage: int, nbytes: int) -> None:
+        """Allocate the block of a storage. Raises `torch.cuda.OutOfMemoryError`, as the card does."""
+        self._address[storage] = self._malloc(nbytes)
+
+    def free(self, storage: int) -> None:
+        """Free the block of a storage."""
+        address = self._address.pop(storage, None)
+        if address is not None:
+            self._allocator.free(address)
+
+    def hold(self, workspaces: Mapping[str, int]) -> None:
+        """Allocate what a library keeps from now on, once by its name."""
+        for name, nbytes in workspaces.items():
+            if name not in self._held:
+                self._held.add(name)
+                self._malloc(nbytes)
+
+    def pass_through(self, hidden: HiddenMemory) -> None:
+        """Allocate and free what a kernel has for itself.
+
+        A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once.
+        """
+        self._met.update(hidden.signatures)
+        taken: dict[str, int] = {}
+        try:
+            for event in hidden.with_workspaces(self._asked).events:
+                if event.action == "alloc" and event.nbytes:
+                    taken[event.name] = self._malloc(event.nbytes)
+                elif event.action == "free" and event.name in taken:
+                    self._allocator.free(taken.pop(event.name))
+        finally:
+            for address in taken.values():
+                self._allocator.free(address)
+
+    def ask_cudnn(self) -> None:
+        """Ask how much workspace the convolutions met so far take."""
+        missing = [signature for signature in self._met if signature not in self._asked]
+        answers = conv_workspaces(missing, self._target, torch_version=torch.__version__)
+        self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
+
+    def stats(self) -> Stats:
+        """Bytes and counts now."""
+        return self._allocator.stats()
+
+    def reset_peak_stats(self) -> None:
+        """Let peaks begin anew at what is there now."""
+        self._allocator.reset_peak_stats()
+
+    def empty_cache(self) -> None:
+        """Give every segment without a live block back."""
+        self._allocator.empty_cache()
+
+    def _malloc(self, nbytes: int) -> int:
+        try:
+            return self._allocator.malloc(nbytes)
+        except OutOfMemory as error:
+            raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
+
+    def _complaint(self, nbytes: int) -> str:
+        """What torch writes where a card has no more (`CUDACachingAllocator.cpp`), and that none was there."""
+        stats, total = self._allocator.stats(), self.total_bytes or 0
+        return (
+            f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity of "
+            f"{format_bytes(total)} of which {format_bytes(total - stats.reserved_bytes.current)} is free. "
+            f"{format_bytes(stats.allocated_bytes.current)} is allocated by PyTorch, and "
+            f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
+            f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
+        )
+
+
+Answers = dict[str, Callable[..., Any]]
+
+
+def memory_answers(memory: CardMemory) -> Answers:
+    """What `torch.cuda` and `torch.accelerator` say of memory, by the names of their functions."""
+
+    def gauge(name: str, which: str) -> Callable[..., int]:
+        return lambda *_, **__: int(getattr(getattr(memory.stats(), name), which))
+
+    def mem_get_info(*_: Any, **__: Any) -> tuple[int, int]:
+        total = memory.total_bytes or 0
+        return total - memory.stats().reserved_bytes.current, total
+
+    def memory_stats(*_: Any, **__: Any) -> dict[str, Any]:
+        stats = memory.stats()
+        found: dict[str, Any] = {}
+        for kind in ("allocated", "reserved", "active", "requested"):
+            of_kind = getattr(stats, f"{kind}_bytes")
+            found[f"{kind}_bytes.all.current"], found[f"{kind}_bytes.all.peak"] = of_kind.current, of_kind.peak
+        return {**found, "num_alloc_retries": stats.alloc_retries, "num_ooms": stats.ooms}
+
+    def memory_summary(*_: Any, **__: Any) -> str:
+        stats = memory.stats()
+        rows = (("Allocated memory", stats.allocated_bytes), ("Reserved memory", stats.reserved_bytes))
+        return "\n".join(
+            [
+                "predicted by fxmem: no card was used",
+                *(
+                    f"{name:<18} now {format_bytes(stat.current)}, peak {format_bytes(stat.peak)}"
+                    for name, stat in rows
+                ),
+            ]
+        )
+
+    def reset(*_: Any, **__: Any) -> None:
+        memory.reset_peak_stats()
+
+    return {
+        "memory_allocated": gauge("allocated_bytes", "current"),
+        "max_memory_allocated": gauge("allocated_bytes", "peak"),
+        "memory_reserved": gauge("reserved_bytes", "current"),
+        "max_memory_reserved": gauge("reserved_bytes", "peak"),
+        "memory_stats": memory_stats,
+        "memory_summary": memory_summary,
+        "mem_get_info": mem_get_info,
+        "reset_peak_memory_stats": reset,
+        "reset_max_memory_allocated": reset,
+        "reset_max_memory_cached": reset,
+        "reset_accumulated_memory_stats": reset,
+        "empty_cache": lambda *_, **__: memory.empty_cache(),
+    }

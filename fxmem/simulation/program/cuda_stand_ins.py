@@ -1,0 +1,180 @@
+"""What a program finds in `torch.cuda` and `torch.accelerator` besides what every step finds there: streams, events,
+seeds, generators, and the memory of the pretended card."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.simulation.program.card_memory import CardMemory, memory_answers
+
+
+class Stream:
+    """A stream of the pretended card, on which all is done at once."""
+
+    device = torch.device("cuda", 0)
+    stream_id = cuda_stream = device_index = priority = 0
+    device_type = 1
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def wait_stream(self, *_: Any) -> None:
+        """Nothing is under way."""
+
+    wait_event = synchronize = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has come."""
+        return Event() if event is None else event
+
+    def query(self) -> bool:
+        """Whether all is done: always."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    __hash__ = object.__hash__
+
+
+class Event:
+    """An event that comes when it is recorded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._recorded = 0.0
+
+    def record(self, *_: Any) -> None:
+        """Let it come."""
+        self._recorded = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        """It has come."""
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        """Whether it has come: always."""
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds to another event, as long as the pretended run took here."""
+        return max((other._recorded - self._recorded) * 1e3, 1e-3)
+
+
+class _NoGraph:
+    """CUDA graphs replay what was captured; nothing is captured here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise AnalysisError(
+            "expected a program without CUDA graphs; it makes a torch.cuda.CUDAGraph, whose capture needs a card. Run "
+            "it with the capture switched off."
+        )
+
+
+_GENERATOR: Final[Any] = torch.Generator
+
+
+class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class _CardGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """A generator for whichever device: the host's."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _GENERATOR("cpu")
+
+
+def stand_ins(memory: CardMemory, capability: tuple[int, int]) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """The patches that put everything in place, for `contextlib.ExitStack`."""
+    cuda, stream = torch.cuda, Stream()
+    answers = memory_answers(memory)
+    for name, answer in {**answers, **_quiet(stream, capability)}.items():
+        yield _put(cuda, name, answer)
+    for name, answer in answers.items():
+        yield _put(cuda.memory, name, answer)
+        yield _put(torch.accelerator, name, answer)
+    for name in ("manual_seed", "manual_seed_all"):
+        yield _put(cuda.random, name, _nothing)
+    for name in ("range_push", "range_pop", "mark"):
+        yield _put(cuda.nvtx, name, _nothing)
+    yield _put(cuda.nvtx, "range", _nullcontext)
+    for name, answer in _accelerator(stream).items():
+        yield _put(torch.accelerator, name, answer)
+    yield torch_common.patch(torch, "get_device_module", _device_module)
+    yield _put(torch, "Generator", _CardGenerator)
+
+
+def _put(owner: Any, name: str, answer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Put an answer in its place, if this torch has that place."""
+    return torch_common.patch(owner, name, lambda _: answer) if hasattr(owner, name) else contextlib.nullcontext()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _quiet(stream: Stream, capability: tuple[int, int]) -> dict[str, Any]:
+    """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
+    silent = ("init", "_lazy_init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect")
+    silent = (*silent, "set_stream", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep")
+    return {
+        **dict.fromkeys(silent, _nothing),
+        **dict.fromkeys(("Stream", "ExternalStream"), Stream),
+        "Event": Event,
+        "CUDAGraph": _NoGraph,
+        **dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: stream),
+        **dict.fromkeys(("stream", "StreamContext"), _nullcontext),
+        "is_initialized": lambda: True,
+        "initial_seed": lambda: 0,
+        "get_sync_debug_mode": lambda: 0,
+        "get_arch_list": lambda: ["sm_{}{}".format(*capability)],
+        "can_device_access_peer": lambda *_: False,
+        "is_tf32_supported": lambda: capability >= (8, 0),
+        **dict.fromkeys(("utilization", "power_draw", "temperature", "clock_rate", "memory_usage"), lambda *_: 0),
+        "memory_snapshot": lambda *_, **__: [],
+        "list_gpu_processes": lambda *_, **__: "",
+        "cudart": lambda: SimpleNamespace(cudaProfilerStart=_nothing, cudaProfilerStop=_nothing),
+    }
+
+
+def _accelerator(stream: Stream) -> dict[str, Any]:
+    """By name in `torch.accelerator`."""
+    device = torch.device("cuda")
+    silent = ("synchronize", "set_device_index", "set_device_idx", "set_stream")
+    return {
+        **dict.fromkeys(silent, _nothing),
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: device,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "current_stream": lambda *_: stream,
+        "device_index": _nullcontext,
+    }
+
+
+def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_device_module(device: Any = None) -> Any:
+        return torch.cuda if device is None or torch.device(device).type == "cuda" else original(device)
+
+    return get_device_module

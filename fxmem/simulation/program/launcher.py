@@ -1,0 +1,114 @@
+"""Runs a script or a module as `python` would, inside a recording."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+import torch
+
+import fxmem
+from fxmem.errors import FxmemError, UsageError, one_line
+from fxmem.records.profile import Target
+from fxmem.simulation.program.recorded_program import RecordedProgram, record
+from fxmem.simulation.program.recording import Enough
+from fxmem.simulation.program.rounds import FinishedRound
+
+_OURS = os.path.dirname(fxmem.__file__) + os.sep
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A program on the command line: `python train.py --batch-size 64`, or `python -m pkg.train`."""
+
+    program: str
+    """A file, or a module's name."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def command(self) -> str:
+        """As it was typed."""
+        return " ".join([*(["-m"] if self.is_module else []), self.program, *self.arguments])
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchResult:
+    """A program that was run."""
+
+    recorded: RecordedProgram
+    raised: bool
+    """Whether it ended with an error of its own."""
+    out_of_memory: bool
+    """Whether the error was that the card had no more memory."""
+
+
+def launch(
+    program: Launch,
+    target: Target,
+    *,
+    enough: Callable[[Sequence[FinishedRound]], bool],
+    out_of_memory: str = "raise",
+    max_operators: int,
+) -> LaunchResult:
+    """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
+
+    Raises:
+        UsageError: the program cannot be found.
+    """
+    if not program.is_module and not os.path.isfile(program.program):
+        raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
+    raised = ran_out = False
+    with (
+        record(
+            target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
+        ) as recorded,
+        _as_main(program),
+    ):
+        try:
+            if program.is_module:
+                runpy.run_module(program.program, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program.program, run_name="__main__")
+        except (Enough, KeyboardInterrupt, FxmemError):
+            raise
+        except SystemExit as leaving:
+            recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
+            raised = leaving.code not in (None, 0)
+        except Exception as error:
+            raised, ran_out = True, isinstance(error, torch.cuda.OutOfMemoryError)
+            _print_traceback(error)
+            recorded.ending = f"raised {type(error).__name__}: {one_line(error)}"
+    return LaunchResult(recorded, raised, ran_out)
+
+
+@contextlib.contextmanager
+def _as_main(program: Launch) -> Iterator[None]:
+    """`sys.argv` and `sys.path` are the program's."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [program.program, *program.arguments]
+    first = os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
+    sys.path.insert(0, first)
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print the error as Python does, without the frames that run the program."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and (trace.tb_frame.f_code.co_filename.startswith(_OURS) or _is_runpy(trace)):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error.with_traceback(trace), trace, chain=False)
+
+
+def _is_runpy(trace: TracebackType) -> bool:
+    return "runpy" in os.path.basename(trace.tb_frame.f_code.co_filename)

@@ -1,0 +1,88 @@
+"""The log of a program: a `StepLog` that knows at each moment how much is alive, and tells the card's allocator."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.records.profile import Kind, Phase
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.observe.source_lines import program_place
+from fxmem.simulation.program.card_memory import CardMemory
+
+
+class Levels:
+    """The highest levels since they were last cleared, and where the program was then."""
+
+    def __init__(self, requested: int, memory: CardMemory | None) -> None:
+        self.requested = requested
+        self.allocated, self.reserved = (memory.allocated_bytes, memory.reserved_bytes) if memory else (0, 0)
+        self.phase = Phase.FORWARD
+        self.place = ""
+
+    def watch(self, log: ProgramLog) -> None:
+        """Note the levels of now where they are the highest."""
+        if log.memory is not None:
+            self.allocated = max(self.allocated, log.memory.allocated_bytes)
+            self.reserved = max(self.reserved, log.memory.reserved_bytes)
+        if log.live > self.requested:
+            self.requested, self.phase = log.live, log.phase
+            self.place = program_place(sys._getframe(2))
+
+
+class ProgramLog(StepLog):
+    """The log of one program.
+
+    Args:
+        device: whose memory is counted.
+        memory: the card's; None for the CPU.
+    """
+
+    kept_kinds = (*StepLog.kept_kinds, Kind.OUTPUT)
+
+    def __init__(self, device: torch.device, memory: CardMemory | None) -> None:
+        self.memory = memory
+        self.live = 0
+        """Bytes requested and not freed."""
+        self.levels = Levels(0, memory)
+        super().__init__(device)
+
+    def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Log the allocation of a storage; its index. Raises `torch.cuda.OutOfMemoryError` as the card does."""
+        if self.memory is not None:
+            self.memory.take(len(self.nbytes), nbytes)
+        index = super().enter(storage, nbytes, shape, dtype)
+        self.live += nbytes
+        self.levels.watch(self)
+        return index
+
+    def _gone(self, watch: weakref.ref[Any]) -> None:
+        super()._gone(watch)
+        if self._open:
+            index: int = watch.index  # type: ignore[attr-defined]
+            self.live -= self.nbytes[index]
+            if self.memory is not None:
+                self.memory.free(index)
+
+    def _index_of(self, tensor: torch.Tensor) -> int | None:
+        # Real tensors are the host's, also where the target is a CPU.
+        return super()._index_of(tensor) if isinstance(tensor, torch_common.FakeTensor) else None
+
+    def relabel(self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = None) -> None:
+        """Set kind and name of a tensor's storages: of any, or of those that have one of the kinds `over`."""
+        for path, part in torch_wrappers.named_parts(tensor):
+            index = self._index_of(part)
+            if index is not None and (over is None or self.kind[index] in over):
+                self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
+
+    def end_of_forward(self) -> None:
+        """Settle what is saved, as `StepLog` does; of a round with several forwards, the one that saves most counts."""
+        before, self.saved_at_end = self.saved_at_end, {}
+        super().end_of_forward()
+        if sum(map(self.nbytes.__getitem__, before)) > sum(map(self.nbytes.__getitem__, self.saved_at_end)):
+            self.saved_at_end = before

@@ -1,0 +1,125 @@
+"""`fxmem.record` and its result: any code as a step, on a card that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.profile import MadeUp, Profile, Program, Round, Target
+from fxmem.simulation.lock import one_at_a_time
+from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.program.recording import MAX_OPERATORS, Enough, ProgramRecording
+from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.run import require_device
+
+
+class RecordedProgram(ProfiledStep):
+    """What a program did on a pretended card: a profile of its largest round, and figures of all.
+
+    Filled while the block of `fxmem.record` runs; to be read after it.
+    """
+
+    def __init__(self, recording: ProgramRecording) -> None:
+        self._recording = recording
+        self.ending = "ran to its end"
+        """How the program ended, in words."""
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds, in order: of a training loop, its optimizer steps."""
+        return tuple(each.record for each in self._recording.rounds.finished)
+
+    @property
+    def setup(self) -> Round | None:
+        """What came before the first round; None where nothing ran on the target then."""
+        return self._recording.rounds.setup
+
+    @property
+    def made_up(self) -> tuple[MadeUp, ...]:
+        """What the program was told that no card had computed."""
+        return self._recording.notes.records()
+
+    @property
+    def program(self) -> Program:
+        """The record of the whole run."""
+        return self._recording.program(self.ending, self._largest()[0])
+
+    @functools.cached_property
+    def profile(self) -> Profile:  # type: ignore[override]
+        """The round with the highest peak, the last of equals. Raises AnalysisError if nothing ran on the target."""
+        profile = self._largest()[1]
+        step = profile.step.model_copy(update={"program": self.program})
+        return profile.model_copy(update={"step": step})
+
+    def _largest(self) -> tuple[int, Profile]:
+        for number, each in reversed(list(enumerate(self._recording.rounds.finished, 1))):
+            if each.profile is not None:
+                return number, each.profile
+        target = self._recording.target.name
+        raise AnalysisError(
+            f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
+            f"(.to('cuda')), or record it for target 'cpu'."
+        )
+
+
+@contextlib.contextmanager
+def record(
+    target: str | Target = "h100",
+    *,
+    steps: int | None = None,
+    out_of_memory: str = "raise",
+    name: str = "program",
+    max_operators: int = MAX_OPERATORS,
+    enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
+) -> Iterator[RecordedProgram]:
+    """Run the code of the block as it is on a pretended card, and record its memory.
+
+    Inside, `torch.cuda` speaks of one card, the target. Tensors there have no values, all else is real: data, files,
+    random numbers on the host. Optimizers end rounds; `torch.save` of what is on the card is kept in memory. Torch is
+    put back as it was at the end, whatever is raised. Numbers that the code reads back are made up, and listed.
+
+    Args:
+        target: a name from the catalogue ("h100", "cpu"), or a `Target`.
+        steps: optimizer steps after which the block is left; None runs it to its end.
+        out_of_memory: "raise" raises `torch.cuda.OutOfMemoryError` where the card would; "continue" goes on, and the
+            record says by how much it was too small.
+        name: what the program is called in the record.
+        max_operators: operators of one round after which the block is left.
+        enough: asked after each round whether to leave the block, in the place of `steps`.
+
+    Yields:
+        The record, to be read after the block: `peak`, `rounds`, `profile`, `table()`, `to_json()`, ...
+
+    Raises:
+        UsageError: an argument that cannot be understood.
+        EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
+        Whatever the block raises.
+    """
+    if out_of_memory not in ("raise", "continue"):
+        raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
+    if steps is not None and steps < 1:
+        raise UsageError(f"expected steps of at least 1, got {steps}")
+    resolved = catalogue.target(target) if isinstance(target, str) else target
+    require_device(resolved)
+
+    def over(rounds: Sequence[FinishedRound]) -> bool:
+        return len(rounds) >= steps if steps is not None else False
+
+    recording = ProgramRecording(
+        resolved,
+        name=name,
+        bounded=out_of_memory == "raise",
+        enough=enough or over,
+        max_operators=max_operators,
+    )
+    recorded = RecordedProgram(recording)
+    with one_at_a_time():
+        try:
+            with recording.environment():
+                yield recorded
+        except Enough:
+            done = len(recording.rounds.finished)
+            recorded.ending = f"stopped after step {done}" if done else f"stopped after {max_operators:,} operators"

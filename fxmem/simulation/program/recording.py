@@ -1,0 +1,245 @@
+"""`ProgramRecording`: a program runs as it is, on a pretended card, and every round of it becomes a profile."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
+from fxmem.hardware.workspaces.collector import Seen
+from fxmem.records.profile import Phase, Profile, Program, Step, Target
+from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
+from fxmem.simulation.observe.autograd_engine import AutogradEngine
+from fxmem.simulation.observers import FakeRun, Recording, calm_python, replacement
+from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.program.border import Border, CardMode
+from fxmem.simulation.program.card_memory import CardMemory
+from fxmem.simulation.program.cuda_stand_ins import stand_ins
+from fxmem.simulation.program.host_stand_ins import Checkpoints, loader_patches, process_patches
+from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.program_log import ProgramLog
+from fxmem.simulation.program.program_recorder import ProgramRecorder
+from fxmem.simulation.program.roots import Roots, has_target_tensors
+from fxmem.simulation.program.round_tracer import RoundTracer
+from fxmem.simulation.program.rounds import Enough, FinishedRound, Rounds
+from fxmem.simulation.program.tensor_reads import TensorReads
+
+MAX_OPERATORS: Final = 200_000
+"""Operators of one round after which a program is ended, unless the caller says otherwise."""
+
+
+class _ProgramEngine(AutogradEngine):
+    """The autograd engine of a program: of what is on the target, backward by backward."""
+
+    rounds: Rounds
+    takes_all: bool
+
+    def takes(self, roots: Sequence[Any]) -> bool:
+        """Whether a root is fake: a model on the host trains for real."""
+        return self.takes_all or any(isinstance(root, torch_common.FakeTensor) for root in roots)
+
+    def run_backward(
+        self,
+        roots: Sequence[Any],
+        gradients: Sequence[torch.Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any] = (),
+        allow_unreachable: bool = True,
+        accumulate_grad: bool = True,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """As `AutogradEngine.run_backward`, as a phase of the round."""
+        found: tuple[torch.Tensor | None, ...] = self.rounds.run_backward(
+            super().run_backward,
+            roots,
+            gradients,
+            retain_graph,
+            create_graph,
+            inputs,
+            allow_unreachable,
+            accumulate_grad=accumulate_grad,
+        )
+        return found
+
+
+class ProgramRecording(Recording):
+    """A recording of any program: the caller runs it inside `environment()`.
+
+    Args:
+        target: the machine to pretend.
+        name: what the program is called in the record.
+        bounded: whether an allocation that the card has no room for raises `torch.cuda.OutOfMemoryError`.
+        enough: asked after each round, with all of them, whether the program has run long enough.
+        max_operators: how many operators a round may have before the program is ended.
+    """
+
+    log: ProgramLog
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str = "program",
+        bounded: bool = True,
+        enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
+        max_operators: int = MAX_OPERATORS,
+    ) -> None:
+        on_card = target.device == "cuda"
+        self.name = name
+        self.notes = MadeUpNotes()
+        self._border = Border(on_card=on_card)
+        self.memory = CardMemory(target, os.environ, bounded=bounded) if on_card else None
+        super().__init__(target)
+        self.roots = Roots()
+        self.rounds = Rounds(
+            self.log,
+            self.roots,
+            on_card=on_card,
+            begin=self._begin_round,
+            build=self._build_profile,
+            enough=enough,
+            max_operators=max_operators,
+        )
+        self._reads = TensorReads(self._border, self.notes, self.device)
+        self._checkpoints = Checkpoints(self.notes)
+        self.attach(torch.nn.Module())
+
+    def _make_mode(self) -> torch_common.FakeTensorMode:
+        return CardMode(self._border)
+
+    def _make_log(self) -> ProgramLog:
+        return ProgramLog(self.device, self.memory)
+
+    def _make_recorder(self, *arguments: Any) -> ProgramRecorder:
+        return ProgramRecorder(self._border, self.notes, *arguments)
+
+    def attach(self, root: torch.nn.Module) -> None:
+        """Trace whatever the program calls."""
+        self.root = root
+        self.tracer: RoundTracer = RoundTracer(
+            self.roots,
+            self.log,
+            everything_is_targets=self.memory is None,
+            on_module_call=self.rounds.module_called,
+            on_gradient=self.rounds.begin_forward,
+            replacement=self._replacement,
+            on_tensor_method=self._note_tensor_method,
+        )
+        engine = _ProgramEngine(self.log, around=self.tracer.observe_backward_calls, unpacking=self._observe_unpack)
+        engine.rounds, engine.takes_all = self.rounds, self.memory is None
+        self.engine = engine
+        self.rounds.tracer = self.tracer
+
+    def _replacement(self, function: Any) -> Callable[..., Any] | None:
+        return self._reads.replacement(function) or replacement(function)
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """What the program runs inside; torch is as before afterwards. What the program raises passes through."""
+        try:
+            with process_unchanged(), contextlib.ExitStack() as stack:
+                stack.enter_context(self._emulate())
+                for patch in self._stand_ins():
+                    stack.enter_context(patch)
+                stack.enter_context(self._observe())
+                stack.enter_context(self.rounds.observe_optimizers())
+                stack.enter_context(calm_python())
+                self.log.setting_up = False
+                yield
+                self.rounds.finish()
+        finally:
+            self.log.close()
+
+    @contextlib.contextmanager
+    def _emulate(self) -> Iterator[None]:
+        with super()._emulate(), torch_programs.parameters_keep_identity():
+            yield
+
+    def _stand_ins(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        on_card = self.memory is not None
+        yield from self._checkpoints.patches()
+        yield from loader_patches(self._border, on_card=on_card)
+        yield torch_common.patch(torch.nn.Module, "_apply", self._moving)
+        if self.memory is not None and self.target.capability is not None:
+            yield torch_programs.fakes_are_foreach_tensors()
+            yield from stand_ins(self.memory, self.target.capability)
+            yield from process_patches(self.notes)
+
+    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""
+        depth = 0
+
+        def apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                moved = original(module, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth and has_target_tensors(module, self.device.type):
+                self.roots.note_move(module)
+                flatten_rnn_weights(module)
+            return moved
+
+        return apply
+
+    # --- what the observers report ------------------------------------------------------------------------------------
+
+    def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
+        super()._note_hidden(index, hidden, phase)
+        if self.memory is not None and isinstance(hidden, Seen):
+            if hidden.multiplies:
+                self.memory.hold(self.collector.held_bytes())
+            if hidden.memory is not None:
+                self.memory.pass_through(hidden.memory)
+                self.log.levels.watch(self.log)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _begin_round(self) -> None:
+        gc.collect()
+        self.begin()
+
+    def _build_profile(self) -> Profile:
+        if self.memory is not None:
+            self.memory.ask_cudnn()
+        with torch_common.no_modes(), torch_common.pause_observers():
+            names = "+".join(self.rounds.stepped_names) or None
+            trains = any(phase is Phase.BACKWARD for phase in (span.phase for span in self.log.phases))
+            mode = "train" if trains else "infer"
+            step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
+            optimizer = next(iter(self.rounds.optimizers), None)
+            run = FakeRun(
+                name=self.name,
+                notes=(),
+                step=step,
+                model=self.tracer.root,
+                inputs=(),
+                optimizer=optimizer,
+                recording=self,
+                cycles=0,
+            )
+            return build_profile(run)
+
+    def program(self, ending: str, shown: int) -> Program:
+        """The record of the program, whose profile is of the round with this number."""
+        rounds = self.rounds.finished
+        return Program(
+            ending=ending,
+            setup=self.rounds.setup,
+            rounds=tuple(each.record for each in rounds),
+            shown=shown,
+            steady=rounds[-1].sizes == rounds[-2].sizes if len(rounds) > 1 else None,
+            optimizers=tuple(self.rounds.stepped_names),
+            made_up=self.notes.records(),
+        )
+
+
+__all__ = ["MAX_OPERATORS", "Enough", "ProgramRecording"]

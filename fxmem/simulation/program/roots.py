@@ -1,0 +1,106 @@
+"""The modules of a program on the card, by what the program calls them."""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.simulation.observe.source_lines import user_frame
+
+_NOBODY_S_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "net_", "x", "obj", "_"})
+
+
+class Roots:
+    """The outermost modules of a program, which it moved to the card or called there, and all that is inside them."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._moved: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def note_move(self, module: torch.nn.Module) -> None:
+        """Note that a module was moved; what it is called is found when it is first used, for then a variable has
+        it."""
+        if module not in self._paths:
+            self._moved.add(module)
+
+    def path_of(self, module: torch.nn.Module) -> str | None:
+        """The path of a module from its root's name on; None for one that belongs to no root."""
+        return self._paths.get(module)
+
+    def adopt(self, module: torch.nn.Module) -> str:
+        """Make a module a root, or the moved one that it lies in; its path."""
+        holder = next((each for each in list(self._moved) if each is not module and _contains(each, module)), None)
+        root = module if holder is None else holder
+        self._name(root)
+        if module not in self._paths:  # not registered in the one that was moved
+            self._name(module)
+        return self._paths[module]
+
+    def adopt_moved(self) -> None:
+        """Make the modules that were moved and not called roots as well: copies that are averaged, frozen parts."""
+        for module in list(self._moved):
+            if module not in self._paths and not any(_contains(each, module) for each in list(self._moved)):
+                self._name(module)
+        self._moved.clear()
+
+    def __iter__(self) -> Iterator[tuple[torch.nn.Module, str]]:
+        return iter(list(self._names.items()))
+
+    def _name(self, module: torch.nn.Module) -> None:
+        self._moved.discard(module)
+        wanted, taken = _variable_of(module), set(self._names.values())
+        name = next(each for each in _numbered(wanted) if each not in taken)
+        self._names[module] = name
+        for path, inner in module.named_modules():
+            # The first root to hold it names it, as `named_modules` has it.
+            self._paths.setdefault(inner, f"{name}.{path}".rstrip("."))
+            self._moved.discard(inner)
+
+
+def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:
+    """Whether one of a module's parameters or buffers is fake, and on a device of this type."""
+    tensors = (tensor for found in (module.parameters(), module.buffers()) for tensor in found)
+    return any(isinstance(each, torch_common.FakeTensor) and each.fake_device.type == device_type for each in tensors)
+
+
+def _contains(root: torch.nn.Module, module: torch.nn.Module) -> bool:
+    return root is not module and any(each is module for each in root.modules())
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}_{number}"
+        number += 1
+
+
+def _variable_of(module: torch.nn.Module) -> str:
+    """The variable or attribute that has a module, in the nearest frame of the program; else its class's name."""
+    frame = user_frame(sys._getframe(2))
+    while frame is not None:
+        found = _name_in(frame, module)
+        if found:
+            return found
+        frame = frame.f_back
+    return type(module).__name__.lower()
+
+
+def _name_in(frame: types.FrameType, module: torch.nn.Module) -> str:
+    for scope in (frame.f_locals, frame.f_globals):
+        for name, value in list(scope.items()):
+            if value is module and name.isidentifier() and name not in _NOBODY_S_NAMES:
+                return name
+    owner = frame.f_locals.get("self")
+    if isinstance(owner, torch.nn.Module):
+        return ""
+    for name, value in list(getattr(owner, "__dict__", {}).items()):
+        if value is module:
+            return str(name).lstrip("_")
+    return ""

@@ -1,0 +1,144 @@
+"""Writes the graph of one round of a program: calls of its modules, and of torch between them.
+
+The program is the root, a module without a class of its own, whose children come as they are moved to the card or
+called there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.simulation.observe.fx_tracer import ProgramTracer
+from fxmem.simulation.program.program_log import ProgramLog
+from fxmem.simulation.program.roots import Roots, has_target_tensors
+
+
+class ProgramRoot(torch.nn.Module):
+    """The program, whose children are its modules."""
+
+
+class RoundTracer(ProgramTracer):
+    """Traces a program round by round.
+
+    Args:
+        roots: the program's modules.
+        log: told at every border of a node.
+        everything_is_targets: whether calls without a FakeTensor count as well, as on the CPU.
+        on_module_call: called before each call of a root.
+        on_gradient: called when a call outside every node returned a tensor that needs a gradient.
+        further: those of `ProgramTracer`.
+    """
+
+    def __init__(
+        self,
+        roots: Roots,
+        log: ProgramLog,
+        *,
+        everything_is_targets: bool,
+        on_module_call: Callable[[torch.nn.Module], None],
+        on_gradient: Callable[[], None],
+        **further: Any,
+    ) -> None:
+        self._roots = roots
+        self._log = log
+        self._everything = everything_is_targets
+        self._on_module_call = on_module_call
+        self._on_gradient = on_gradient
+        super().__init__(ProgramRoot(), log, **further)
+        self.again()
+
+    def again(self) -> None:
+        """Begin the graph of another round."""
+        self.root = ProgramRoot()
+        for module, name in self._roots:
+            self.root.add_module(name, module)
+        self._start_graph()
+        self._names = {}
+        self._state = "tracing"
+        self._cursor = 0
+
+    def pause(self) -> None:
+        """Write no node until `resume`: what runs is the optimizer's."""
+        if self._state == "tracing":
+            self._state = "after"
+
+    def resume(self) -> None:
+        """Write nodes again."""
+        if self._state == "after":
+            self._state = "tracing"
+
+    def _make_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or threading.get_ident() != self._thread or isinstance(module, torch.jit.ScriptModule):
+                return original(module, *args, **kwargs)
+            name = self._path_of(module, args, kwargs)
+            if name is None:
+                return original(module, *args, **kwargs)
+            if self._state in ("tracing", "after") and not self._writer.stack:
+                self._on_module_call(module)
+            if self._state not in ("tracing", "recomputing"):
+                return original(module, *args, **kwargs)
+            if not self.is_leaf_module(module, name):
+                return self._call_inner(name, module, lambda: original(module, *args, **kwargs))
+            return self._call("call_module", name, args, kwargs, lambda: original(module, *args, **kwargs))
+
+        return call_module
+
+    def _path_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        path = self._roots.path_of(module)
+        if path is not None:
+            return path
+        if not (self._everything or has_fake(args) or has_fake(kwargs)):
+            if not has_target_tensors(module, self._log.device_type):
+                return None
+        with self._own_work():
+            path = self._roots.adopt(module)
+            self._note_roots()
+        return path
+
+    def _note_roots(self) -> None:
+        """Let the graph name the tensors of roots that came in the middle of the round."""
+        children = dict(self.root.named_children())
+        for module, name in self._roots:
+            if name not in children:
+                self.root.add_module(name, module)
+                self._writer.note_attributes(module, name)
+
+    def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A torch function or method that the program calls."""
+        if not (self._everything or has_fake(args) or (kwargs and ("device" in kwargs or has_fake(kwargs)))):
+            run = self._replacement(function) or function
+            return run(*args, **kwargs)
+        if function is torch.Tensor.backward or (not self._writer.stack and function in _BETWEEN):
+            run = self._replacement(function) or function
+            return run(*args, **kwargs)
+        result = super().call_torch(function, args, kwargs)
+        if self._state == "after" and not self._inside and needs_gradient(result):
+            self._on_gradient()
+        return result
+
+
+_BETWEEN: Final = frozenset({torch.Tensor.grad.__get__, torch.Tensor.data.__get__})
+"""Reads that are no computation of the program's own, outside its modules: of what is not a call's result."""
+
+
+def has_fake(value: Any, depth: int = 0) -> bool:
+    """Whether a FakeTensor, or a wrapper of one, is among nested arguments."""
+    if isinstance(value, torch.Tensor):
+        # A wrapper's parts are asked for only where there are wrappers: they are rare on the host.
+        return isinstance(value, torch_common.FakeTensor) or type(value) not in (torch.Tensor, torch.nn.Parameter)
+    if depth > 3:
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(has_fake(each, depth + 1) for each in value)
+    return isinstance(value, dict) and any(has_fake(each, depth + 1) for each in value.values())
+
+
+def needs_gradient(value: Any) -> bool:
+    """Whether a tensor that some gradient leads to was returned."""
+    return torch.is_grad_enabled() and isinstance(value, torch.Tensor) and value.grad_fn is not None

@@ -1,0 +1,284 @@
+"""The rounds and phases of a program, found while it runs.
+
+A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
+micro-batches of one step. Without an optimizer, each backward ends one. What runs before the first call of a module is
+set-up. Within a round, forward lasts until a backward begins; what comes between a backward and the next forward
+(clipping, unscaling, averaging) is the optimizer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.records.profile import Kind, Phase, Profile, Round
+from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
+from fxmem.simulation.program.program_log import Levels, ProgramLog
+from fxmem.simulation.program.roots import Roots
+from fxmem.simulation.program.round_tracer import RoundTracer
+
+_ELSEWHERE: Final = 20
+"""Steps of optimizers with nothing on the card after which a program is refused."""
+_AGAIN: Final = 20
+"""Steps of one optimizer after which another that has not stepped is not waited for."""
+
+
+class Enough(BaseException):
+    """As much of the program has run as was asked for.
+
+    No `Exception`, so that a training loop's `except Exception` does not swallow it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRound:
+    """A round that is over."""
+
+    record: Round
+    sizes: Counter[int]
+    """How often each number of bytes was allocated."""
+    profile: Profile | None
+
+
+class Rounds:
+    """The rounds of one program.
+
+    Args:
+        log, tracer, roots: the program's.
+        on_card: whether the target is a card.
+        begin: starts the observers anew.
+        build: makes the profile of the round that is over.
+        enough: asked after each round, with all of them, whether the program has run long enough.
+        max_operators: how many operators a round may have before the program is ended.
+    """
+
+    def __init__(
+        self,
+        log: ProgramLog,
+        roots: Roots,
+        *,
+        on_card: bool,
+        begin: Callable[[], None],
+        build: Callable[[], Profile],
+        enough: Callable[[Sequence[FinishedRound]], bool],
+        max_operators: int,
+    ) -> None:
+        self._log = log
+        self._roots = roots
+        self._on_card = on_card
+        self._begin = begin
+        self._build = build
+        self._enough = enough
+        self._max_operators = max_operators
+        self.tracer: RoundTracer
+        self.setup: Round | None = None
+        self.finished: list[FinishedRound] = []
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.stepped_names: dict[str, None] = {}
+        self._stepped: Counter[int] = Counter()
+        self._elsewhere = 0
+        self._in_step = 0
+        self._backwards = 0
+        self._is_setup = True
+        self._quiet = contextlib.ExitStack()
+
+    # --- what the program does ----------------------------------------------------------------------------------------
+
+    def module_called(self, module: torch.nn.Module) -> None:
+        """A root is about to be called: forward, if the phase was another."""
+        if self._is_setup:
+            self._end_setup()
+        if self._log.phase is Phase.OPTIMIZER:
+            self.begin_forward()
+        if len(self._log.ops) > self._max_operators:
+            raise Enough
+
+    def begin_forward(self) -> None:
+        """Forward goes on after a backward: another micro-batch, another network."""
+        if self._log.phase is Phase.OPTIMIZER and (not self._in_step or torch.is_grad_enabled()):
+            self._log.set_phase(Phase.FORWARD)
+            self._log.resume_call(LOSS)
+            self.tracer.resume()
+
+    def run_backward(
+        self, run: Callable[..., Any], roots: Sequence[Any], *args: Any, accumulate_grad: bool = True
+    ) -> Any:
+        """Run a backward as its phase, unless it is part of another, or of a forward that asks for gradients."""
+        log = self._log
+        if not accumulate_grad or log.phase is Phase.BACKWARD:
+            return run(roots, *args, accumulate_grad)
+        self._is_setup = False
+        for root in roots:
+            if isinstance(root, torch.Tensor):
+                log.rename(root, "", Kind.OUTPUT)
+        log.end_of_forward()
+        log.set_phase(Phase.BACKWARD)
+        try:
+            return run(roots, *args, accumulate_grad)
+        finally:
+            self._backwards += 1
+            self._name_residents()
+            log.set_phase(Phase.OPTIMIZER)
+            log.resume_call(OPTIMIZER)
+            self.tracer.pause()
+
+    def after_backward(self) -> None:
+        """A backward is over: a round's end in a program that steps no optimizer."""
+        if self._in_step or self._backwards < 2 or any(map(self._counts, list(self.optimizers))):
+            return
+        self._end_round()
+
+    @contextlib.contextmanager
+    def observe_optimizers(self) -> Iterator[None]:
+        """Watch every optimizer that is made or steps inside."""
+
+        def making(original: Callable[..., None]) -> Callable[..., None]:
+            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(optimizer, *args, **kwargs)
+                self.optimizers.add(optimizer)
+
+            return init
+
+        handles = (
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
+        try:
+            with torch_common.patch(torch.optim.Optimizer, "__init__", making):
+                yield
+        finally:
+            self._quiet.close()
+            for handle in handles:
+                handle.remove()
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._in_step and self._counts(optimizer):
+            if self._log.phase is not Phase.OPTIMIZER:
+                self._log.set_phase(Phase.OPTIMIZER)
+            self._log.resume_call(OPTIMIZER)
+            self.tracer.pause()
+        self._in_step += 1
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._in_step -= 1
+        if self._in_step:
+            return
+        if not self._counts(optimizer):
+            self._elsewhere += 1
+            if self._elsewhere >= _ELSEWHERE and not self.finished and self._on_card:
+                raise AnalysisError(
+                    f"expected a program that trains on the card; {_ELSEWHERE} optimizer steps are over and nothing is "
+                    f"there: it trains on the CPU as it was called. Tell it to use the card (--device cuda, "
+                    f".to('cuda')), or analyse it with --target cpu."
+                )
+            return
+        self.optimizers.add(optimizer)
+        self.stepped_names.setdefault(type(optimizer).__name__)
+        self._name_residents()
+        self._stepped[id(optimizer)] += 1
+        waiting = [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
+        if not waiting or self._stepped[id(optimizer)] > _AGAIN:
+            self._end_round()
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has a parameter on the target."""
+        return any(
+            isinstance(parameter, torch_common.FakeTensor)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    # --- the ends of set-up and rounds --------------------------------------------------------------------------------
+
+    def _end_setup(self) -> None:
+        self._is_setup = False
+        if self._log.ops or self._log.tick > 1:
+            self._log.end_phase()
+            self._name_residents()
+            self.setup = self._record()
+            self._start()
+
+    def _end_round(self) -> None:
+        self._log.end_phase()
+        self._name_residents()
+        self._stepped.clear()
+        log = self._log
+        sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
+        record = self._record()
+        highest = max((each.record.requested_bytes for each in self.finished if each.profile is not None), default=0)
+        profile = self._build() if record.requested_bytes >= highest else None
+        self.finished.append(FinishedRound(record, sizes, profile))
+        if self._enough(self.finished):
+            raise Enough
+        self._start()
+
+    def _start(self) -> None:
+        self._begin()
+        self._log.levels = Levels(self._log.live, self._log.memory)
+        self._backwards = 0
+
+    def finish(self) -> None:
+        """End what is under way where the program itself has ended."""
+        if self._log.ops and not self.finished:
+            self._log.end_phase()
+            self._name_residents()
+            record = self._record()
+            if self._is_setup:
+                self.setup = record
+            self.finished.append(FinishedRound(record, Counter(), self._build()))
+
+    def _record(self) -> Round:
+        log, levels = self._log, self._log.levels
+        on_card = log.memory is not None
+        spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
+        return Round(
+            requested_bytes=levels.requested,
+            allocated_bytes=levels.allocated if on_card else None,
+            reserved_bytes=levels.reserved if on_card else None,
+            phase=levels.phase,
+            place=levels.place,
+            operators=len(log.ops),
+            phases=tuple(span.phase for span in spans),
+        )
+
+    # --- whose a storage is -------------------------------------------------------------------------------------------
+
+    def _name_residents(self) -> None:
+        """Name what modules and optimizers keep, as far as the program has made it."""
+        self._roots.adopt_moved()
+        names: dict[int, str] = {}
+        for module, root in self._roots:
+            for path, parameter in module.named_parameters():
+                name = f"{root}.{path}"
+                if names.setdefault(id(parameter), name) != name:
+                    continue
+                self._keep(parameter, Kind.PARAMETER, name)
+                if parameter.grad is not None:
+                    self._log.relabel(parameter.grad, Kind.GRADIENT, f"{name}.grad")
+            for path, buffer in module.named_buffers():
+                self._keep(buffer, Kind.BUFFER, f"{root}.{path}")
+        for optimizer in list(self.optimizers):
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        self._keep(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}".lstrip("."))
+
+    def _keep(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        self._log.relabel(tensor, kind, name, over=_NOT_YET_NAMED[kind])
+
+
+_NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
+    Kind.PARAMETER: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED, Kind.OUTPUT),
+    Kind.BUFFER: (None, Kind.INPUT, Kind.SAVED),
+    Kind.OPTIMIZER_STATE: (None, Kind.BUFFER, Kind.INPUT, Kind.SAVED),
+}
+"""By kind, those that it takes the place of."""

@@ -1,0 +1,157 @@
+"""What Python gets where a program looks into a tensor on the pretended card: numbers, lists, arrays, copies.
+
+Each is run in the place of a torch method where the program calls it, for FakeTensors; real tensors get torch's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
+from fxmem.simulation import known_values
+from fxmem.simulation.program.border import Border
+from fxmem.simulation.program.made_up import MadeUpNotes, made_up_number
+
+Tensor = torch.Tensor
+
+
+class TensorReads:
+    """Answers for the tensors of one program.
+
+    Args:
+        border: what crosses to the host.
+        notes: of what is made up.
+        device: the target's; `cuda` for a card.
+    """
+
+    def __init__(self, border: Border, notes: MadeUpNotes, device: torch.device) -> None:
+        self._border = border
+        self._notes = notes
+        answers: dict[Any, Callable[..., Any]] = {
+            Tensor.item: self._item,
+            Tensor.tolist: self._tolist,
+            Tensor.numpy: self._numpy,
+            Tensor.__array__: self._array,
+            Tensor.__bool__: self._truth,
+            Tensor.__float__: lambda tensor: float(self._item(tensor)),
+            Tensor.__int__: lambda tensor: int(self._item(tensor)),
+            Tensor.__index__: self._as_index,
+            Tensor.__format__: self._format,
+            Tensor.__deepcopy__: self._deepcopy,
+        }
+        # Hashed by value: torch makes these objects anew at each look.
+        self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
+        self._answers[Tensor.data.__set__] = _set_data
+        if device.type == "cuda":
+            self._answers |= _ON_CARD
+
+    def replacement(self, function: Any) -> Callable[..., Any] | None:
+        """What to run instead of a torch function; None for every other."""
+        try:
+            return self._answers.get(function)
+        except TypeError:  # not hashable
+            return None
+
+    def _number(self, tensor: Tensor) -> tuple[Any, bool]:
+        """The number of a tensor of one element, and whether it is known."""
+        known = known_values.known(tensor)
+        if known is not None:
+            return known.item(), True
+        constant = tensor.constant if isinstance(tensor, torch_common.FakeTensor) else None
+        number = tensor.item()
+        return number, constant is not None
+
+    def _item(self, tensor: Tensor) -> Any:
+        number, is_known = self._number(tensor)
+        return number if is_known else made_up_number(number, self._notes)
+
+    def _as_index(self, tensor: Tensor) -> int:
+        number, is_known = self._number(tensor)
+        if not is_known:
+            self._notes.note("decided", "a size or an index")
+        return int(number)
+
+    def _truth(self, tensor: Tensor) -> bool:
+        known = known_values.known(tensor)
+        if known is not None:
+            return bool(known)
+        before = self._notes.total
+        value = bool(tensor)
+        if self._notes.total > before:  # not one that is known to hold
+            self._notes.note("decided", "truth of a tensor")
+        return value
+
+    def _host(self, tensor: Tensor, how: str) -> Tensor:
+        if not known_values.is_known(tensor):
+            self._notes.note("read", how)
+        return self._border.to_host(tensor)
+
+    def _tolist(self, tensor: Tensor) -> Any:
+        return self._host(tensor, "tolist").tolist()
+
+    def _numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
+        return self._host(tensor, "numpy").numpy()
+
+    def _array(self, tensor: Tensor, dtype: Any = None) -> Any:
+        array = self._host(tensor, "numpy").numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def _format(self, tensor: Tensor, spec: str) -> str:
+        if tensor.dim() or tensor.is_complex():
+            return repr(tensor)
+        number, _ = self._number(tensor)
+        return format(number, spec)
+
+    def _deepcopy(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes."""
+        if id(tensor) in memo:
+            found: Tensor = memo[id(tensor)]
+            return found
+        with torch.no_grad():
+            made: Any = tensor.detach().clone()
+        for name, value in vars(tensor).items():
+            if name not in vars(made) or name == "_is_param":
+                made.__dict__[name] = copy.deepcopy(value, memo)
+        made.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = made
+        if tensor.grad is not None:
+            made.grad = self._deepcopy(tensor.grad, memo)
+        return made  # type: ignore[no-any-return]
+
+
+def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """`answer` for a FakeTensor, `function` for any other."""
+
+    def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return (answer if isinstance(tensor, torch_common.FakeTensor) else function)(tensor, *args, **kwargs)
+
+    return run
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    fakes = [isinstance(each, torch_common.FakeTensor) for each in (tensor, value)]
+    if fakes[0] == fakes[1]:
+        Tensor.data.__set__(tensor, value)
+    else:
+        torch_programs.become(tensor, value)
+
+
+def _cuda(
+    tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> Tensor:
+    return tensor.to("cuda", non_blocking=non_blocking, memory_format=memory_format)
+
+
+_ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
+    Tensor.cuda: _cuda,
+    Tensor.pin_memory: lambda tensor, *_, **__: tensor,
+    Tensor.is_pinned: lambda tensor, *_, **__: False,
+    Tensor.record_stream: lambda tensor, *_: None,
+    Tensor.share_memory_: lambda tensor: tensor,
+}
+"""What reaches for the driver."""
