@@ -93,18 +93,25 @@ def fakes_are_foreach_tensors() -> Iterator[None]:
             types.remove(FakeTensor)
 
 
+_LOADER_SETTINGS: Final = ("pin_memory", "num_workers", "prefetch_factor", "persistent_workers", "timeout")
+
+
 @contextlib.contextmanager
-def loaders_without_pinning() -> Iterator[None]:
-    """Let data loaders pin no memory: it is the host's, and pinning asks the driver (`DataLoader._get_iterator`, since
-    1.7)."""
+def loaders_at_home(*, workers: bool) -> Iterator[None]:
+    """Let data loaders pin no memory, which asks the driver, and without `workers` load in this process: others could
+    not be given fakes (`DataLoader._get_iterator`, since 1.7)."""
 
     def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def get_iterator(self: Any) -> Any:
-            pinned, self.pin_memory = self.pin_memory, False
+            state = self.__dict__
+            before = {name: state[name] for name in _LOADER_SETTINGS if name in state}
+            state["pin_memory"] = False
+            if not workers:
+                state.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0)
             try:
                 return original(self)
             finally:
-                self.pin_memory = pinned
+                state.update(before)
 
         return get_iterator
 

@@ -129,6 +129,8 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    """Of a recorded program: a forward without gradients of a model that it trains, in eval mode."""
 
 
 class SourceLine(Record):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fxmem.hardware.context import context_range, format_range
-from fxmem.records.profile import Assumption, Kind, Unknown
+from fxmem.records.profile import Assumption, Kind, Target, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observers import FakeRun
@@ -17,39 +17,13 @@ from fxmem.simulation.observers import FakeRun
 def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     """What was taken for granted of the step; `readers` are the first readers of parameters, by storage."""
     recorder, log = run.recording.recorder, run.log
-    if run.step.mode == "train":
-        stepped, left = (
-            "the optimizer steps and gradients are set to None",
-            "the step ends there; whoever runs it again clears the gradients",
-        )
-        last = left if run.optimizer is None else stepped
-        text = (
-            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
-            f"step's function returns"
-        )
-        yield Assumption(topic="step", text=text)
-    else:
-        yield Assumption(
-            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
-        )
-    if run.step.accumulate > 1:
-        text = (
-            f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
-            f"before are there when it begins"
-        )
-        yield Assumption(topic="step", text=text)
-    ahead = (
-        f"so are {run.step.prefetch} further batches like it"
-        if run.step.prefetch
-        else "a prefetched next batch is not counted"
-    )
-    yield Assumption(
-        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
-    )
+    yield from _program_step(run) if run.is_program else _template_step(run)
     if run.recording.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
     if run.optimizer is not None:
-        yield Assumption(topic="optimizer", text=_describe_optimizer(run.optimizer))
+        form = _describe_optimizer(run.optimizer, run.recording.target)
+        there = "" if run.is_program else ", its state already there"
+        yield Assumption(topic="optimizer", text=form + there)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
         yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
@@ -96,6 +70,52 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
         )
 
 
+def _template_step(run: FakeRun) -> Iterator[Assumption]:
+    """What is taken for granted of a step of a model and its inputs."""
+    if run.step.mode == "train":
+        stepped, left = (
+            "the optimizer steps and gradients are set to None",
+            "the step ends there; whoever runs it again clears the gradients",
+        )
+        last = left if run.optimizer is None else stepped
+        text = (
+            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
+            f"step's function returns"
+        )
+        yield Assumption(topic="step", text=text)
+    else:
+        yield Assumption(
+            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
+        )
+    if run.step.accumulate > 1:
+        text = (
+            f"the last of {run.step.accumulate} micro-batches to one optimizer step: the gradients of those "
+            f"before are there when it begins"
+        )
+        yield Assumption(topic="step", text=text)
+    ahead = (
+        f"so are {run.step.prefetch} further batches like it"
+        if run.step.prefetch
+        else "a prefetched next batch is not counted"
+    )
+    yield Assumption(
+        topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
+    )
+
+
+def _program_step(run: FakeRun) -> Iterator[Assumption]:
+    """What is taken for granted of a round of a recorded program."""
+    yield Assumption(
+        topic="step",
+        text="a round of the program as it ran, from one optimizer step to the next, with all that its variables keep",
+    )
+    yield Assumption(
+        topic="values",
+        text="numbers that come off the card are made up (1, 0, False), but for those that follow from known ones; all "
+        "are finite",
+    )
+
+
 def unknowns(run: FakeRun) -> Iterator[Unknown]:
     """What of the step has no known size or number of FLOPs."""
     if run.recording.target.device == "cuda" and context_range(run.recording.target) is None:
@@ -111,7 +131,9 @@ def unknowns(run: FakeRun) -> Iterator[Unknown]:
         )
 
 
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+def _describe_optimizer(optimizer: torch.optim.Optimizer, target: Target) -> str:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    form = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
-    return f"{type(optimizer).__name__} in its {form} form, its state already there"
+    foreach = group.get("foreach", False)
+    foreach = card_emulation.default_foreach(target) if foreach is None else foreach
+    form = "fused" if group.get("fused") else "foreach" if foreach else "for-loop"
+    return f"{type(optimizer).__name__} in its {form} form"

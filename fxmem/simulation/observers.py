@@ -208,6 +208,8 @@ class FakeRun:
     recording: Recording
     cycles: int
     """Storages that only Python's garbage collector freed."""
+    is_program: bool = False
+    """Whether this is a round of a program, and not the step of a model."""
 
     @property
     def log(self) -> StepLog:

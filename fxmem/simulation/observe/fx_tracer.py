@@ -126,7 +126,10 @@ class ProgramTracer(torch.fx.Tracer):
         """Begin an empty graph of the root."""
         observer = self._observer
         self._writer = GraphWriter(
-            self.root, type(self), lambda node, value: observer.on_result(node, observer.op_count(), value)
+            self.root,
+            type(self),
+            lambda node, value: observer.on_result(node, observer.op_count(), value),
+            self._is_input,
         )
         self.graph = self._writer.graph
         self.nodes = self._writer.nodes
@@ -141,6 +144,10 @@ class ProgramTracer(torch.fx.Tracer):
         from."""
         self.opaque = self._writer.opaque
         """Arguments that the graph can only name, not contain; a graph with any cannot be run."""
+
+    def _is_input(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that neither a call nor the root made is an input, and not a constant."""
+        return False
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -111,12 +111,17 @@ class GraphWriter:
         root: whose parameters, buffers and other tensors are read by their names.
         tracer_cls: whom the graph says it was made by.
         returned: called with index and value of a node that is no call: an input, or a tensor of the module.
+        is_input: whether a tensor that neither a call nor the module made comes in from outside.
 
     What it asks of a tensor are torch calls that are not the program's.
     """
 
     def __init__(
-        self, root: torch.nn.Module, tracer_cls: type[torch.fx.Tracer], returned: Callable[[int, Any], None]
+        self,
+        root: torch.nn.Module,
+        tracer_cls: type[torch.fx.Tracer],
+        returned: Callable[[int, Any], None],
+        is_input: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
         self.graph = torch.fx.Graph(tracer_cls=tracer_cls)
         self.nodes: list[torch.fx.Node] = []
@@ -130,6 +135,7 @@ class GraphWriter:
         self.opaque: list[str] = []
         """Arguments the graph can only name, not hold; a graph with any cannot be run."""
         self._returned = returned
+        self._is_input = is_input
         self._attributes = _tensor_attributes(root)
         self._node_of = WeakTensorKeyDictionary()
         self._tensor_metas: dict[tuple[Any, ...], Any] = {}
@@ -250,6 +256,9 @@ class GraphWriter:
             self.opaque.append("a tensor that a transform wraps")
             return self._lift_tensor(wrapped)
         name = self._attributes.get(id(tensor))
+        if name is None and self._is_input(tensor):
+            self.placeholder("host_tensor", tensor)
+            return self.nodes[-1]
         if name is None:
             name = f"_tensor_constant{len(self.constants)}"
             # Only a real tensor can be a constant of the graph; a fake one must not be kept alive here.

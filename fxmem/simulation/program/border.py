@@ -4,14 +4,15 @@ The host is real: data sets, tokenizers, samplers, seeds and every tensor on the
 FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
 comes back has its known values (`fxmem.simulation.known_values`), else zeros.
 
-Large floating-point tensors that are made on the host out of nothing are fake there as well: a model is built on the
-host before it moves to the card, and one larger than this machine's memory could not be.
+Large floating-point tensors that a module makes in its `__init__` are fake on the host as well: a model is built there
+before it moves to the card, and one larger than this machine's memory could not be.
 
 Where the target is the CPU, all but integers are fake, so that indices and labels decide as in a real run.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import torch
@@ -53,7 +54,7 @@ class Border:
         if torch_common.op_name(func) not in _MADE_FROM_NOTHING:
             return False
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
-        return bool(dtype.is_floating_point) and _count(args) > known_values.LIMIT
+        return bool(dtype.is_floating_point) and _count(args) > known_values.LIMIT and _is_building_a_module()
 
     def _is_made_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if torch_common.op_name(func).startswith(_RANDOM_INTEGERS):
@@ -129,6 +130,15 @@ def _is_host_fake(value: Any) -> bool:
 
 def _is_card_fake(value: Any) -> bool:
     return isinstance(value, torch_common.FakeTensor) and value.fake_device.type == "cuda"
+
+
+def _is_building_a_module() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _count(args: tuple[Any, ...]) -> int:

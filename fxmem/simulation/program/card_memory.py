@@ -35,30 +35,56 @@ class CardMemory:
             capacity_bytes=target.memory_bytes if bounded else None,
             device_bytes=target.memory_bytes,
         )
+        self.highest_allocated = self.highest_reserved = 0
+        """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
+        self._waiting: list[tuple[int, int]] = []
         self._held: set[str] = set()
         self._met: set[ConvSignature] = set()
         self._asked: dict[ConvSignature, int | None] = {}
 
-    @property
-    def allocated_bytes(self) -> int:
-        """In blocks handed out now."""
-        return self._allocator.allocated_bytes
+    def clear_highest(self) -> None:
+        """Let the highest levels begin anew at what is there now."""
+        self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
-    @property
-    def reserved_bytes(self) -> int:
-        """In segments from the driver now."""
-        return self._allocator.reserved_bytes
-
-    def take(self, storage: int, nbytes: int) -> None:
-        """Allocate the block of a storage. Raises `torch.cuda.OutOfMemoryError`, as the card does."""
-        self._address[storage] = self._malloc(nbytes)
+    def ask_for(self, storage: int, nbytes: int) -> None:
+        """Note that the operator that runs allocates a storage, in its turn among what its kernel has for itself."""
+        self._waiting.append((storage, nbytes))
 
     def free(self, storage: int) -> None:
         """Free the block of a storage."""
+        self.run_operator()
         address = self._address.pop(storage, None)
         if address is not None:
             self._allocator.free(address)
+
+    def run_operator(self, hidden: HiddenMemory | None = None) -> None:
+        """Allocate what an operator has asked for, and allocate and free what its kernel has for itself.
+
+        A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once. Raises
+        `torch.cuda.OutOfMemoryError` as the card does.
+        """
+        waiting, self._waiting = iter(self._waiting), []
+        own: dict[str, int] = {}
+        try:
+            for event in () if hidden is None else hidden.with_workspaces(self._asked).events:
+                if event.action == "output":
+                    self._take(next(waiting, None))
+                elif event.action == "free":
+                    self._allocator.free(own.pop(event.name, 0))
+                elif event.nbytes:
+                    own[event.name] = self._malloc(event.nbytes)
+            for request in waiting:
+                self._take(request)
+        finally:
+            for address in own.values():
+                self._allocator.free(address)
+        if hidden is not None:
+            self._met.update(hidden.signatures)
+
+    def _take(self, request: tuple[int, int] | None) -> None:
+        if request is not None:
+            self._address[request[0]] = self._malloc(request[1])
 
     def hold(self, workspaces: Mapping[str, int]) -> None:
         """Allocate what a library keeps from now on, once by its name."""
@@ -66,23 +92,6 @@ class CardMemory:
             if name not in self._held:
                 self._held.add(name)
                 self._malloc(nbytes)
-
-    def pass_through(self, hidden: HiddenMemory) -> None:
-        """Allocate and free what a kernel has for itself.
-
-        A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once.
-        """
-        self._met.update(hidden.signatures)
-        taken: dict[str, int] = {}
-        try:
-            for event in hidden.with_workspaces(self._asked).events:
-                if event.action == "alloc" and event.nbytes:
-                    taken[event.name] = self._malloc(event.nbytes)
-                elif event.action == "free" and event.name in taken:
-                    self._allocator.free(taken.pop(event.name))
-        finally:
-            for address in taken.values():
-                self._allocator.free(address)
 
     def ask_cudnn(self) -> None:
         """Ask how much workspace the convolutions met so far take."""
@@ -92,6 +101,7 @@ class CardMemory:
 
     def stats(self) -> Stats:
         """Bytes and counts now."""
+        self.run_operator()
         return self._allocator.stats()
 
     def reset_peak_stats(self) -> None:
@@ -103,10 +113,14 @@ class CardMemory:
         self._allocator.empty_cache()
 
     def _malloc(self, nbytes: int) -> int:
+        allocator = self._allocator
         try:
-            return self._allocator.malloc(nbytes)
+            address = allocator.malloc(nbytes)
         except OutOfMemory as error:
             raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
+        self.highest_allocated = max(self.highest_allocated, allocator.allocated_bytes)
+        self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
+        return address
 
     def _complaint(self, nbytes: int) -> str:
         """What torch writes where a card has no more (`CUDACachingAllocator.cpp`), and that none was there."""

@@ -77,7 +77,7 @@ class Checkpoints:
 
 def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
-    yield torch_programs.loaders_without_pinning()
+    yield torch_programs.loaders_at_home(workers=on_card)
     if on_card:
         return
 

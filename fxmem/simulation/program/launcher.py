@@ -9,7 +9,6 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 import torch
 
@@ -103,12 +102,12 @@ def _as_main(program: Launch) -> Iterator[None]:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the error as Python does, without the frames that run the program."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and (trace.tb_frame.f_code.co_filename.startswith(_OURS) or _is_runpy(trace)):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error.with_traceback(trace), trace, chain=False)
+    """Print the error as Python does, without the frames that run and watch the program."""
+    told = traceback.TracebackException.from_exception(error)
+    told.stack = traceback.StackSummary.from_list([each for each in told.stack if not _is_ours(each.filename)])
+    told.__cause__ = None if isinstance(error, torch.cuda.OutOfMemoryError) else told.__cause__
+    print("".join(told.format()), end="", file=sys.stderr)
 
 
-def _is_runpy(trace: TracebackType) -> bool:
-    return "runpy" in os.path.basename(trace.tb_frame.f_code.co_filename)
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) or os.path.basename(file).removesuffix(">").endswith(("runpy", "runpy.py"))

@@ -17,19 +17,15 @@ from fxmem.simulation.program.card_memory import CardMemory
 
 
 class Levels:
-    """The highest levels since they were last cleared, and where the program was then."""
+    """The most bytes alive since they were last cleared, and where the program was then."""
 
-    def __init__(self, requested: int, memory: CardMemory | None) -> None:
+    def __init__(self, requested: int) -> None:
         self.requested = requested
-        self.allocated, self.reserved = (memory.allocated_bytes, memory.reserved_bytes) if memory else (0, 0)
         self.phase = Phase.FORWARD
         self.place = ""
 
     def watch(self, log: ProgramLog) -> None:
-        """Note the levels of now where they are the highest."""
-        if log.memory is not None:
-            self.allocated = max(self.allocated, log.memory.allocated_bytes)
-            self.reserved = max(self.reserved, log.memory.reserved_bytes)
+        """Note what is alive now where it is the most."""
         if log.live > self.requested:
             self.requested, self.phase = log.live, log.phase
             self.place = program_place(sys._getframe(2))
@@ -49,13 +45,13 @@ class ProgramLog(StepLog):
         self.memory = memory
         self.live = 0
         """Bytes requested and not freed."""
-        self.levels = Levels(0, memory)
+        self.levels = Levels(0)
         super().__init__(device)
 
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Log the allocation of a storage; its index. Raises `torch.cuda.OutOfMemoryError` as the card does."""
+        """Log the allocation of a storage; its index."""
         if self.memory is not None:
-            self.memory.take(len(self.nbytes), nbytes)
+            self.memory.ask_for(len(self.nbytes), nbytes)
         index = super().enter(storage, nbytes, shape, dtype)
         self.live += nbytes
         self.levels.watch(self)

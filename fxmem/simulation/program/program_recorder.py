@@ -13,6 +13,7 @@ from fxmem.records.profile import Kind
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.program.border import Border
+from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.made_up import MadeUpNotes
 
 aten = torch.ops.aten
@@ -27,11 +28,13 @@ class ProgramRecorder(OpRecorder):
     Args:
         border: decides whose an operator is.
         notes: of what is made up.
+        memory: the card's; None for the CPU.
         further: those of `OpRecorder`.
     """
 
-    def __init__(self, border: Border, notes: MadeUpNotes, *further: Any) -> None:
+    def __init__(self, border: Border, notes: MadeUpNotes, memory: CardMemory | None, *further: Any) -> None:
         super().__init__(*further)
+        self._memory = memory
         self._border = border
         self._notes = notes
 
@@ -49,6 +52,8 @@ class ProgramRecorder(OpRecorder):
             self._border.write_to_host(args[1], args[0])
             return args[0]
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._memory is not None:
+            self._memory.run_operator()
         if result is NotImplemented:
             return result
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):

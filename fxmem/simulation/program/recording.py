@@ -118,7 +118,7 @@ class ProgramRecording(Recording):
         return ProgramLog(self.device, self.memory)
 
     def _make_recorder(self, *arguments: Any) -> ProgramRecorder:
-        return ProgramRecorder(self._border, self.notes, *arguments)
+        return ProgramRecorder(self._border, self.notes, self.memory, *arguments)
 
     def attach(self, root: torch.nn.Module) -> None:
         """Trace whatever the program calls."""
@@ -167,6 +167,7 @@ class ProgramRecording(Recording):
         yield from self._checkpoints.patches()
         yield from loader_patches(self._border, on_card=on_card)
         yield torch_common.patch(torch.nn.Module, "_apply", self._moving)
+        yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
         if self.memory is not None and self.target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, self.target.capability)
@@ -190,6 +191,16 @@ class ProgramRecording(Recording):
 
         return apply
 
+    def _copying(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`copy.deepcopy`: a copy that is averaged or kept is a root, too."""
+
+        def set_state(module: torch.nn.Module, state: Any) -> None:
+            original(module, state)
+            if has_target_tensors(module, self.device.type):
+                self.roots.note_move(module)
+
+        return set_state
+
     # --- what the observers report ------------------------------------------------------------------------------------
 
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
@@ -198,8 +209,7 @@ class ProgramRecording(Recording):
             if hidden.multiplies:
                 self.memory.hold(self.collector.held_bytes())
             if hidden.memory is not None:
-                self.memory.pass_through(hidden.memory)
-                self.log.levels.watch(self.log)
+                self.memory.run_operator(hidden.memory)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -212,7 +222,7 @@ class ProgramRecording(Recording):
             self.memory.ask_cudnn()
         with torch_common.no_modes(), torch_common.pause_observers():
             names = "+".join(self.rounds.stepped_names) or None
-            trains = any(phase is Phase.BACKWARD for phase in (span.phase for span in self.log.phases))
+            trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)
             mode = "train" if trains else "infer"
             step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
             optimizer = next(iter(self.rounds.optimizers), None)
@@ -225,6 +235,7 @@ class ProgramRecording(Recording):
                 optimizer=optimizer,
                 recording=self,
                 cycles=0,
+                is_program=True,
             )
             return build_profile(run)
 

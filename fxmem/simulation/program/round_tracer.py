@@ -62,6 +62,11 @@ class RoundTracer(ProgramTracer):
         self._state = "tracing"
         self._cursor = 0
 
+    def _is_input(self, tensor: torch.Tensor) -> bool:
+        return torch_common.device_type(tensor) != self._log.device_type or not isinstance(
+            tensor, torch_common.FakeTensor
+        )
+
     def pause(self) -> None:
         """Write no node until `resume`: what runs is the optimizer's."""
         if self._state == "tracing":
@@ -93,9 +98,9 @@ class RoundTracer(ProgramTracer):
         path = self._roots.path_of(module)
         if path is not None:
             return path
-        if not (self._everything or has_fake(args) or has_fake(kwargs)):
-            if not has_target_tensors(module, self._log.device_type):
-                return None
+        on_target = self._everything or has_fake(args) or has_fake(kwargs)
+        if not on_target and not has_target_tensors(module, self._log.device_type):
+            return None
         with self._own_work():
             path = self._roots.adopt(module)
             self._note_roots()
@@ -111,7 +116,7 @@ class RoundTracer(ProgramTracer):
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""
-        if not (self._everything or has_fake(args) or (kwargs and ("device" in kwargs or has_fake(kwargs)))):
+        if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
             run = self._replacement(function) or function
             return run(*args, **kwargs)
         if function is torch.Tensor.backward or (not self._writer.stack and function in _BETWEEN):
@@ -125,6 +130,18 @@ class RoundTracer(ProgramTracer):
 
 _BETWEEN: Final = frozenset({torch.Tensor.grad.__get__, torch.Tensor.data.__get__})
 """Reads that are no computation of the program's own, outside its modules: of what is not a call's result."""
+
+
+def _names_card(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call says where its result is to be, and that is no host: `torch.zeros(3, device="cuda")`, `x.to(0)`."""
+    if function is torch.Tensor.cuda:
+        return True
+    where = kwargs.get("device")
+    if where is None and function is torch.Tensor.to and len(args) > 1:
+        where = args[1]
+    if isinstance(where, str):
+        return where.startswith("cuda")
+    return (isinstance(where, torch.device) and where.type == "cuda") or type(where) is int
 
 
 def has_fake(value: Any, depth: int = 0) -> bool:

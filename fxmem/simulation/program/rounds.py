@@ -89,25 +89,40 @@ class Rounds:
         self._in_step = 0
         self._backwards = 0
         self._is_setup = True
-        self._quiet = contextlib.ExitStack()
+        self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
     def module_called(self, module: torch.nn.Module) -> None:
-        """A root is about to be called: forward, if the phase was another."""
+        """A root is about to be called: forward or evaluation, if the phase was another."""
         if self._is_setup:
             self._end_setup()
-        if self._log.phase is Phase.OPTIMIZER:
-            self.begin_forward()
         if len(self._log.ops) > self._max_operators:
             raise Enough
+        if self._evaluates(module):
+            self._enter(Phase.EVALUATION)
+        else:
+            self.begin_forward()
 
     def begin_forward(self) -> None:
-        """Forward goes on after a backward: another micro-batch, another network."""
-        if self._log.phase is Phase.OPTIMIZER and (not self._in_step or torch.is_grad_enabled()):
-            self._log.set_phase(Phase.FORWARD)
+        """Forward goes on after a backward or an evaluation: another micro-batch, another network."""
+        if not self._in_step or torch.is_grad_enabled():
+            self._enter(Phase.FORWARD)
+
+    def _enter(self, phase: Phase) -> None:
+        if self._log.phase not in (phase, Phase.BACKWARD):
+            self._log.set_phase(phase)
             self._log.resume_call(LOSS)
             self.tracer.resume()
+
+    def _evaluates(self, module: torch.nn.Module) -> bool:
+        """Whether a call is an evaluation of what is trained, and not of a teacher or of a part that is frozen."""
+        if torch.is_grad_enabled() or module.training or self._in_step:
+            return False
+        if module not in self._trained:
+            stepped = {id(each) for optimizer in self.optimizers for each in _parameters(optimizer)}
+            self._trained[module] = any(id(each) in stepped for each in module.parameters())
+        return self._trained[module]
 
     def run_backward(
         self, run: Callable[..., Any], roots: Sequence[Any], *args: Any, accumulate_grad: bool = True
@@ -156,7 +171,6 @@ class Rounds:
             with torch_common.patch(torch.optim.Optimizer, "__init__", making):
                 yield
         finally:
-            self._quiet.close()
             for handle in handles:
                 handle.remove()
 
@@ -191,11 +205,7 @@ class Rounds:
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer has a parameter on the target."""
-        return any(
-            isinstance(parameter, torch_common.FakeTensor)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        return any(isinstance(parameter, torch_common.FakeTensor) for parameter in _parameters(optimizer))
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 
@@ -223,7 +233,9 @@ class Rounds:
 
     def _start(self) -> None:
         self._begin()
-        self._log.levels = Levels(self._log.live, self._log.memory)
+        self._log.levels = Levels(self._log.live)
+        if self._log.memory is not None:
+            self._log.memory.clear_highest()
         self._backwards = 0
 
     def finish(self) -> None:
@@ -238,12 +250,11 @@ class Rounds:
 
     def _record(self) -> Round:
         log, levels = self._log, self._log.levels
-        on_card = log.memory is not None
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
             requested_bytes=levels.requested,
-            allocated_bytes=levels.allocated if on_card else None,
-            reserved_bytes=levels.reserved if on_card else None,
+            allocated_bytes=log.memory.highest_allocated if log.memory else None,
+            reserved_bytes=log.memory.highest_reserved if log.memory else None,
             phase=levels.phase,
             place=levels.place,
             operators=len(log.ops),
@@ -274,6 +285,10 @@ class Rounds:
 
     def _keep(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         self._log.relabel(tensor, kind, name, over=_NOT_YET_NAMED[kind])
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {
