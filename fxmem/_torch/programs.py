@@ -21,6 +21,13 @@ from fxmem._torch.common import FakeTensor, patch
 LOADER_ITERATOR: Final[Any] = dataloader._BaseDataLoaderIter
 """The iterator of a `DataLoader` in this process; its `__next__` hands out a batch (since 1.2)."""
 
+_data: Any = torch.Tensor.data
+_grad: Any = torch.Tensor.grad
+SET_DATA: Final[Any] = _data.__set__
+GET_DATA: Final[Any] = _data.__get__
+GET_GRAD: Final[Any] = _grad.__get__
+"""What a mode of torch functions sees where a program writes or reads these attributes (since 1.13)."""
+
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Give `tensor` the contents of `other` under its own identity, on either side of the border to FakeTensors.
@@ -126,4 +133,4 @@ def begin_fake_group(init_process_group: Callable[..., Any]) -> None:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # type: ignore[no-untyped-call]
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

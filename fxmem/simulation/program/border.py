@@ -62,12 +62,12 @@ class Border:
         dtype = kwargs.get("dtype")
         if dtype is not None:
             return bool(dtype.is_floating_point or dtype.is_complex)
-        tensors = list(torch_common.tensors_in(args))
+        tensors = list(torch_common.iterate_tensors(args))
         return not tensors or any(tensor.is_floating_point() for tensor in tensors)
 
     def to_host(self, fake: torch.Tensor) -> torch.Tensor:
         """The real tensor that the program gets when it looks at a fake one: its known values, else zeros."""
-        known = known_values.known(fake)
+        known = known_values.find_value(fake)
         with torch_common.no_modes(), torch_common.pause_observers():
             return torch.zeros(tuple(fake.shape), dtype=fake.dtype) if known is None else known.clone()
 
@@ -82,15 +82,15 @@ class Border:
             if not any(_is_host_fake(each) for each in result):
                 return result
             return type(result)(self.bring_back(each, args) for each in result)
-        if not _is_host_fake(result) or not any(map(_is_card_fake, torch_common.tensors_in(args))):
+        if not _is_host_fake(result) or not any(map(_is_card_fake, torch_common.iterate_tensors(args))):
             return result
         with torch_common.no_modes():
             real = torch.empty_strided(tuple(result.shape), result.stride(), dtype=result.dtype)
-            known = known_values.known(result)
+            known = known_values.find_value(result)
             return real.zero_() if known is None else real.copy_(known)
 
 
-class CardMode(torch_common.FakeTensorMode):
+class CardMode(torch_common.FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode that runs what has nothing to do with the card for real.
 
     Being one matters: torch asks for one on the stack before it initialises CUDA.
@@ -111,9 +111,7 @@ class CardMode(torch_common.FakeTensorMode):
         self._inside -= 1
         super().__exit__(*error)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._inside <= 1 and not self._border.is_targets(func, types, args, kwargs):
             return func(*args, **kwargs)

@@ -67,7 +67,7 @@ class CardMemory:
         waiting, self._waiting = iter(self._waiting), []
         own: dict[str, int] = {}
         try:
-            for event in () if hidden is None else hidden.with_workspaces(self._asked).events:
+            for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
                 if event.action == "output":
                     self._take(next(waiting, None))
                 elif event.action == "free":

@@ -135,8 +135,10 @@ def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
 
 def _quiet(stream: Stream, capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
-    silent = ("init", "_lazy_init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect")
-    silent = (*silent, "set_stream", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep")
+    silent = (
+        *("init", "_lazy_init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect"),
+        *("set_stream", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep"),
+    )
     return {
         **dict.fromkeys(silent, _nothing),
         **dict.fromkeys(("Stream", "ExternalStream"), Stream),

@@ -209,4 +209,4 @@ def _to_card(value: Any) -> Any:
 
 
 def _has_fake(value: Any) -> bool:
-    return any(isinstance(each, torch_common.FakeTensor) for each in torch_common.tensors_in(value))
+    return any(isinstance(each, torch_common.FakeTensor) for each in torch_common.iterate_tensors(value))

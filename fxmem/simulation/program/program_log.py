@@ -57,22 +57,22 @@ class ProgramLog(StepLog):
         self.levels.watch(self)
         return index
 
-    def _gone(self, watch: weakref.ref[Any]) -> None:
-        super()._gone(watch)
+    def _on_death(self, watch: weakref.ref[Any]) -> None:
+        super()._on_death(watch)
         if self._open:
             index: int = watch.index  # type: ignore[attr-defined]
             self.live -= self.nbytes[index]
             if self.memory is not None:
                 self.memory.free(index)
 
-    def _index_of(self, tensor: torch.Tensor) -> int | None:
+    def _note_storage(self, tensor: torch.Tensor) -> int | None:
         # Real tensors are the host's, also where the target is a CPU.
-        return super()._index_of(tensor) if isinstance(tensor, torch_common.FakeTensor) else None
+        return super()._note_storage(tensor) if isinstance(tensor, torch_common.FakeTensor) else None
 
     def relabel(self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = None) -> None:
         """Set kind and name of a tensor's storages: of any, or of those that have one of the kinds `over`."""
         for path, part in torch_wrappers.named_parts(tensor):
-            index = self._index_of(part)
+            index = self._note_storage(part)
             if index is not None and (over is None or self.kind[index] in over):
                 self.kind[index], self.name[index] = kind, f"{name}.{path}".rstrip(".")
 

@@ -22,7 +22,7 @@ _UNSCALE: Final[Any] = aten._amp_foreach_non_finite_check_and_unscale_.default
 """Writes in place and allocates nothing. All numbers are taken to be finite, so that `found_inf` stays what it was."""
 
 
-class ProgramRecorder(OpRecorder):
+class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     """An `OpRecorder` that leaves the host's operators alone.
 
     Args:
@@ -95,7 +95,7 @@ def _nonzero(log: StepLog, tensor: torch.Tensor) -> tuple[Any, str]:
 
 
 def _masked_select(log: StepLog, tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
-    count = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    count = tensor.expand(torch.broadcast_shapes(tensor.shape, mask.shape)).numel()  # type: ignore[no-untyped-call]
     return torch.empty(count, dtype=tensor.dtype, device=tensor.device), "masked_select: every element"
 
 

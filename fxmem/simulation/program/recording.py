@@ -13,6 +13,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces.collector import Seen
+from fxmem.records.names import Mode
 from fxmem.records.profile import Phase, Profile, Program, Step, Target
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
@@ -223,8 +224,13 @@ class ProgramRecording(Recording):
         with torch_common.no_modes(), torch_common.pause_observers():
             names = "+".join(self.rounds.stepped_names) or None
             trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)
-            mode = "train" if trains else "infer"
+            mode: Mode = "train" if trains else "infer"
             step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
+                mode="train" if trains else "infer",
+                optimizer=names,
+                loss="the program's own" if trains else None,
+                precision=None,
+            )
             optimizer = next(iter(self.rounds.optimizers), None)
             run = FakeRun(
                 name=self.name,

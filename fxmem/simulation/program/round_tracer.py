@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.roots import Roots, has_target_tensors
@@ -50,9 +51,9 @@ class RoundTracer(ProgramTracer):
         self._on_module_call = on_module_call
         self._on_gradient = on_gradient
         super().__init__(ProgramRoot(), log, **further)
-        self.again()
+        self.restart()
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """Begin the graph of another round."""
         self.root = ProgramRoot()
         for module, name in self._roots:
@@ -128,12 +129,12 @@ class RoundTracer(ProgramTracer):
         return result
 
 
-_BETWEEN: Final = frozenset({torch.Tensor.grad.__get__, torch.Tensor.data.__get__})
+_BETWEEN: Final = frozenset({torch_programs.GET_GRAD, torch_programs.GET_DATA})
 """Reads that are no computation of the program's own, outside its modules: of what is not a call's result."""
 
 
 def _names_card(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call says where its result is to be, and that is no host: `torch.zeros(3, device="cuda")`, `x.to(0)`."""
+    """Whether a call says that its result is to be on a card: `torch.zeros(3, device="cuda")`, `x.to(0)`."""
     if function is torch.Tensor.cuda:
         return True
     where = kwargs.get("device")

@@ -278,10 +278,10 @@ class Rounds:
             for path, buffer in module.named_buffers():
                 self._keep(buffer, Kind.BUFFER, f"{root}.{path}")
         for optimizer in list(self.optimizers):
-            for parameter, state in optimizer.state.items():
+            for stepped, state in optimizer.state.items():
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, torch.Tensor):
-                        self._keep(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}".lstrip("."))
+                        self._keep(value, Kind.OPTIMIZER_STATE, f"{names.get(id(stepped), '')}.{key}".lstrip("."))
 
     def _keep(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         self._log.relabel(tensor, kind, name, over=_NOT_YET_NAMED[kind])

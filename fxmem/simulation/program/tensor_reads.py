@@ -46,7 +46,7 @@ class TensorReads:
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
-        self._answers[Tensor.data.__set__] = _set_data
+        self._answers[torch_programs.SET_DATA] = _set_data
         if device.type == "cuda":
             self._answers |= _ON_CARD
 
@@ -59,7 +59,7 @@ class TensorReads:
 
     def _number(self, tensor: Tensor) -> tuple[Any, bool]:
         """The number of a tensor of one element, and whether it is known."""
-        known = known_values.known(tensor)
+        known = known_values.find_value(tensor)
         if known is not None:
             return known.item(), True
         constant = tensor.constant if isinstance(tensor, torch_common.FakeTensor) else None
@@ -77,7 +77,7 @@ class TensorReads:
         return int(number)
 
     def _truth(self, tensor: Tensor) -> bool:
-        known = known_values.known(tensor)
+        known = known_values.find_value(tensor)
         if known is not None:
             return bool(known)
         before = self._notes.total
@@ -136,7 +136,7 @@ def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
 def _set_data(tensor: Tensor, value: Tensor) -> None:
     fakes = [isinstance(each, torch_common.FakeTensor) for each in (tensor, value)]
     if fakes[0] == fakes[1]:
-        Tensor.data.__set__(tensor, value)
+        torch_programs.SET_DATA(tensor, value)
     else:
         torch_programs.become(tensor, value)
 
