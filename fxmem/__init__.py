@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.simulation.analysis import Analysis, analyze
     from fxmem.simulation.kernel_settings import KernelSettings
-    from fxmem.simulation.program.recorded_program import RecordedProgram, record
+    from fxmem.simulation.program import RecordedProgram, record
     from fxmem.validation.validate import validate
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
@@ -54,8 +54,8 @@ _HOMES = {
     "analyze": "fxmem.simulation.analysis",
     "KernelSettings": "fxmem.simulation.kernel_settings",
     "Plan": "fxmem.records.plan",
-    "RecordedProgram": "fxmem.simulation.program.recorded_program",
-    "record": "fxmem.simulation.program.recorded_program",
+    "RecordedProgram": "fxmem.simulation.program",
+    "record": "fxmem.simulation.program",
     "advise": "fxmem.whatif.advice",
     "by_layer": "fxmem.memory.by_layer",
     "by_line": "fxmem.memory.by_line",

@@ -243,8 +243,9 @@ def route_engine(
     queue_callback: Callable[[Callable[[], None]], bool],
     takes: Callable[[Any], bool] = lambda roots: True,
 ) -> Iterator[None]:
-    """Send `Tensor.backward`, `torch.autograd.backward` and `.grad` on this thread to another engine, if it takes the
-    roots.
+    """Send every backward on this thread to another engine, if it takes the roots.
+
+    These are `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad`.
 
     All three call `torch.autograd._engine_run_backward(roots, grads, retain_graph, create_graph, inputs,
     allow_unreachable, accumulate_grad)` (since 2.2). `torch._C._current_graph_task_id` is how

@@ -30,11 +30,11 @@ GET_GRAD: Final[Any] = _grad.__get__
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Give `tensor` the contents of `other` under its own identity, on either side of the border to FakeTensors.
+    """Give `tensor` the contents of `other` under its own identity.
 
-    What `tensor.data = other` does where both are of one kind: optimizers, tied weights and names that held the tensor
-    before still hold it (`torch._C._swap_tensor_impl`, since 2.2, as `torch.utils.swap_tensors` uses it). `other` is
-    used up. Attributes that the program gave the tensor stay with it.
+    Either may be fake. What `tensor.data = other` does where both are of one kind: optimizers, tied weights and names
+    that held the tensor before still hold it (`torch._C._swap_tensor_impl`, since 2.2, as `torch.utils.swap_tensors`
+    uses it). `other` is used up. Attributes that the program gave the tensor stay with it.
     """
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     needs_gradient, before = tensor.requires_grad, dict(vars(tensor)) if not isinstance(tensor, FakeTensor) else {}
@@ -57,7 +57,9 @@ def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
     def swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if type(t1) is FakeTensor and type(t2) is FakeTensor:
+            own = {name: value for name, value in vars(t1).items() if name not in vars(t2) and name[0] != "_"}
             original(t1, t2)
+            vars(t1).update(own)
         elif isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor) or type(t1) is not type(t2):
             become(t1, t2)
         else:
@@ -65,6 +67,13 @@ def moving(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
                 t1.data = t2.detach()
 
     return swap
+
+
+@contextlib.contextmanager
+def observe_moves(make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace `Module._apply`, in which `Module.to` and its kind end (since 0.1), by `make(original)`."""
+    with patch(torch.nn.Module, "_apply", make):
+        yield
 
 
 @contextlib.contextmanager
@@ -85,10 +94,10 @@ def parameters_keep_identity() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fakes_are_foreach_tensors() -> Iterator[None]:
-    """Let torch choose the form of optimizers and of `clip_grad_norm_` for fakes as for plain tensors.
+    """Let torch choose the form of optimizers for fakes as for plain tensors.
 
-    It compares types with the lists `_foreach_supported_types` (torch/optim/optimizer.py and
-    torch/utils/_foreach_utils.py, since 2.0).
+    That of `clip_grad_norm_`, too. It compares types with the lists `_foreach_supported_types`
+    (torch/optim/optimizer.py and torch/utils/_foreach_utils.py, since 2.0).
     """
     lists: list[list[Any]] = [_OPTIMIZER_TYPES, _UTILITY_TYPES]
     for types in lists:
@@ -105,8 +114,11 @@ _LOADER_SETTINGS: Final = ("pin_memory", "num_workers", "prefetch_factor", "pers
 
 @contextlib.contextmanager
 def loaders_at_home(*, workers: bool) -> Iterator[None]:
-    """Let data loaders pin no memory, which asks the driver, and without `workers` load in this process: others could
-    not be given fakes (`DataLoader._get_iterator`, since 1.7)."""
+    """Let data loaders pin no memory, which asks the driver.
+
+    Without `workers` they load in this process: others could not be given fakes (`DataLoader._get_iterator`, since
+    1.7).
+    """
 
     def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def get_iterator(self: Any) -> Any:

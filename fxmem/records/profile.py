@@ -42,7 +42,7 @@ __all__ = [
     "PhaseSpan",
     "ProcessBytes",
     "Profile",
-    "Program",
+    "ProgramRun",
     "RecomputedOp",
     "RecomputedRegion",
     "Record",
@@ -373,8 +373,8 @@ class MadeUp(Record):
     count: int
 
 
-class Program(Record):
-    """A program that was run as it is on a pretended card, and the rounds it went through."""
+class ProgramRun(Record):
+    """A program that was run as it is on a pretended card."""
 
     ending: str
     """How the run ended, in words."""
@@ -405,7 +405,7 @@ class Step(Record):
     """Micro-batches to one optimizer step; the step modelled is the last of them."""
     prefetch: int = 0
     """Further batches like the inputs that wait on the target throughout."""
-    program: Program | None = None
+    program: ProgramRun | None = None
     """Where the step is a round of a recorded program; None for a step of a model and its inputs."""
 
 

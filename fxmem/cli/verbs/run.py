@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fxmem.cli.options import REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_output, write_report
@@ -12,9 +12,6 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import say
 from fxmem.cli.step import require_torch
 from fxmem.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -61,7 +58,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             raise UsageError(f"expected {name} of at least 1, got {value}")
     card = catalogue.target(options.target)
     require_torch()
-    from fxmem.simulation.program.launcher import Launch, launch
+    from fxmem.simulation.program import Launch, launch
 
     launched = launch(
         Launch(options.program, tuple(options.arguments), options.m),
@@ -72,7 +69,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
     recorded = launched.recorded
     text = write_report(options, recorded.report(), recorded.timeline)
-    if launched.out_of_memory:
+    if recorded.shortage:
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
         return 4, text
     decided = [each for each in recorded.made_up if each.kind == "decided"]

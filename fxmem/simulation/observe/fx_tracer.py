@@ -146,7 +146,7 @@ class ProgramTracer(torch.fx.Tracer):
         """Arguments that the graph can only name, not contain; a graph with any cannot be run."""
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that neither a call nor the root made is an input, and not a constant."""
+        """Whether a tensor that no call made is an input, and not a constant."""
         return False
 
     # --- running ------------------------------------------------------------------------------------------------------

@@ -47,8 +47,11 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 
 def program_place(frame: types.FrameType | None) -> str:
-    """`file:line` of the innermost of a frame and its callers in no installed package, where a program's author looks
-    first; of an installed package where there is none; empty where all is torch's or ours."""
+    """Find `file:line` of the program's own code, where its author looks first.
+
+    The innermost of a frame and its callers in no installed package; in one where there is no other; empty where all is
+    torch's or ours.
+    """
     found = user_frame(frame)
     own = found
     while own is not None and _is_installed(own.f_code.co_filename):

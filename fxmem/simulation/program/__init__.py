@@ -1,1 +1,9 @@
 """A program of the user's own, untouched, on a card that is pretended: any code as a step, its rounds found."""
+
+from __future__ import annotations
+
+from fxmem.simulation.program.launcher import Launch, LaunchResult, launch
+from fxmem.simulation.program.program_run import MAX_OPERATORS
+from fxmem.simulation.program.recorded_program import RecordedProgram, record
+
+__all__ = ["MAX_OPERATORS", "Launch", "LaunchResult", "RecordedProgram", "launch", "record"]

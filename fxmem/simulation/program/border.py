@@ -1,4 +1,4 @@
-"""Which operators of a program run on the pretended card, and what crosses between it and the host.
+"""Which operators run on the pretended card, and what comes back to the host.
 
 The host is real: data sets, tokenizers, samplers, seeds and every tensor on the CPU have their values. On the card are
 FakeTensors. An operator is the card's if one of its tensors is fake, or if it is told to make one there. A tensor that
@@ -77,7 +77,7 @@ class Border:
             real.detach().copy_(self.to_host(fake).expand(real.shape))
 
     def bring_back(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """The result of an operator on the card, with what is on the host made real: `x.cpu()`."""
+        """Make real what an operator on the card returned on the host: `x.cpu()`."""
         if isinstance(result, (list, tuple)):
             if not any(_is_host_fake(each) for each in result):
                 return result

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from fxmem.hardware.workspaces.cudnn_client import conv_workspaces
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenMemory
+from fxmem.hardware.workspaces import ConvSignature, HiddenMemory, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
@@ -47,8 +46,8 @@ class CardMemory:
         """Let the highest levels begin anew at what is there now."""
         self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
-    def ask_for(self, storage: int, nbytes: int) -> None:
-        """Note that the operator that runs allocates a storage, in its turn among what its kernel has for itself."""
+    def request(self, storage: int, nbytes: int) -> None:
+        """Note an allocation of the operator that runs, which takes its turn among its kernel's buffers."""
         self._waiting.append((storage, nbytes))
 
     def free(self, storage: int) -> None:
@@ -59,12 +58,13 @@ class CardMemory:
             self._allocator.free(address)
 
     def run_operator(self, hidden: HiddenMemory | None = None) -> None:
-        """Allocate what an operator has asked for, and allocate and free what its kernel has for itself.
+        """Allocate what an operator has requested, and pass through what its kernel has for itself.
 
         A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once. Raises
         `torch.cuda.OutOfMemoryError` as the card does.
         """
-        waiting, self._waiting = iter(self._waiting), []
+        requested, self._waiting = self._waiting, []
+        waiting = iter(requested)
         own: dict[str, int] = {}
         try:
             for event in () if hidden is None else hidden.fill_workspaces(self._asked).events:
@@ -76,6 +76,10 @@ class CardMemory:
                     own[event.name] = self._malloc(event.nbytes)
             for request in waiting:
                 self._take(request)
+        except torch.cuda.OutOfMemoryError:
+            for storage in (storage for storage, _ in requested if storage in self._address):
+                self._allocator.free(self._address.pop(storage))
+            raise
         finally:
             for address in own.values():
                 self._allocator.free(address)

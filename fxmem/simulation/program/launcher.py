@@ -15,8 +15,8 @@ import torch
 import fxmem
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
+from fxmem.simulation.program.program_run import Enough
 from fxmem.simulation.program.recorded_program import RecordedProgram, record
-from fxmem.simulation.program.recording import Enough
 from fxmem.simulation.program.rounds import FinishedRound
 
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
@@ -44,8 +44,6 @@ class LaunchResult:
     recorded: RecordedProgram
     raised: bool
     """Whether it ended with an error of its own."""
-    out_of_memory: bool
-    """Whether the error was that the card had no more memory."""
 
 
 def launch(
@@ -63,7 +61,7 @@ def launch(
     """
     if not program.is_module and not os.path.isfile(program.program):
         raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
-    raised = ran_out = False
+    raised = False
     with (
         record(
             target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
@@ -81,10 +79,12 @@ def launch(
             recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
             raised = leaving.code not in (None, 0)
         except Exception as error:
-            raised, ran_out = True, isinstance(error, torch.cuda.OutOfMemoryError)
+            raised = True
             _print_traceback(error)
-            recorded.ending = f"raised {type(error).__name__}: {one_line(error)}"
-    return LaunchResult(recorded, raised, ran_out)
+            recorded.ending = f"raised {one_line(error)}"
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                recorded.note_shortage(error)
+    return LaunchResult(recorded, raised)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from fxmem.simulation.observe.source_lines import program_place
 from fxmem.simulation.program.card_memory import CardMemory
 
 
-class Levels:
+class HighWater:
     """The most bytes alive since they were last cleared, and where the program was then."""
 
     def __init__(self, requested: int) -> None:
@@ -45,22 +45,30 @@ class ProgramLog(StepLog):
         self.memory = memory
         self.live = 0
         """Bytes requested and not freed."""
-        self.levels = Levels(0)
+        self.high_water = HighWater(0)
         super().__init__(device)
 
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Log the allocation of a storage; its index."""
         if self.memory is not None:
-            self.memory.ask_for(len(self.nbytes), nbytes)
+            self.memory.request(len(self.nbytes), nbytes)
         index = super().enter(storage, nbytes, shape, dtype)
         self.live += nbytes
-        self.levels.watch(self)
+        self.high_water.watch(self)
         return index
 
+    def discard(self, first: int) -> None:
+        """Forget the storages from this one on: the card had no memory for them."""
+        for index in range(first, len(self.nbytes)):
+            if self.death[index] is None:
+                self.birth[index] = self.death[index] = 0
+                self.live -= self.nbytes[index]
+        self._watched = {address: watch for address, watch in self._watched.items() if watch.index < first}
+
     def _on_death(self, watch: weakref.ref[Any]) -> None:
-        super()._on_death(watch)
-        if self._open:
-            index: int = watch.index  # type: ignore[attr-defined]
+        index: int = watch.index  # type: ignore[attr-defined]
+        if self._open and self.death[index] is None:
+            super()._on_death(watch)
             self.live -= self.nbytes[index]
             if self.memory is not None:
                 self.memory.free(index)

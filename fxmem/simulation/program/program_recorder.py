@@ -1,4 +1,4 @@
-"""Runs the operators of a program that are the target's, and answers where Python asks them for values they lack."""
+"""Runs a program's operators on the target, and answers where they need values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.program.program_log import ProgramLog
 
 aten = torch.ops.aten
 
@@ -31,6 +32,8 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         memory: the card's; None for the CPU.
         further: those of `OpRecorder`.
     """
+
+    _log: ProgramLog
 
     def __init__(self, border: Border, notes: MadeUpNotes, memory: CardMemory | None, *further: Any) -> None:
         super().__init__(*further)
@@ -51,9 +54,14 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._border.write_to_host(args[1], args[0])
             return args[0]
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self._memory is not None:
-            self._memory.run_operator()
+        first = len(self._log.nbytes)
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if self._memory is not None:
+                self._memory.run_operator()
+        except torch.cuda.OutOfMemoryError:
+            self._log.discard(first)
+            raise
         if result is NotImplemented:
             return result
         if func is aten._to_copy.default and not isinstance(args[0], torch_common.FakeTensor):

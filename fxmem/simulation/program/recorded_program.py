@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
+
+import torch
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.profile import MadeUp, Profile, Program, Round, Target
+from fxmem.memory.allocator import complete_timeline
+from fxmem.records.profile import MadeUp, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
+from fxmem.simulation.observe.source_lines import innermost_user_line
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.program.recording import MAX_OPERATORS, Enough, ProgramRecording
+from fxmem.simulation.program.program_run import MAX_OPERATORS, Enough, ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.run import require_device
 
@@ -26,6 +31,17 @@ class RecordedProgram(ProfiledStep):
         self._recording = recording
         self.ending = "ran to its end"
         """How the program ended, in words."""
+        self.shortage = ""
+        """What the card had no memory for, where the program ended by that; else empty."""
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Bytes alive at every moment of the largest round; its peak says whether the program fits."""
+        timeline = complete_timeline(self.profile, os.environ)
+        if not self.shortage:
+            return timeline
+        peak = timeline.peak.model_copy(update={"fits": False, "shortage": self.shortage})
+        return timeline.model_copy(update={"peak": peak})
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -43,7 +59,7 @@ class RecordedProgram(ProfiledStep):
         return self._recording.notes.records()
 
     @property
-    def program(self) -> Program:
+    def program(self) -> ProgramRun:
         """The record of the whole run."""
         return self._recording.program(self.ending, self._largest()[0])
 
@@ -53,6 +69,13 @@ class RecordedProgram(ProfiledStep):
         profile = self._largest()[1]
         step = profile.step.model_copy(update={"program": self.program})
         return profile.model_copy(update={"step": step})
+
+    def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
+        """Note that the program ended because the card had no more memory."""
+        where = innermost_user_line(error)
+        asked = str(error).partition(". GPU")[0].removeprefix("CUDA out of memory. ")
+        self.ending = f"ran out of memory{f' at {where.place}' if where is not None else ''}"
+        self.shortage = f"It runs out{f' at {where.place}' if where is not None else ''}: {asked}"
 
     def _largest(self) -> tuple[int, Profile]:
         for number, each in reversed(list(enumerate(self._recording.rounds.finished, 1))):
@@ -75,7 +98,7 @@ def record(
     max_operators: int = MAX_OPERATORS,
     enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
 ) -> Iterator[RecordedProgram]:
-    """Run the code of the block as it is on a pretended card, and record its memory.
+    """Run a block of code on a pretended card, and record its memory.
 
     Inside, `torch.cuda` speaks of one card, the target. Tensors there have no values, all else is real: data, files,
     random numbers on the host. Optimizers end rounds; `torch.save` of what is on the card is kept in memory. Torch is
@@ -120,6 +143,9 @@ def record(
         try:
             with recording.environment():
                 yield recorded
+        except torch.cuda.OutOfMemoryError as error:
+            recorded.note_shortage(error)
+            raise
         except Enough:
             done = len(recording.rounds.finished)
             recorded.ending = f"stopped after step {done}" if done else f"stopped after {max_operators:,} operators"

@@ -16,7 +16,7 @@ _NOBODY_S_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "ne
 
 
 class Roots:
-    """The outermost modules of a program, which it moved to the card or called there, and all that is inside them."""
+    """The outermost modules of a program on the target, and all that is inside them."""
 
     def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -29,7 +29,7 @@ class Roots:
         if module not in self._paths:
             self._moved.add(module)
 
-    def path_of(self, module: torch.nn.Module) -> str | None:
+    def find_path(self, module: torch.nn.Module) -> str | None:
         """The path of a module from its root's name on; None for one that belongs to no root."""
         return self._paths.get(module)
 
@@ -54,7 +54,7 @@ class Roots:
 
     def _name(self, module: torch.nn.Module) -> None:
         self._moved.discard(module)
-        wanted, taken = _variable_of(module), set(self._names.values())
+        wanted, taken = _find_variable(module), set(self._names.values())
         name = next(each for each in _numbered(wanted) if each not in taken)
         self._names[module] = name
         for path, inner in module.named_modules():
@@ -64,7 +64,7 @@ class Roots:
 
 
 def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:
-    """Whether one of a module's parameters or buffers is fake, and on a device of this type."""
+    """Whether a module has fake parameters or buffers on such a device."""
     tensors = (tensor for found in (module.parameters(), module.buffers()) for tensor in found)
     return any(isinstance(each, torch_common.FakeTensor) and each.fake_device.type == device_type for each in tensors)
 
@@ -81,18 +81,18 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _variable_of(module: torch.nn.Module) -> str:
+def _find_variable(module: torch.nn.Module) -> str:
     """The variable or attribute that has a module, in the nearest frame of the program; else its class's name."""
     frame = user_frame(sys._getframe(2))
     while frame is not None:
-        found = _name_in(frame, module)
+        found = _find_name(frame, module)
         if found:
             return found
         frame = frame.f_back
     return type(module).__name__.lower()
 
 
-def _name_in(frame: types.FrameType, module: torch.nn.Module) -> str:
+def _find_name(frame: types.FrameType, module: torch.nn.Module) -> str:
     for scope in (frame.f_locals, frame.f_globals):
         for name, value in list(scope.items()):
             if value is module and name.isidentifier() and name not in _NOBODY_S_NAMES:

@@ -82,7 +82,7 @@ class RoundTracer(ProgramTracer):
         def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._inside or threading.get_ident() != self._thread or isinstance(module, torch.jit.ScriptModule):
                 return original(module, *args, **kwargs)
-            name = self._path_of(module, args, kwargs)
+            name = self._find_path(module, args, kwargs)
             if name is None:
                 return original(module, *args, **kwargs)
             if self._state in ("tracing", "after") and not self._writer.stack:
@@ -95,8 +95,8 @@ class RoundTracer(ProgramTracer):
 
         return call_module
 
-    def _path_of(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        path = self._roots.path_of(module)
+    def _find_path(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        path = self._roots.find_path(module)
         if path is not None:
             return path
         on_target = self._everything or has_fake(args) or has_fake(kwargs)
@@ -108,7 +108,7 @@ class RoundTracer(ProgramTracer):
         return path
 
     def _note_roots(self) -> None:
-        """Let the graph name the tensors of roots that came in the middle of the round."""
+        """Let the graph name the tensors of roots that have just come."""
         children = dict(self.root.named_children())
         for module, name in self._roots:
             if name not in children:

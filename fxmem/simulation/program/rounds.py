@@ -1,9 +1,9 @@
 """The rounds and phases of a program, found while it runs.
 
 A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
-micro-batches of one step. Without an optimizer, each backward ends one. What runs before the first call of a module is
-set-up. Within a round, forward lasts until a backward begins; what comes between a backward and the next forward
-(clipping, unscaling, averaging) is the optimizer's.
+micro-batches of one step. Without an optimizer, each call of a model after a backward begins one. What runs before the
+first call of a module is set-up. Within a round, forward lasts until a backward begins; what comes between a backward
+and the next forward (clipping, unscaling, averaging) is the optimizer's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
-from fxmem.simulation.program.program_log import Levels, ProgramLog
+from fxmem.simulation.program.program_log import HighWater, ProgramLog
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import RoundTracer
 
@@ -99,6 +99,8 @@ class Rounds:
             self._end_setup()
         if len(self._log.ops) > self._max_operators:
             raise Enough
+        if self._backwards and not self._in_step and not any(map(self._counts, list(self.optimizers))):
+            self._end_round()  # nothing steps: the program changes its parameters itself
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
@@ -116,7 +118,7 @@ class Rounds:
             self.tracer.resume()
 
     def _evaluates(self, module: torch.nn.Module) -> bool:
-        """Whether a call is an evaluation of what is trained, and not of a teacher or of a part that is frozen."""
+        """Whether a call evaluates what is trained: not a teacher, not a frozen part."""
         if torch.is_grad_enabled() or module.training or self._in_step:
             return False
         if module not in self._trained:
@@ -127,7 +129,7 @@ class Rounds:
     def run_backward(
         self, run: Callable[..., Any], roots: Sequence[Any], *args: Any, accumulate_grad: bool = True
     ) -> Any:
-        """Run a backward as its phase, unless it is part of another, or of a forward that asks for gradients."""
+        """Run a backward as its phase, unless it is part of another phase."""
         log = self._log
         if not accumulate_grad or log.phase is Phase.BACKWARD:
             return run(roots, *args, accumulate_grad)
@@ -145,12 +147,6 @@ class Rounds:
             log.set_phase(Phase.OPTIMIZER)
             log.resume_call(OPTIMIZER)
             self.tracer.pause()
-
-    def after_backward(self) -> None:
-        """A backward is over: a round's end in a program that steps no optimizer."""
-        if self._in_step or self._backwards < 2 or any(map(self._counts, list(self.optimizers))):
-            return
-        self._end_round()
 
     @contextlib.contextmanager
     def observe_optimizers(self) -> Iterator[None]:
@@ -233,7 +229,7 @@ class Rounds:
 
     def _start(self) -> None:
         self._begin()
-        self._log.levels = Levels(self._log.live)
+        self._log.high_water = HighWater(self._log.live)
         if self._log.memory is not None:
             self._log.memory.clear_highest()
         self._backwards = 0
@@ -249,14 +245,14 @@ class Rounds:
             self.finished.append(FinishedRound(record, Counter(), self._build()))
 
     def _record(self) -> Round:
-        log, levels = self._log, self._log.levels
+        log, high_water = self._log, self._log.high_water
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
-            requested_bytes=levels.requested,
+            requested_bytes=high_water.requested,
             allocated_bytes=log.memory.highest_allocated if log.memory else None,
             reserved_bytes=log.memory.highest_reserved if log.memory else None,
-            phase=levels.phase,
-            place=levels.place,
+            phase=high_water.phase,
+            place=high_water.place,
             operators=len(log.ops),
             phases=tuple(span.phase for span in spans),
         )

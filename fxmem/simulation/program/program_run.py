@@ -12,9 +12,9 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
-from fxmem.hardware.workspaces.collector import Seen
+from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import Mode
-from fxmem.records.profile import Phase, Profile, Program, Step, Target
+from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observers import FakeRun, Recording, calm_python, replacement
@@ -167,7 +167,7 @@ class ProgramRecording(Recording):
         on_card = self.memory is not None
         yield from self._checkpoints.patches()
         yield from loader_patches(self._border, on_card=on_card)
-        yield torch_common.patch(torch.nn.Module, "_apply", self._moving)
+        yield torch_programs.observe_moves(self._moving)
         yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
         if self.memory is not None and self.target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
@@ -226,11 +226,6 @@ class ProgramRecording(Recording):
             trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)
             mode: Mode = "train" if trains else "infer"
             step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
-                mode="train" if trains else "infer",
-                optimizer=names,
-                loss="the program's own" if trains else None,
-                precision=None,
-            )
             optimizer = next(iter(self.rounds.optimizers), None)
             run = FakeRun(
                 name=self.name,
@@ -245,10 +240,10 @@ class ProgramRecording(Recording):
             )
             return build_profile(run)
 
-    def program(self, ending: str, shown: int) -> Program:
+    def program(self, ending: str, shown: int) -> ProgramRun:
         """The record of the program, whose profile is of the round with this number."""
         rounds = self.rounds.finished
-        return Program(
+        return ProgramRun(
             ending=ending,
             setup=self.rounds.setup,
             rounds=tuple(each.record for each in rounds),

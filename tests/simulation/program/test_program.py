@@ -1,0 +1,425 @@
+"""Programs as they are, on a card that is not there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fxmem
+from fxmem._torch.common import FakeTensor
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.records.profile import Kind, Phase
+
+
+class Mlp(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return hidden
+
+
+class Conv(nn.Module):
+    """A convolution, its norm, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(32 * 16 * 16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+class Attention(nn.Module):
+    """An encoder layer, a tied embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(1000, 64), nn.Linear(64, 1000, bias=False)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(self.layer(self.embed(tokens)))
+        return logits
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, steps: int = 10) -> None:
+    """The step that `fxmem.analyze` runs, as a script would write it."""
+
+    def step() -> None:
+        out = model(x)
+        loss = out.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(steps):
+        step()
+
+
+TEMPLATES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], str]] = {
+    "mlp": (Mlp, lambda: torch.randn(64, 256), "adamw"),
+    "mlp with sgd": (Mlp, lambda: torch.randn(64, 256), "sgd"),
+    "convolution": (Conv, lambda: torch.randn(8, 3, 16, 16), "adamw"),
+    "attention": (Attention, lambda: torch.randint(0, 1000, (4, 128)), "adam"),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("target", ["h100", "rtx3090"])
+def test_a_step_recorded_is_the_step_analysed(name: str, target: str) -> None:
+    build, batch, optimizer = TEMPLATES[name]
+    analysed = fxmem.analyze(build(), batch(), optimizer=optimizer, target=target).peak
+    with fxmem.record(target, steps=3) as recorded:
+        model = build()
+        made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+        stepping = made(model.parameters())
+        model.to("cuda")  # after the optimizer has its parameters
+        training(model, stepping, batch().cuda())
+    peak = recorded.peak
+    assert (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes) == (
+        analysed.requested_bytes,
+        analysed.allocated_bytes,
+        analysed.reserved_bytes,
+    )
+    assert recorded.program.steady
+    assert recorded.ending == "stopped after step 3"
+    last = recorded.rounds[-1]
+    assert last.phases == (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    # The allocator that was driven live has a history of its own: what it could not split stays larger.
+    assert last.allocated_bytes is not None
+    assert last.allocated_bytes == pytest.approx(analysed.allocated_bytes, rel=0.01)
+
+
+def test_rounds_of_two_optimizers_with_evaluation_and_an_average() -> None:
+    with fxmem.record("h100", steps=3) as recorded:
+        generator, critic = Mlp().cuda(), nn.Linear(256, 1).cuda()
+        average = copy.deepcopy(generator)
+        for_generator, for_critic = torch.optim.Adam(generator.parameters()), torch.optim.SGD(critic.parameters())
+        while True:
+            noise = torch.randn(32, 256, device="cuda")
+            made = generator(noise)
+            loss = critic(made.detach()).mean()
+            for_critic.zero_grad()
+            loss.backward()
+            for_critic.step()
+            loss = critic(made).mean()
+            for_generator.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
+            for_generator.step()
+            generator.eval()
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), generator.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.1)
+                generator(noise)
+            generator.train()
+    forward, backward, optimizer = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
+    expected = (forward, Phase.EVALUATION, forward, backward, optimizer, forward, backward, optimizer)
+    assert recorded.rounds[-1].phases == expected
+    assert recorded.program.optimizers == ("SGD", "Adam")
+    names = {s.name for s in recorded.profile.storages if s.kind is Kind.PARAMETER}
+    assert {"generator.first.weight", "critic.weight", "average.first.weight"} <= names
+    assert {"generator", "critic"} <= set(recorded.profile.modules)
+    state = {s.name for s in recorded.profile.storages if s.kind is Kind.OPTIMIZER_STATE}
+    assert {"generator.first.weight.exp_avg", "generator.second.bias.exp_avg_sq"} <= state
+
+
+def test_micro_batches_make_one_round() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        model = Mlp().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        while True:
+            for _ in range(3):
+                model(torch.randn(16, 256).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    phases = recorded.rounds[-1].phases
+    assert phases[:-1] == (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) * 2 + (Phase.FORWARD, Phase.BACKWARD)
+    single = fxmem.analyze(Mlp(), torch.randn(16, 256)).profile
+    batch = 16 * 256 * 4  # moved to the card within the round, and saved by the first layer
+    assert recorded.profile.saved_bytes == single.saved_bytes + batch  # of one forward, not of three
+
+
+def test_a_program_without_an_optimizer_ends_a_round_with_each_backward() -> None:
+    with fxmem.record("h100", steps=3) as recorded:
+        model = Mlp().cuda()
+        while True:
+            model(torch.randn(16, 256, device="cuda")).sum().backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+    assert len(recorded.rounds) == 3
+    assert recorded.program.steady
+
+
+def test_half_precision_with_a_scaler() -> None:
+    with fxmem.record("h100", steps=3) as recorded:
+        model = Mlp().cuda()
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+        scales = []
+        while True:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(torch.randn(16, 256).cuda()).float().sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+    assert scales == [65536.0, 65536.0]
+    assert not recorded.made_up
+
+
+def test_a_backward_of_part_of_the_graph_within_forward_belongs_to_it() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        critic = nn.Linear(8, 1).cuda()
+        optimizer = torch.optim.Adam(critic.parameters())
+        while True:
+            x = torch.randn(4, 8, device="cuda", requires_grad=True)
+            out = critic(x)
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            (out.mean() + slope.norm()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert recorded.rounds[-1].phases == (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+# --- what is made up --------------------------------------------------------------------------------------------------
+
+
+def test_numbers_read_back_are_listed_and_so_are_decisions_by_them() -> None:
+    with fxmem.record("h100") as recorded:
+        model = Mlp().cuda()
+        loss = model(torch.randn(4, 256).cuda()).sum()
+        total = loss.item() / 2
+        assert 1 / (total - total) == 1  # a made-up number never divides by zero
+        if total < 3:
+            loss.backward()
+        known = torch.arange(4, device="cuda").sum().item()
+        assert known == 6
+    kinds = [(each.kind, each.what) for each in recorded.made_up]
+    assert ("read", "float32") in kinds
+    assert ("decided", "lt 3") in kinds
+    assert all(Path(__file__).name in each.place for each in recorded.made_up)
+    assert "a decision by a made-up number: lt 3" in recorded.table()
+
+
+def test_shapes_that_hang_on_data_are_taken_at_their_largest() -> None:
+    with fxmem.record("h100") as recorded:
+        x = torch.randn(10, 4, device="cuda")
+        assert x[x > 0].shape == (40,)
+        assert torch.nonzero(x).shape == (40, 2)
+        assert x.masked_select(x > 0).shape == (40,)
+        assert torch.unique(x).shape == (40,)
+    assert {each.kind for each in recorded.made_up} == {"shape"}
+
+
+def test_labels_from_a_loader_keep_their_values_on_the_card() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8)), batch_size=4, pin_memory=True)
+    with fxmem.record("h100") as recorded:
+        _, labels = next(iter(loader))
+        labels = labels.to("cuda", non_blocking=True)
+        assert isinstance(labels, FakeTensor)
+        assert (labels == 3).sum().item() == 1
+        assert labels.cpu().tolist() == [0, 1, 2, 3]
+        torch.zeros(1, device="cuda")
+    assert not recorded.made_up
+
+
+def test_checkpoints_are_kept_in_memory(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    with fxmem.record("h100") as recorded:
+        model = Mlp().cuda()
+        torch.save({"model": model.state_dict(), "step": 3}, file)
+        found = torch.load(file)
+        model.load_state_dict(found["model"])
+        assert found["step"] == 3
+    assert not file.exists()
+    assert [each.kind for each in recorded.made_up] == ["file"]
+
+
+def test_what_is_not_on_the_card_is_real(tmp_path: Path) -> None:
+    file = tmp_path / "real.pt"
+    with fxmem.record("h100"):
+        on_host = torch.arange(4.0)
+        torch.save(on_host, file)
+        model = nn.Linear(4, 1)
+        model(on_host).sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[0.0, 1.0, 2.0, 3.0]]
+        model.cuda()
+        assert type(model.weight.grad) is FakeTensor
+    assert torch.load(file).tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# --- the card ---------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_keep_their_identity() -> None:
+    with fxmem.record("h100"):
+        model = Attention()
+        model.embed.weight.note = "mine"  # type: ignore[attr-defined]
+        before = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.to("cuda").half()
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+        assert model.out.weight is model.embed.weight is optimizer.param_groups[0]["params"][0]
+        assert model.embed.weight.note == "mine"  # type: ignore[attr-defined]
+        assert model.embed.weight.dtype is torch.float16
+        assert isinstance(model.embed.weight, nn.Parameter)
+        model.cpu()
+        assert not isinstance(model.embed.weight, FakeTensor)
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_torch_cuda_answers_with_the_prediction() -> None:
+    with fxmem.record("h100") as recorded:
+        assert torch.cuda.is_available()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        assert torch.cuda.memory_allocated() == 0
+        kept = torch.empty(1000, device="cuda")
+        assert torch.cuda.memory_allocated() == 4096
+        assert torch.cuda.memory_reserved() == 2 << 20
+        torch.empty(1 << 20, device="cuda")
+        assert torch.cuda.max_memory_allocated() == 4096 + (4 << 20)
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 4096
+        free, total = torch.cuda.mem_get_info()
+        assert total - free == torch.cuda.memory_reserved()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.synchronize()
+        assert "predicted by fxmem" in torch.cuda.memory_summary()
+        del kept
+    assert recorded.rounds[0].requested_bytes == 4000 + (4 << 20)
+
+
+def test_out_of_memory_is_raised_where_the_card_would_raise_it() -> None:
+    with fxmem.record("rtx3090") as recorded:
+        kept = [torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(10)]
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 4\.00 GiB"):
+            torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+        kept.append(torch.empty(1 << 20, device="cuda"))  # and the program may go on
+    assert recorded.peak.requested_bytes == (20 << 30) + (4 << 20)
+    with fxmem.record("rtx3090", out_of_memory="continue") as recorded:
+        kept = [torch.empty(4 << 30, dtype=torch.uint8, device="cuda") for _ in range(10)]
+    assert recorded.peak.requested_bytes == 40 << 30
+    assert recorded.peak.fits is False
+
+
+def test_torch_is_as_it_was_afterwards() -> None:
+    names = [
+        *(
+            (torch.cuda, name)
+            for name in ("is_available", "memory_allocated", "Stream", "_lazy_init", "manual_seed_all")
+        ),
+        *((torch, name) for name in ("save", "load", "Generator", "get_rng_state")),
+        *((nn.Module, name) for name in ("__call__", "_apply", "__setstate__")),
+        (nn.parallel, "DistributedDataParallel"),
+        (torch.optim.Optimizer, "__init__"),
+        (torch.autograd, "_engine_run_backward"),
+        (torch.accelerator, "current_accelerator"),
+        (torch.utils, "swap_tensors"),
+        (DataLoader, "_get_iterator"),
+    ]
+    before = [getattr(owner, name) for owner, name in names]
+    state, swaps = torch.get_rng_state(), torch.__future__.get_swap_module_params_on_conversion()
+
+    def interrupted() -> None:
+        with fxmem.record("h100"):
+            torch.manual_seed(7)
+            Mlp().cuda()(torch.randn(2, 256).cuda())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [getattr(owner, name) for owner, name in names] == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.__future__.get_swap_module_params_on_conversion() is swaps
+    assert type(torch.zeros(1)) is torch.Tensor
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    assert layer.weight.grad is not None
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_the_block_raises_passes_through() -> None:
+    def fail() -> None:
+        with fxmem.record("h100"):
+            torch.zeros(1, device="cuda")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_a_program_that_never_uses_the_card_is_told_so() -> None:
+    with fxmem.record("h100") as recorded:
+        torch.zeros(3)
+    with pytest.raises(AnalysisError, match=r"nothing ran on h100"):
+        _ = recorded.profile
+
+    def train() -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with fxmem.record("h100"):
+            for _ in range(100):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(AnalysisError, match="trains on the CPU"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 0}, "steps of at least 1"),
+        ({"out_of_memory": "ignore"}, "out_of_memory 'raise' or 'continue'"),
+        ({"target": "h1000"}, "h1000"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message), fxmem.record(**wrong):
+        pass
+
+
+def test_a_recording_within_another_is_refused() -> None:
+    with pytest.raises(UsageError, match="no analysis within another"), fxmem.record("h100"):
+        fxmem.analyze(Mlp(), torch.randn(2, 256))
+
+
+# --- the CPU as target ------------------------------------------------------------------------------------------------
+
+
+def test_a_program_for_the_cpu() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(64, 256), torch.arange(64) % 4), batch_size=16, num_workers=2)
+    with fxmem.record("cpu", steps=2) as recorded:
+        model = Mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert recorded.peak.allocated_bytes is None
+    assert len(recorded.rounds) == 2
+    assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
