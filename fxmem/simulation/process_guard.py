@@ -9,18 +9,18 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 
 @contextlib.contextmanager
-def process_unchanged() -> Iterator[None]:
+def process_unchanged(stdout: TextIO | None = None) -> Iterator[None]:
     """Restore afterwards what building a model or a batch may change.
 
     That is random states, default dtype and device, grad mode and `sys.path`.
     Random states are those of Python, NumPy (if it is imported) and torch, CUDA's only if CUDA is already in use.
-    Meanwhile standard output goes to standard error, because standard output carries the result.
+    Meanwhile standard output goes to `stdout`, by default to standard error: standard output carries the result.
     """
     path = list(sys.path)
     python_state = random.getstate()
@@ -30,7 +30,7 @@ def process_unchanged() -> Iterator[None]:
     default_dtype, default_device = torch.get_default_dtype(), torch.get_default_device()
     grad_enabled = torch.is_grad_enabled()
     try:
-        with torch.random.fork_rng(devices=devices), contextlib.redirect_stdout(sys.stderr):
+        with torch.random.fork_rng(devices=devices), contextlib.redirect_stdout(stdout or sys.stderr):
             yield
     finally:
         torch.set_grad_enabled(grad_enabled)

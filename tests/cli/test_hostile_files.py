@@ -401,6 +401,10 @@ ALLOWED = {
         "records/registry.py",
         "import_module",
     ): "strategies and exporters: modules of this package, or installed entry points",
+    **dict.fromkeys(
+        (("simulation/program/launcher.py", "runpy.run_path"), ("simulation/program/launcher.py", "runpy.run_module")),
+        "the program that the command line of `fxmem run` names",
+    ),
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
     ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",
     ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",

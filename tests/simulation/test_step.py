@@ -230,6 +230,7 @@ def test_the_record_of_a_step() -> None:
         "precision": None,
         "accumulate": 1,
         "prefetch": 0,
+        "program": None,
     }
 
 

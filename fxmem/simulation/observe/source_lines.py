@@ -60,6 +60,17 @@ def program_place(frame: types.FrameType | None) -> str:
     return "" if shown is None else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
 
 
+def error_place(error: BaseException) -> str:
+    """Find `file:line` of the program's own code that an error came from, as `program_place` does of a frame."""
+    places, trace = [""], error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith((*_NOT_THE_USERS, "<")) and not _is_installed(code.co_filename):
+            places.append(f"{package_path(code.co_filename)}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return places[-1]
+
+
 @functools.cache
 def _is_installed(file: str) -> bool:
     return package_path(file) != file or file.startswith(("<", _STANDARD))

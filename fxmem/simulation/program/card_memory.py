@@ -47,7 +47,7 @@ class CardMemory:
         self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
     def request(self, storage: int, nbytes: int) -> None:
-        """Note an allocation of the operator that runs, which takes its turn among its kernel's buffers."""
+        """Note an allocation of the operator that runs; its kernel's buffers may come first."""
         self._waiting.append((storage, nbytes))
 
     def free(self, storage: int) -> None:

@@ -67,6 +67,7 @@ def launch(
             target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
         ) as recorded,
         _as_main(program),
+        contextlib.redirect_stdout(sys.stderr),
     ):
         try:
             if program.is_module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -145,7 +146,7 @@ class ProgramRecording(Recording):
     def environment(self) -> Iterator[None]:
         """What the program runs inside; torch is as before afterwards. What the program raises passes through."""
         try:
-            with process_unchanged(), contextlib.ExitStack() as stack:
+            with process_unchanged(sys.stdout), contextlib.ExitStack() as stack:
                 stack.enter_context(self._emulate())
                 for patch in self._stand_ins():
                     stack.enter_context(patch)
@@ -217,6 +218,7 @@ class ProgramRecording(Recording):
     def _begin_round(self) -> None:
         gc.collect()
         self.begin()
+        self.log.results = {}  # of nodes of another graph
 
     def _build_profile(self) -> Profile:
         if self.memory is not None:

@@ -14,7 +14,7 @@ from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
 from fxmem.records.profile import MadeUp, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.observe.source_lines import innermost_user_line
+from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.program_run import MAX_OPERATORS, Enough, ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
@@ -72,10 +72,10 @@ class RecordedProgram(ProfiledStep):
 
     def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
         """Note that the program ended because the card had no more memory."""
-        where = innermost_user_line(error)
+        place = error_place(error)
+        at = f" at {place}" if place else ""
         asked = str(error).partition(". GPU")[0].removeprefix("CUDA out of memory. ")
-        self.ending = f"ran out of memory{f' at {where.place}' if where is not None else ''}"
-        self.shortage = f"It runs out{f' at {where.place}' if where is not None else ''}: {asked}"
+        self.ending, self.shortage = f"ran out of memory{at}", f"It runs out{at}: {asked}"
 
     def _largest(self) -> tuple[int, Profile]:
         for number, each in reversed(list(enumerate(self._recording.rounds.finished, 1))):
