@@ -15,6 +15,7 @@ from fxmem.hardware.workspaces import ConvSignature, HiddenMemory, conv_workspac
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
+from fxmem.simulation.kernel_settings import chosen_cudnn
 
 
 class CardMemory:
@@ -100,7 +101,7 @@ class CardMemory:
     def ask_cudnn(self) -> None:
         """Ask how much workspace the convolutions met so far take."""
         missing = [signature for signature in self._met if signature not in self._asked]
-        answers = conv_workspaces(missing, self._target, torch_version=torch.__version__)
+        answers = conv_workspaces(missing, self._target, torch_version=torch.__version__, library=chosen_cudnn())
         self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
 
     def stats(self) -> Stats:

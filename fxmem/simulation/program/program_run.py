@@ -134,7 +134,12 @@ class ProgramRecording(Recording):
             replacement=self._replacement,
             on_tensor_method=self._note_tensor_method,
         )
-        engine = _ProgramEngine(self.log, around=self.tracer.observe_backward_calls, unpacking=self._observe_unpack)
+        engine = _ProgramEngine(
+            self.log,
+            around=self.tracer.observe_backward_calls,
+            unpacking=self._observe_unpack,
+            newest_that_ran=lambda: self.recorder.newest_node,
+        )
         engine.rounds, engine.takes_all = self.rounds, self.memory is None
         self.engine = engine
         self.rounds.tracer = self.tracer
