@@ -37,6 +37,11 @@ def input_metadata(node: Any) -> list[Any]:
     return list(node._input_metadata)
 
 
+def saved_value(node: Any, name: str) -> Any:
+    """What a node in C++ has saved under this name of derivatives.yaml (`Node._saved_self` and its like, since 1.9)."""
+    return getattr(node, f"_saved_{name}")
+
+
 def is_accumulate_grad(node: Any) -> bool:
     """Whether a node is the sink that writes a leaf's `.grad`."""
     return type(node).__name__ == "AccumulateGrad"

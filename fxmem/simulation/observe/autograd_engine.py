@@ -24,9 +24,11 @@ from typing import Any, Final, Protocol
 import torch
 
 from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
 from fxmem.simulation.observe.graph_task import GraphTask, fit_gradient
 from fxmem.simulation.observe.leaf_gradients import accumulate_gradient
+from fxmem.simulation.observe.plain_formulas import FORMULAS
 from fxmem.simulation.observe.saved_tensors import SavedHandle, SavedTensors
 
 _ALLOCATE = frozenset({"SliceBackward0", "SelectBackward0", "DiagonalBackward0", "UnfoldBackward0"})
@@ -217,6 +219,9 @@ class AutogradEngine:
     def _call(self, node: Any, number: int, received: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             # A `CopySlices` calls the node of the op that wrote to the view, which may be the program's.
+            formula = FORMULAS.get(type(node).__name__)
+            if formula is not None and received[0] is not None and not torch_wrappers.is_transformed(received[0]):
+                return [formula(node, received[0])]
             with self._around() if type(node).__name__ == "CopySlices" else contextlib.nullcontext():
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]

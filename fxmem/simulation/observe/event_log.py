@@ -68,6 +68,7 @@ class StepLog:
         self.setting_up = True
         """Whether what is allocated now counts as there before the step."""
         self._watched: dict[int, _Watch] = {}
+        self._newest_before_node = 0
         self._open = True
         self._freed: list[int] | None = None
         self.nbytes: list[int] = []
@@ -344,9 +345,15 @@ class StepLog:
 
     def on_backward_node(self, sequence_number: int) -> None:
         """Log for the node whose gradient is computed next. In forward, as in a loss of gradients, the node stays."""
+        self._newest_before_node = len(self.nbytes)
         if self.phase is Phase.FORWARD:
             return
         self._node = self._sequence_node[bisect.bisect_right(self._sequence, sequence_number) - 1]
+
+    def is_of_backward_node(self, tensor: torch.Tensor) -> bool:
+        """Whether the node whose gradient is being computed has allocated this tensor."""
+        index = self.note_storage(tensor)
+        return index is not None and index >= self._newest_before_node
 
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node saves these tensors for backward."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
+from fxmem.simulation.observe.plain_formulas import IN_PLACE
 from fxmem.simulation.observe.source_lines import checking_frame
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
@@ -51,18 +52,6 @@ class OpFacts:
     """None where it computes and has no formula."""
     hidden: Any = None
     """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
-
-
-_IN_PLACE_IN_NODES: Final[dict[Any, Any]] = {
-    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
-    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
-    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
-    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
-}
-"""Ops that an autograd node in C++ runs out of place only because it sees tensor subclasses, on zeros of its own:
-`index_backward`, `index_select_backward_symint`, `value_selecting_reduction_backward`, `gather_backward`
-(torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor of
-the input's size where a fake one would have two."""
 
 
 class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
@@ -114,14 +103,20 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if torch_common.is_composite(func):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        if func in _IN_PLACE_IN_NODES and sys._getframe(1).f_code is NODE_CALL:
-            func = _IN_PLACE_IN_NODES[func]
+        if func in IN_PLACE and (caller := sys._getframe(1)).f_code is NODE_CALL:
+            func = self._choose_form(func, args[0], caller.f_locals["node"])
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
         result, replay = self._run_or_replay(func, args, kwargs)
         if not self._log.setting_up:
             self._note_op(func, args, kwargs, result, replay, begin)
         return result
+
+    def _choose_form(self, func: Any, target: torch.Tensor, node: Any) -> Any:
+        """The op as an autograd node runs it on plain tensors, maybe in place."""
+        in_place, nodes = IN_PLACE[func]
+        own = type(node).__name__ in nodes and not torch.is_grad_enabled() and self._log.is_of_backward_node(target)
+        return in_place if own or not nodes else func
 
     def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""

@@ -94,3 +94,40 @@ def test_where_layouts_differ_batch_norm_makes_it_once() -> None:
     found = validate(Mixed(nn.Linear(16, 16), nn.BatchNorm2d(32)), torch.ones(16, 32, 16, 16))
     assert Kind.WORKSPACE not in found.predicted.by_kind
     assert abs(found.comparisons[0].error) < 1e-4
+
+
+class Formula(nn.Module):
+    """A layer, and what autograd differentiates by another formula where it sees a subclass."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+        self.register_buffer("target", torch.rand(512, 64, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x), self.target)
+
+
+bce = nn.functional.binary_cross_entropy_with_logits
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, t: bce(y, t),
+        lambda y, t: bce(y, t, weight=t),
+        lambda y, t: bce(y, t, weight=t, pos_weight=t[0]),
+        lambda y, t: (y + 9).prod(1),
+        lambda y, t: (y + 9).prod(0, keepdim=True) * y,
+        lambda y, t: (y * 0.01 + 1).prod(),
+        lambda y, t: y.take((t.flatten() * 9).long()),
+        lambda y, t: y.max(),
+        lambda y, t: y.median() * y,
+        lambda y, t: y.clamp(t - 1, t),
+        lambda y, t: y.clamp(y * 2, y + 1),
+    ],
+)
+def test_formulas_of_plain_tensors(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    found = validate(Formula(function), torch.ones(512, 64), optimizer=None)
+    peak = next(c for c in found.comparisons if c.quantity is Quantity.REQUESTED_WITHOUT_SCRATCH)
+    assert abs(peak.predicted_bytes - peak.measured_bytes) <= 16
