@@ -14,7 +14,7 @@ from typing import Any
 
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces import attention
-from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvSettings, convolution_memory
+from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvolutionMemory, ConvSettings, convolution_memory
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
@@ -101,7 +101,9 @@ class Collector:
         )
         if key not in self._known:
             self._known[key] = self._find_hidden(short, name, args, result)
-        return Seen(name, multiplies, multiplies and uses_cublaslt(name, args, self._environ), self._known[key])
+        memory = self._known[key]
+        multiplies |= isinstance(memory, ConvolutionMemory) and memory.backend.startswith("Slow")
+        return Seen(name, multiplies, uses_cublas(name) and uses_cublaslt(name, args, self._environ), memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase) -> None:
         """Op `index` of the step was a call that hides this."""

@@ -288,6 +288,13 @@ def _forward(
             *_copy_events("dense weight", weight, _CONTIGUOUS),
             output("result"),
         )
+    elif backend is ConvBackend.SLOW_2D and window.groups == 1:
+        events += (
+            *_copy_events("dense input", source, _CONTIGUOUS),
+            *_copy_events("dense weight", weight, _CONTIGUOUS),
+            output("result"),
+            *(_columns(source, weight, window) if _is_more_than_a_product(weight, window) else ()),
+        )
     else:
         events += (output("result"), *_native_scratch(backend))
     return ConvolutionMemory(events=events, source=_SOURCE, backend=backend)
@@ -326,6 +333,15 @@ def _backward(
             *_copy_events("dense grad_output", grad, _CONTIGUOUS),
             *_copy_events("dense input", source, _CONTIGUOUS),
             *grads,
+        )
+    elif backend is ConvBackend.SLOW_2D and window.groups == 1:
+        events += (
+            *_copy_events("dense grad_output", grad, _CONTIGUOUS),
+            *_copy_events("dense input", source, _CONTIGUOUS),
+            *_copy_events("dense weight", weight, _CONTIGUOUS),
+            *grads[:1],
+            *_columns(source, weight, window),
+            *grads[1:],
         )
     else:
         events += (*grads, *_native_scratch(backend))
@@ -449,6 +465,18 @@ def _format(first: TensorLayout, second: TensorLayout) -> MemoryFormat:
 
 def _copy_events(name: str, tensor: TensorLayout, wanted: MemoryFormat) -> tuple[HiddenEvent, ...]:
     return () if tensor.is_contiguous(wanted) else (alloc(name, tensor.nbytes),)
+
+
+def _columns(source: TensorLayout, weight: TensorLayout, window: _Window) -> tuple[HiddenEvent, ...]:
+    """`slow_conv2d_forward`, `slow_conv2d_backward` (cuda/ConvolutionMM2d.cu): one image at a time is unfolded to
+    columns, in one buffer for all; backward has it for any window."""
+    positions = prod(window.narrow_shape(source.shape, weight.shape)[2:])
+    return (alloc("columns of one image", prod(weight.shape[1:]) * positions * ITEM_BYTES[source.dtype]),)
+
+
+def _is_more_than_a_product(weight: TensorLayout, window: _Window) -> bool:
+    """Whether a window is more than a 1 x 1 product of dense images (`requires_columns`)."""
+    return {*weight.shape[2:], *window.stride} != {1} or any(window.padding)
 
 
 def _native_scratch(backend: ConvBackend) -> tuple[HiddenEvent, ...]:

@@ -347,9 +347,27 @@ def test_the_ops_that_carry_their_own_settings() -> None:
     assert (old.deterministic, old.allow_tf32) == (True, False)
 
 
+def test_bfloat16_before_ampere_unfolds_one_image_at_a_time() -> None:
+    source, weight = tensor(2, 64, 9, 9, dtype="bfloat16"), tensor(32, 64, 3, 3, dtype="bfloat16")
+    columns = 64 * 9 * 7 * 7 * 2
+    window = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+    forward = convolution_memory("convolution", (source, weight, None, *window), T4)
+    assert [(event.action, event.nbytes) for event in forward.events] == [("output", None), ("alloc", columns)]
+    point = convolution_memory("convolution", (source, tensor(32, 64, 1, 1, dtype="bfloat16"), None, *window), T4)
+    assert script(point) == ["=result"]
+    grad = tensor(2, 32, 7, 7, dtype="bfloat16", layout=CHANNELS_LAST)
+    backward = convolution_memory(
+        "convolution_backward", (grad, source, weight, None, *window, (True, True, False)), T4
+    )
+    assert [(event.action, event.nbytes) for event in backward.events] == [
+        ("alloc", grad.nbytes), ("output", None), ("alloc", columns), ("output", None)
+    ]  # fmt: skip
+
+
 def test_native_kernels_are_unknown_and_empty_batches_free() -> None:
-    args = (tensor(2, 64, 9, 9, dtype="bfloat16"), tensor(64, 64, 3, 3, dtype="bfloat16"), None, *WINDOW_2D)
-    assert convolution_memory("convolution", args, T4).unknown_buffers == ("Slow2d kernel's buffers",)
+    dilated = ((1, 1), (1, 1), (2, 2), False, (0, 0), 1)
+    args = (tensor(2, 64, 9, 9, dtype="bfloat16"), tensor(64, 64, 3, 3, dtype="bfloat16"), None, *dilated)
+    assert convolution_memory("convolution", args, T4).unknown_buffers == ("SlowDilated2d kernel's buffers",)
     empty = convolution_memory("convolution", (tensor(0, 64, 9, 9), tensor(64, 64, 3, 3), None, *WINDOW_2D), H100)
     assert (script(empty), empty.unknown_buffers) == (["=result"], ())
 
