@@ -89,12 +89,14 @@ class _InnerOps(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if torch_common.is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
+        kernel = torch_common.explicit_kernel(func, self._device_type) if torch_common.is_mutable(func) else None
+        if kernel is not None:
+            with self:
+                return kernel(*args, **kwargs)  # it resizes its `out=` argument, somewhere in its midst
         result = run_kernel(self._fakes, func, args, kwargs)
         hidden = self._look(func, args, kwargs, result)
         inside = () if hidden is None else hidden.events
         fresh = iter(list(self._note(func, result)))
-        if all(event.action != "output" for event in inside):
-            self._events += fresh  # an `out=` argument, which the kernel resizes
         alive: dict[str, str] = {}
         for event in inside:
             if event.action == "output":
