@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import Mode, Precision, Renderer, Sdpa
+from fxmem.records.names import Mode, Precision, Renderer, Sdpa, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -71,6 +71,19 @@ STEP = (
         metavar="NAME",
         help="a torch.optim class, sgd-momentum, adamw:fused, pkg.mod:factory, or none",
     ),
+    argument(
+        "--zero-grad",
+        default="after-step",
+        choices=get_args(ZeroGrad),
+        help="when gradients are cleared; before backward, those of the step before live through forward",
+    ),
+    argument(
+        "--set-to-none",
+        action=_SWITCH,
+        default=True,
+        help="whether clearing gradients frees them, or fills them with zeros",
+    ),
+    flag("--inference-mode", help="with --mode infer: run under inference_mode, not no_grad"),
     argument("--precision", choices=get_args(Precision), help="run under autocast"),
     argument("--weights", choices=get_args(Precision), help="cast the weights"),
     repeatable(

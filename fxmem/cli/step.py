@@ -81,6 +81,9 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
         loss=None if options.loss is None else load_callable("--loss", options.loss),
         optimizer=_load_optimizer(options.optimizer),
         precision=options.precision,
+        zero_grad=options.zero_grad,
+        set_to_none=options.set_to_none,
+        inference_mode=options.inference_mode,
         settings=KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields}),
         **further,
     )

@@ -60,6 +60,9 @@ def header_facts(about: Headed) -> Facts:
     if step.mode == "train":
         parts += [f"loss: {step.loss or 'none'}", f"optimizer: {step.optimizer or 'none'}"]
         parts += [f"last of {step.accumulate} micro-batches"] if step.accumulate > 1 else []
+        parts += ["zero_grad before backward"] if step.zero_grad == "before-backward" else []
+        parts += ["set_to_none=False"] if not step.set_to_none else []
+    parts += ["inference_mode"] if step.inference_mode else []
     parts.append(f"autocast: {step.precision or 'off'}")
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []

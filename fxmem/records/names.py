@@ -8,6 +8,7 @@ from typing import Final, Literal
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
 Precision = Literal["bf16", "fp16"]
+ZeroGrad = Literal["after-step", "before-backward"]
 """What autocast computes in, or what the weights are cast to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
 """The attention backend that may run, or `auto`: the first that can."""

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 
+from fxmem.records.names import ZeroGrad
 from fxmem.records.units import package_path
 
 __all__ = [
@@ -407,6 +408,12 @@ class Step(Record):
     """Further batches like the inputs that wait on the target throughout."""
     program: ProgramRun | None = None
     """Where the step is a round of a recorded program; None for a step of a model and its inputs."""
+    zero_grad: ZeroGrad = "after-step"
+    """When gradients are cleared; those of the step before live through forward with `before-backward`."""
+    set_to_none: bool = True
+    """Whether clearing frees gradients; else it fills them with zeros, and they are there throughout."""
+    inference_mode: bool = False
+    """Whether inference runs under `inference_mode` rather than `no_grad`."""
 
 
 class Heading(TypedDict):

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.records.names import Mode, Precision
+from fxmem.records.names import Mode, Precision, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
@@ -79,6 +79,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
     settings: KernelSettings | None = None,
+    zero_grad: ZeroGrad = "after-step",
+    set_to_none: bool = True,
+    inference_mode: bool = False,
     accumulate: int = 1,
     prefetch: int = 0,
     target: str | Target = "h100",
@@ -100,6 +103,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             `params -> Optimizer`, or None to leave it out.
         precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
         settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
+        zero_grad: "after-step", or "before-backward", where gradients of the step before live through forward.
+        set_to_none: whether clearing gradients frees them; False fills them with zeros, and they stay.
+        inference_mode: at inference, run under `torch.inference_mode` rather than `torch.no_grad`.
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
             and the gradients of those before exist when it begins.
         prefetch: further batches like `inputs` that wait on the card throughout the step.
@@ -121,6 +127,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         optimizer=optimizer,
         precision=precision,
         settings=settings,
+        zero_grad=zero_grad,
+        set_to_none=set_to_none,
+        inference_mode=inference_mode,
         accumulate=accumulate,
         prefetch=prefetch,
         target=target,

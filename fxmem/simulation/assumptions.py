@@ -73,19 +73,12 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
 def _template_step(run: FakeRun) -> Iterator[Assumption]:
     """What is taken for granted of a step of a model and its inputs."""
     if run.step.mode == "train":
-        stepped, left = (
-            "the optimizer steps and gradients are set to None",
-            "the step ends there; whoever runs it again clears the gradients",
-        )
-        last = left if run.optimizer is None else stepped
-        text = (
-            f"one step in its steady state: forward, loss, backward, then {last}; output and loss live until the "
-            f"step's function returns"
-        )
+        text = f"one step in its steady state: {_order(run)}; output and loss live until the step's function returns"
         yield Assumption(topic="step", text=text)
     else:
+        under = "inference_mode" if run.step.inference_mode else "no_grad"
         yield Assumption(
-            topic="step", text="one forward under no_grad; the output lives until the step's function returns"
+            topic="step", text=f"one forward under {under}; the output lives until the step's function returns"
         )
     if run.step.accumulate > 1:
         text = (
@@ -114,6 +107,17 @@ def _program_step(run: FakeRun) -> Iterator[Assumption]:
         text="numbers that come off the card are made up (1, 0, False), but for those that follow from known ones; all "
         "are finite",
     )
+
+
+def _order(run: FakeRun) -> str:
+    """The parts of a training step in their order, in words."""
+    cleared = "gradients are set to None" if run.step.set_to_none else "gradients are filled with zeros"
+    if run.step.zero_grad == "before-backward":
+        stepped = "" if run.optimizer is None else ", then the optimizer steps"
+        return f"forward, loss, {cleared}, backward{stepped}"
+    if run.optimizer is None:
+        return "forward, loss, backward, then the step ends there; whoever runs it again clears the gradients"
+    return f"forward, loss, backward, then the optimizer steps and {cleared}"
 
 
 def unknowns(run: FakeRun) -> Iterator[Unknown]:

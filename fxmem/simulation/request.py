@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import Mode, Precision
+from fxmem.records.names import Mode, Precision, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import KernelSettings
 
@@ -55,6 +55,13 @@ class StepRequest:
     """Micro-batches to one optimizer step. The step is the last of them: the gradients of those before exist."""
     prefetch: int = 0
     """Further batches like the inputs that are on the device throughout the step."""
+    zero_grad: ZeroGrad = "after-step"
+    """When gradients are cleared. `before-backward`: between forward and backward, through which those of the step
+    before live."""
+    set_to_none: bool = True
+    """Whether clearing gradients frees them, as `zero_grad(set_to_none=True)`, or fills them with zeros."""
+    inference_mode: bool = False
+    """At inference, run under `torch.inference_mode` rather than `torch.no_grad`."""
     target: str | Target = "h100"
     """The device that the step is predicted for."""
 
@@ -69,6 +76,20 @@ class StepRequest:
             raise UsageError(f"expected prefetch to be at least 0, got {self.prefetch}")
         if self.accumulate > 1 and self.mode == "infer":
             raise UsageError("expected accumulate with a training step: at inference there are no gradients")
+
+        if self.zero_grad not in get_args(ZeroGrad):
+            raise UsageError(f"expected zero_grad 'after-step' or 'before-backward', got {self.zero_grad!r}")
+        if self.accumulate > 1 and self.zero_grad == "before-backward":
+            raise UsageError(
+                "expected accumulate=1 with zero_grad='before-backward': of several micro-batches the last clears none"
+            )
+        if self.inference_mode and self.mode == "train":
+            raise UsageError("expected inference_mode with mode 'infer': under it nothing can be trained")
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients outlive the step, into the next one."""
+        return self.mode == "train" and (self.zero_grad == "before-backward" or not self.set_to_none)
 
     @functools.cached_property
     def resolved_target(self) -> Target:

@@ -119,6 +119,8 @@ class _FakeStep:
             self._waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in ahead for label, t in self._inputs]
         self._optimizer: torch.optim.Optimizer | None = None
         self._cycles = 0
+        self._earlier: dict[str, int | None] = {}
+        """Storages of the gradients that earlier micro-batches have left, by parameter."""
         self._observers_paused = contextlib.ExitStack()
         """Left when the step is over."""
         recording.attach(self._model)
@@ -142,7 +144,7 @@ class _FakeStep:
             )
         self._log.end_phase()
         self._settle_gradients()
-        for parameter in self._parameters.values():
+        for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
             parameter.grad = None
         self._collect_cycles()
 
@@ -220,13 +222,15 @@ class _FakeStep:
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
                 self._log.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
+                self._earlier[label] = self._log.note_storage(parameter.grad)
 
     def _settle_gradients(self) -> None:
         """Name the gradients; free those of earlier micro-batches whose parameters the model does not use."""
-        for parameter in self._parameters.values() if self._request.accumulate > 1 else ():
-            if parameter.grad is not None and not torch_autograd.version(parameter.grad):
-                self._log.forget(parameter.grad)
-                parameter.grad = None
+        for label, earlier in self._earlier.items():
+            grad = self._parameters[label].grad
+            if grad is not None and self._log.note_storage(grad) == earlier and not torch_autograd.version(grad):
+                self._log.forget(grad)
+                self._parameters[label].grad = None
         for label, tensor in [*self._parameters.items(), *self._inputs]:
             if tensor.is_leaf and tensor.grad is not None:
                 self._log.rename(tensor.grad, f"{label}.grad", Kind.GRADIENT)

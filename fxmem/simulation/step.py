@@ -9,9 +9,10 @@ Definition, for `mode="train"`:
     optimizer.zero_grad(set_to_none=True)
 
 as the body of a function: `out` and `loss` live until it returns, and nothing else is kept. For `mode="infer"` it
-is the first line under `torch.no_grad()`. A precision puts the first two lines under autocast, as PyTorch
-recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the gradients in
-place; the caller clears them before the next run.
+is the first line under `torch.no_grad()`, or `torch.inference_mode()`. A precision puts the first two lines under
+autocast, as PyTorch recommends; there is no gradient scaler. Without an optimizer the body ends after `backward`, the
+gradients in place; the caller clears them before the next run. `zero_grad="before-backward"` moves the last line
+between the second and the third, and `set_to_none=False` is its argument.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ def run_step(
     """Run the step of this module's definition once.
 
     The flags of the model (`training`, `requires_grad`) are taken as they are. What of the request is used: inputs,
-    mode, loss and precision.
+    mode, loss, precision, and how gradients are cleared.
 
     Raises:
         UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
     """
     mark("forward")
     if request.mode == "infer":
-        with torch.no_grad(), autocast(device_type, request.precision):
+        with (
+            torch.inference_mode() if request.inference_mode else torch.no_grad(),
+            autocast(device_type, request.precision),
+        ):
             out = model(*request.args, **request.kwargs)
             _check_output(out)
         return
@@ -61,12 +65,15 @@ def run_step(
         mark("loss")
         value = (default_loss if request.loss is None else request.loss)(out)
     _check_loss(value)
+    if request.zero_grad == "before-backward":
+        (model if optimizer is None else optimizer).zero_grad(set_to_none=request.set_to_none)
     mark("backward")
     value.backward()  # type: ignore[no-untyped-call]
     if optimizer is not None:
         mark("optimizer")
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        if request.zero_grad == "after-step":
+            optimizer.zero_grad(set_to_none=request.set_to_none)
 
 
 def default_loss(out: Any) -> torch.Tensor:
@@ -130,7 +137,8 @@ def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
     """The step as a record."""
     common: dict[str, Any] = {"mode": request.mode, "precision": request.precision, "prefetch": request.prefetch}
     if request.mode == "infer":
-        return Step(optimizer=None, loss=None, **common)
+        return Step(optimizer=None, loss=None, inference_mode=request.inference_mode, **common)
+    common |= {"zero_grad": request.zero_grad, "set_to_none": request.set_to_none}
     loss = "the output's .loss, else the sum of its floating-point tensors"
     if request.loss is not None:
         loss = getattr(request.loss, "__qualname__", type(request.loss).__qualname__)

@@ -85,8 +85,8 @@ def measure_cpu(
         with _quiet(), torch_profiler.profiler(record_shapes=True, acc_events=True) as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
-                if request.mode == "train" and stepper is None:
-                    model.zero_grad(set_to_none=True)
+                if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
+                    model.zero_grad(set_to_none=request.set_to_none)
             for _ in range(request.accumulate - 1):
                 step(mark=_nowhere, optimizer=None)
         resident = resident_bytes(model, request, stepper)

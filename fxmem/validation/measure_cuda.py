@@ -196,8 +196,8 @@ def measure_cuda(model: nn.Module, request: StepRequest, *, steps: int = 3) -> M
     try:
         for _ in range(steps - 1):
             step(mark=lambda _: None)
-            if request.mode == "train" and stepper is None:
-                model.zero_grad(set_to_none=True)
+            if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
+                model.zero_grad(set_to_none=request.set_to_none)
         with without_garbage():
             resident = resident_bytes(model, request, stepper, device_type="cuda")
             start = current_bytes("current")["requested"] - foreign["requested"]

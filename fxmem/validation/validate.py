@@ -20,7 +20,7 @@ from torch import nn
 from fxmem._torch.common import FakeTensor, tree_leaves, tree_map_only
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.memory.allocator import complete_timeline
-from fxmem.records.names import Mode, Precision
+from fxmem.records.names import Mode, Precision, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import analyze_step, build_module
@@ -48,6 +48,9 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | None = None,
     settings: KernelSettings | None = None,
+    zero_grad: ZeroGrad = "after-step",
+    set_to_none: bool = True,
+    inference_mode: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
     snapshot: str | os.PathLike[str] | None = None,
     target: str | Target | None = None,
@@ -65,6 +68,9 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         precision: as in `fxmem.analyze`.
         settings: which kernels may run, in the prediction and in the run; by default as torch's flags are in this
             process.
+        zero_grad: as in `fxmem.analyze`.
+        set_to_none: as in `fxmem.analyze`.
+        inference_mode: as in `fxmem.analyze`.
         device: where to run. With "cuda" the prediction is for the card that is found, and what is judged is the bytes
             allocated there.
         snapshot: a file that `torch.cuda.memory._dump_snapshot` wrote on any card after this step; nothing is run. The
@@ -80,7 +86,16 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     """
     args, kwargs = parse_inputs(inputs)
     request = StepRequest(
-        args=args, kwargs=kwargs, mode=mode, loss=loss, optimizer=optimizer, precision=precision, settings=settings
+        args=args,
+        kwargs=kwargs,
+        mode=mode,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        settings=settings,
+        zero_grad=zero_grad,
+        set_to_none=set_to_none,
+        inference_mode=inference_mode,
     )
     tell = progress or (lambda _: None)
     if snapshot is not None:

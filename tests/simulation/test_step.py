@@ -231,7 +231,13 @@ def test_the_record_of_a_step() -> None:
         "accumulate": 1,
         "prefetch": 0,
         "program": None,
+        "zero_grad": "after-step",
+        "set_to_none": True,
+        "inference_mode": False,
     }
+    assert describe(StepRequest(mode="infer", inference_mode=True), None).inference_mode
+    cleared = describe(StepRequest(zero_grad="before-backward", set_to_none=False), optimizer)
+    assert (cleared.zero_grad, cleared.set_to_none) == ("before-backward", False)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

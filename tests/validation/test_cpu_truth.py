@@ -10,10 +10,11 @@ import torch
 from fxmem import analyze
 from fxmem.cli.specs import build_model
 from fxmem.cli.specs.inputs import make_inputs, parse_input
+from fxmem.errors import UsageError
 from fxmem.records.profile import Kind
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
-from fxmem.validation.validate import validate_step
+from fxmem.validation.validate import validate, validate_step
 from fxmem.validation.verdict import verdict
 
 _TEXT = ("input_ids:2x64", "labels:2x64")
@@ -169,3 +170,77 @@ def test_the_last_of_several_micro_batches_finds_gradients(optimizer):
     measured = measure_cpu(PartlyUsed(), StepRequest(args=(x,), optimizer=optimizer, accumulate=4))
     assert measured.resident_by_kind[Kind.GRADIENT] == 4 * (64 * 256 + 256)
     assert verdict(analysis.profile, analysis.peak, measured, 1e-4).within_tolerance
+
+
+class Widens(torch.nn.Module):
+    """Most is alive within forward, and one of its layers is never used."""
+
+    def __init__(self, clears=False):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(64, 512), torch.nn.Linear(64, 512)
+        self.clears = clears
+
+    def forward(self, x):
+        if self.clears:
+            for parameter in self.parameters():
+                parameter.grad = None
+        y = self.used(x)
+        with torch.no_grad():
+            scale = y.repeat(40, 1).square().mean()
+        return y.relu() * scale
+
+
+WIDENS_GRADIENTS = 4 * (64 * 512 + 512)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", None])
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"zero_grad": "before-backward"}, WIDENS_GRADIENTS),
+        ({"set_to_none": False}, WIDENS_GRADIENTS),
+        ({"zero_grad": "before-backward", "set_to_none": False}, WIDENS_GRADIENTS),
+    ],
+    ids=str,
+)
+def test_gradients_of_the_step_before_live_on_where_they_are_kept(optimizer, options, more):
+    x = torch.randn(16, 64)
+    found = validate(Widens, x, optimizer=optimizer, tolerance=1e-6, **options)
+    assert found.within_tolerance
+    assert (
+        found.predicted.requested_bytes - analyze(Widens(), x, target="cpu", optimizer=optimizer).peak.requested_bytes
+        == more
+    )
+    assert found.measurement.resident_by_kind[Kind.GRADIENT] == WIDENS_GRADIENTS
+
+
+def test_gradients_that_forward_clears_do_not_take_the_new_ones_with_them():
+    x = torch.randn(16, 64)
+    analysis = analyze(Widens(clears=True), x, target="cpu", accumulate=2)
+    measured = measure_cpu(Widens(clears=True), StepRequest(args=(x,), accumulate=2))
+    assert verdict(analysis.profile, analysis.peak, measured, 1e-6).within_tolerance
+    kinds = {storage.name: storage.kind for storage in analysis.profile.storages if storage.birth > 0}
+    assert kinds["used.weight.grad"] is Kind.GRADIENT
+
+
+def test_inference_mode_is_what_no_grad_is():
+    x = torch.randn(16, 64)
+    found = validate(Widens, x, mode="infer", inference_mode=True, tolerance=1e-6)
+    assert found.within_tolerance
+    assert any(
+        "under inference_mode" in each.text
+        for each in analyze(Widens, x, mode="infer", inference_mode=True).profile.assumptions
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"zero_grad": "never"}, "expected zero_grad 'after-step' or 'before-backward', got 'never'"),
+        ({"zero_grad": "before-backward", "accumulate": 2}, "expected accumulate=1"),
+        ({"inference_mode": True}, "expected inference_mode with mode 'infer'"),
+    ],
+)
+def test_settings_of_gradients_that_exclude_each_other_are_refused(options, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        StepRequest(**options)

@@ -9,6 +9,7 @@ from fxmem.memory import liveness
 from fxmem.records.profile import Phase
 from fxmem.records.units import exact_bytes
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 
@@ -17,11 +18,15 @@ def made_changes(analysis: Analysis) -> Iterator[Change]:
     if analysis.profile.step.mode == "infer":
         code = "model.eval()\nwith torch.inference_mode():\n    out = model(x)"
         yield Change("no-grad", "forward without gradients, in eval mode", "none", code, _report_only(_no_grad_worth))
-    elif analysis.request.optimizer is not None and analysis.request.accumulate == 1:
+    elif analysis.request.optimizer is not None and _frees_gradients(analysis.request):
         code = "optimizer.zero_grad(set_to_none=True)"
         yield Change(
             "set-to-none", "gradients freed, not filled with zeros", "none", code, _report_only(_zero_grad_worth)
         )
+
+
+def _frees_gradients(request: StepRequest) -> bool:
+    return request.accumulate == 1 and not request.keeps_gradients
 
 
 def _report_only(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysis], Variant]:
@@ -32,10 +37,10 @@ def _report_only(worth: Callable[[Analysis], str]) -> Callable[[Variant, Analysi
 
 
 def _zero_grad_worth(analysis: Analysis) -> str:
-    """Gradients zeroed in place cost what an earlier micro-batch's gradients cost."""
+    """The peak of the same step with `set_to_none=False`, beside its own."""
     done = "the step does so already, as PyTorch by default"
     try:
-        more = analysis.vary(accumulate=2).peak.counted_bytes - analysis.peak.counted_bytes
+        more = analysis.vary(set_to_none=False).peak.counted_bytes - analysis.peak.counted_bytes
     except FxmemError:
         return done
     return (
