@@ -15,23 +15,16 @@ CIFAR_CLASSES = 10
 
 
 class Classifier(nn.Module):
-    """A network with its cross entropy.
+    """A network with its cross entropy."""
 
-    `clears_gradients` is for loops that call `zero_grad` between forward and backward: the gradients of the step before
-    live through the forward. They are made when it begins, where the optimizer has just freed as many.
-    """
-
-    def __init__(self, network: nn.Module, clears_gradients: bool = False) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self.clears_gradients = network, clears_gradients
+        self.network = network
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits."""
-        gradients = [torch.empty_like(p) for p in self.parameters()] if self.clears_gradients else []
         logits = self.network(images)
-        loss = F.cross_entropy(logits, labels)
-        del gradients
-        return loss, logits
+        return F.cross_entropy(logits, labels), logits
 
 
 def make_torchvision(model: str, classes: int = 1000, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -51,12 +44,11 @@ def train_classifier(
     *,
     size: int = 224,
     dtype: torch.dtype = torch.float32,
-    clears: bool = False,
     **options: Any,
 ) -> Step:
     """Make a training step over `batch` images."""
     inputs = (meta(batch, 3, size, size, dtype=dtype), meta(batch, dtype=torch.int64))
-    return Step(Classifier(network, clears), inputs, {"mode": "train", "loss": lambda out: out[0], **options})
+    return Step(Classifier(network), inputs, {"mode": "train", "loss": lambda out: out[0], **options})
 
 
 def torch_preflight(batch: int, model: str) -> Step:
@@ -83,9 +75,11 @@ def rasbt(
     options: dict[str, Any] = {"optimizer": optimizer}
     if precision.endswith("mixed"):
         options["precision"] = {"16-mixed": "fp16", "bf16-mixed": "bf16"}[precision]
+    if clears:
+        options["zero_grad"] = "before-backward"
     if accumulate > 1:
         options["accumulate"] = accumulate
-    return train_classifier(make_torchvision(model, CIFAR_CLASSES, dtype), batch, dtype=dtype, clears=clears, **options)
+    return train_classifier(make_torchvision(model, CIFAR_CLASSES, dtype), batch, dtype=dtype, **options)
 
 
 class NesterovSGD(torch.optim.SGD):
