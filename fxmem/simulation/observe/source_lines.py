@@ -61,7 +61,7 @@ def program_place(frame: types.FrameType | None) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """Find `file:line` of the program's own code that an error came from, as `program_place` does of a frame."""
+    """Find `file:line` of the program's own code that an error came from."""
     places, trace = [""], error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
