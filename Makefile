@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy published published-batches constraints clean
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nin
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
+
+operators: $(READY) ## predict and measure every operator of torch's own list on the CPU; goes on where it stopped today
+	$(BIN)/python benchmarks/operators.py
 
 published: $(READY) ## hold predictions against published measurements of real cards; goes on where it stopped today
 	PYTHONPATH=. $(BIN)/python -m benchmarks.published $(PUBLISHED_ARGS)

@@ -1,0 +1,52 @@
+"""A sample of torch's own list of operators, predicted and measured as `make operators` does with all of it."""
+
+import importlib
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+SAMPLE = ("logsumexp", "nn.functional.bilinear", "nn.functional.unfold", "kthvalue", "ldexp", "quantile", "svd")
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, in this process."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("operators")
+
+
+def test_a_sample_of_operators_agrees_forward_and_backward(operators: ModuleType) -> None:
+    infos = {operators.full_name(info): info for info in operators.operators()}
+    rows = [operators.run(infos[name], mode) for name in SAMPLE for mode in operators.MODES]
+    assert [row["operator"] for row in rows if not operators.agrees(row)] == []
+    assert {row["operator"] for row in rows if row["unknowns"]} == {"svd"}
+
+
+def test_the_summary_leaves_out_what_needs_values_and_shows_what_misses(operators: ModuleType) -> None:
+    def row(name: str, predicted: int | None, **more: Any) -> dict[str, Any]:
+        return {
+            "operator": name,
+            "mode": "infer",
+            "predicted": predicted,
+            "measured": 1000,
+            "at": "",
+            "unknowns": [],
+            **more,
+        }
+
+    rows = [
+        row("exact", 1000),
+        row("off", 2000),
+        row("said", 2000, unknowns=["temporaries of svd"]),
+        row("asks", None, refused="AnalysisError: expected a model whose shapes do not depend on the data"),
+        {"operator": "broken", "mode": "infer", "eager": "RuntimeError: no"},
+    ]
+    text = "\n".join(operators.summary(json.loads(json.dumps(rows))))
+    assert "4 operators in 3 runs; 1 need values or are sparse" in text
+    assert "**2 of 3 (66.7 %)**" in text
+    assert "| off | infer | 2000 | 1000 | between two operators |" in text
+    assert text.endswith("Refused: asks.")
