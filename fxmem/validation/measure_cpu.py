@@ -25,6 +25,7 @@ import gc
 import itertools
 import os
 import platform
+import types
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -61,6 +62,8 @@ def measure_cpu(
 ) -> Measurement:
     """Run `steps` real steps on the CPU and measure the last.
 
+    One step more tells the shapes of what each operator took.
+
     The model is trained in place: hand in a copy. The steps before the last bring the steady state (optimizer state
     exists); garbage is collected before the last one and not during it. Where the step has no optimizer, gradients are
     cleared before each step.
@@ -80,23 +83,26 @@ def measure_cpu(
     step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu")
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
-        # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So the measured
-        # step does without, and has its shapes from the steps before. acc_events: else it warns of cycles.
-        with _quiet(), torch_profiler.profiler(record_shapes=True, acc_events=True) as earlier:
+        # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
+        # those of one step more, after the measured one. acc_events: else it warns of cycles.
+        with _quiet(), torch_profiler.profiler(acc_events=True) as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
                 if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
                     model.zero_grad(set_to_none=request.set_to_none)
             for _ in range(request.accumulate - 1):
                 step(mark=_nowhere, optimizer=None)
-        resident = resident_bytes(model, request, stepper)
+            gc.collect()
+        resident = _resident_bytes(model, request, stepper, read_events(earlier))
         with without_garbage(), _quiet(), torch_profiler.profiler(acc_events=True) as profiled:
             step(mark=_mark)
+        with _quiet(), torch_profiler.profiler(record_shapes=True, acc_events=True) as later:
+            step(mark=_nowhere)
     except FxmemError:
         raise
     except Exception as error:
         raise user_code_error(error, "a real step on the CPU") from error
-    events = fill_shapes(read_events(profiled), read_events(earlier))
+    events = fill_shapes(read_events(profiled), read_events(later))
     return _measurement(type(model).__name__, describe(request, stepper), resident, events, set_aside)
 
 
@@ -141,20 +147,37 @@ def resident_bytes(
     """Bytes alive on a device between two steps, by kind. Each storage counts once, under the first kind that applies
     in the order of `Kind`.
 
-    Buffers include other tensors that are attributes of a module, or in a list, tuple or dict that is one, and what the
-    loss closes over; what a module keeps inside objects of other classes is not found. Kinds with nothing are left out.
+    Buffers include other tensors that are attributes of a module, or of an object or in a container that is one, what
+    hooks and the loss close over, and globals that a forward names. Kinds with nothing are left out.
     """
-    kept = (
-        leaf
-        for module in model.modules()
-        for key, value in vars(module).items()
-        if key not in ("_parameters", "_modules")
-        for leaf in tree_leaves(value)
-    )
+    found = _find_storages(model, request, optimizer, device_type)
+    return {kind: sum(storages.values()) for kind, storages in found.items() if any(storages.values())}
+
+
+def _resident_bytes(
+    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, earlier: Sequence[ProfilerEvent]
+) -> dict[Kind, int]:
+    """`resident_bytes`, and as buffers all that the steps before have left: an average that a hook keeps, a graph."""
+    sizes = resident_bytes(model, request, optimizer)
+    known = {address for found in _find_storages(model, request, optimizer, "cpu").values() for address in found}
+    left: dict[int, int] = {}
+    for event in earlier:
+        if event.nbytes > 0:
+            left[event.address] = event.nbytes
+        else:
+            left.pop(event.address, None)
+    others = sum(nbytes for address, nbytes in left.items() if address not in known)
+    return {**sizes, Kind.BUFFER: sizes.get(Kind.BUFFER, 0) + others} if others else sizes
+
+
+def _find_storages(
+    model: nn.Module, request: StepRequest, optimizer: Optimizer | None, device_type: str
+) -> dict[Kind, dict[int, int]]:
+    """By kind, the bytes of each storage by its address."""
     inputs = tree_leaves((request.args, request.kwargs))
     owners: list[tuple[Kind, Any]] = [
         (Kind.PARAMETER, model.parameters()),
-        (Kind.BUFFER, itertools.chain(kept, _behind(request.loss))),
+        (Kind.BUFFER, itertools.chain(_kept_by_modules(model), _behind(request.loss))),
         (Kind.INPUT, inputs),
         (Kind.OPTIMIZER_STATE, tree_leaves(list(optimizer.state.values())) if optimizer else ()),
         (
@@ -163,20 +186,46 @@ def resident_bytes(
         ),
     ]
     seen: set[int] = set()
-    sizes: dict[Kind, int] = defaultdict(int)
+    found: dict[Kind, dict[int, int]] = defaultdict(dict)
     for kind, leaves in owners:
         for leaf in (part for tensor in leaves if isinstance(tensor, torch.Tensor) for part in parts(tensor)):
             if leaf.device.type == device_type and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
                 if storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
-                    sizes[kind] += storage.nbytes()
-    return {kind: size for kind, size in sizes.items() if size}
+                    found[kind][storage.data_ptr()] = storage.nbytes()
+    return found
 
 
-def _behind(loss: Any) -> Iterator[torch.Tensor]:
-    """What the loss has at hand: a teacher's weights, targets."""
-    for found in tensors_behind(loss):
+def _kept_by_modules(model: nn.Module) -> Iterator[torch.Tensor]:
+    """What modules have beside parameters: in attributes, objects and hooks, and as globals of their forward."""
+    seen: set[int] = set()
+    for module in model.modules():
+        forward = type(module).forward
+        named = (getattr(forward, "__globals__", {}).get(name) for name in _names(forward))
+        attributes = (value for key, value in vars(module).items() if key not in ("_parameters", "_modules"))
+        pending = [leaf for value in (*attributes, *named) for leaf in tree_leaves(value)]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif id(value) not in seen and not isinstance(value, (type, types.ModuleType, nn.Module, Optimizer)):
+                seen.add(id(value))
+                if callable(value):
+                    yield from _behind(value)
+                elif hasattr(value, "__dict__"):
+                    pending += tree_leaves(list(vars(value).values()))
+
+
+def _names(forward: Any) -> tuple[str, ...]:
+    """The globals that a function names."""
+    code = getattr(forward, "__code__", None)
+    return code.co_names if code is not None else ()
+
+
+def _behind(function: Any) -> Iterator[torch.Tensor]:
+    """What the loss or a hook has at hand: a teacher's weights, targets, features."""
+    for found in tensors_behind(function):
         if isinstance(found, nn.Module):
             yield from (*found.parameters(), *found.buffers())
         else:

@@ -392,3 +392,80 @@ def test_the_environment_is_left_as_it_was() -> None:
     before = os.environ.get("KINETO_LOG_LEVEL")
     measure(Scale(), torch.ones(N))
     assert os.environ.get("KINETO_LOG_LEVEL") == before
+
+
+# --- what is alive outside of modules' attributes ---------------------------------------------------------------------
+
+ROWS, KEPT = 48, 16 * 7
+GLOBAL = torch.ones(KEPT, 16)
+
+
+class _Keeping(nn.Module):
+    """A layer that adds the first row of something it has at hand."""
+
+    def __init__(self, at_hand):
+        super().__init__()
+        self.layer, self.at_hand = nn.Linear(16, 16), at_hand
+
+    def forward(self, x):
+        return self.layer(x + self.at_hand())
+
+
+class _Holder:
+    def __init__(self):
+        self.table = torch.ones(KEPT, 16)
+
+    def __call__(self):
+        return self.table[0]
+
+
+class _GlobalUser(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + GLOBAL[0])
+
+
+def _with_features():
+    layer, features = nn.Linear(16, 16), {}
+    layer.register_forward_hook(lambda module, args, out: features.update(out=out.detach().clone()))
+    return layer
+
+
+def _averaging(parameters):
+    optimizer, averages = torch.optim.SGD(parameters), []
+
+    def average(optimizer, args, kwargs):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        averages[:] = averages or [p.detach().clone() for p in parameters]
+        for mean, p in zip(averages, parameters, strict=True):
+            mean.lerp_(p.detach(), 0.1)
+
+    optimizer.register_step_post_hook(average)
+    return optimizer
+
+
+class _RetainingGradient(nn.Linear):
+    def forward(self, x):
+        self.kept = super().forward(x)
+        if self.training:
+            self.kept.retain_grad()
+        return self.kept.tanh()
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "beside"),
+    [
+        (lambda: _Keeping(_Holder()), None, KEPT * 16 * 4),
+        (lambda: _GlobalUser(16, 16), None, KEPT * 16 * 4),
+        (_with_features, None, ROWS * 16 * 4),
+        (lambda: nn.Linear(16, 16), _averaging, (16 * 16 + 16) * 4),
+        # The tensor, its gradient and what its graph saved, of the step before.
+        (lambda: _RetainingGradient(16, 16), None, 2 * ROWS * 16 * 4),
+    ],
+    ids=["object", "global", "hook", "optimizer's hook", "retained gradient"],
+)
+def test_what_is_alive_elsewhere_is_resident(model, optimizer, beside):
+    measured = measure_cpu(
+        model().train(), StepRequest(args=(torch.ones(ROWS, 16),), mode="train", optimizer=optimizer), steps=2
+    )
+    weights = (16 * 16 + 16) * 4
+    assert measured.resident_bytes == weights + ROWS * 16 * 4 + beside
