@@ -198,6 +198,11 @@ def make_optimizer(
         raise UsageError(
             f"expected optimizer factory {_name(spec)} to return a torch.optim.Optimizer, got {type(made).__name__}"
         )
+    closure = inspect.signature(type(made).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"optimizer {type(made).__name__} {_REFUSED['lbfgs']}; choose another, or None to leave the optimizer out"
+        )
     return made
 
 
