@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fxmem.hardware.context import context_range, format_range
+from fxmem.hardware.releases import release_assumption
 from fxmem.records.profile import Assumption, Kind, Target, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
@@ -60,6 +61,8 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     # torch's math attention is the only caller of `_safe_softmax`.
     if any("scaled_dot_product" in op.name or op.name.startswith("aten._safe_softmax") for op in log.ops):
         yield from card_emulation.assumptions(run.recording.target)
+    if (of_release := release_assumption(torch.__version__)) is not None:
+        yield Assumption(topic="torch", text=of_release)
     context = context_range(run.recording.target)
     if context is not None:
         size = format_range(context.low, context.high)

@@ -69,6 +69,7 @@ class Collector:
         self._settings = settings
         self._deterministic = deterministic
         self._cudnn = cudnn
+        self._cublas = cublas_workspaces(target, torch_version, self._environ)
         self._known: dict[Any, HiddenMemory | None] = {}
         self.begin()
 
@@ -88,7 +89,7 @@ class Collector:
     def look(self, name: str, args: Sequence[Any], result: Any) -> Seen | None:
         """What a call hides, which its op, layouts and numbers tell; None for nothing."""
         short = name.removeprefix("aten.").partition(".")[0]
-        multiplies = uses_cublas(name)
+        multiplies = uses_cublas(name, self._torch_version)
         if not (multiplies or short in KERNELS or short in _OF_OTHER_MODULES):
             memory = undetermined_memory(short)
             return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
@@ -103,7 +104,8 @@ class Collector:
             self._known[key] = self._find_hidden(short, name, args, result)
         memory = self._known[key]
         multiplies |= isinstance(memory, ConvolutionMemory) and memory.backend.startswith("Slow")
-        return Seen(name, multiplies, uses_cublas(name) and uses_cublaslt(name, args, self._environ), memory)
+        lt = uses_cublas(name, self._torch_version) and uses_cublaslt(name, args, self._environ)
+        return Seen(name, multiplies, lt, memory)
 
     def saw(self, index: int, seen: Seen, phase: Phase) -> None:
         """Op `index` of the step was a call that hides this."""
@@ -118,13 +120,8 @@ class Collector:
     def _find_hidden(self, short: str, name: str, args: Sequence[Any], result: Any) -> HiddenMemory | None:
         if short in CONVOLUTIONS:
             return convolution_memory(name, args, self._target, self._settings)
-        if uses_cublas(name):
-            copies = matmul_copies(name, args)
-            return (
-                HiddenMemory(events=(output("result"), *(alloc(f"dense operand {i}", n) for i, n in enumerate(copies))))
-                if copies
-                else None
-            )
+        if uses_cublas(name, self._torch_version):
+            return self._product(name, args)
         if short in _ATTENTION:
             return self._attention(short, args)
         if short in REDUCTIONS:
@@ -136,6 +133,14 @@ class Collector:
             return composed_memory(short, args)
         memory = call_memory(short, args, result, self._target, self._deterministic)
         return add_copies(short, args, result, memory) if short in COPYING else memory
+
+    def _product(self, name: str, args: Sequence[Any]) -> HiddenMemory | None:
+        buffers = [alloc(f"dense operand {i}", nbytes) for i, nbytes in enumerate(matmul_copies(name, args))]
+        if not self._cublas.is_kept:
+            lt = uses_cublaslt(name, args, self._environ)
+            nbytes = self._cublas.lt_bytes if lt else self._cublas.handle_bytes
+            buffers.append(alloc("cuBLASLt workspace" if lt else "cuBLAS workspace", nbytes))
+        return HiddenMemory(events=(output("result"), *buffers)) if buffers else None
 
     def _attention(self, short: str, args: Sequence[Any]) -> HiddenMemory:
         backward = short.endswith("_backward")
@@ -181,9 +186,9 @@ class Collector:
 
     def held_bytes(self) -> dict[str, int]:
         """Workspaces that are there before the step and stay, by name."""
-        if not self._multiplying:
+        held = self._cublas
+        if not held.is_kept:
             return {}
-        held = cublas_workspaces(self._target, self._torch_version, self._environ)
         names = {False: "forward thread", True: "autograd thread"}
         found = {f"cuBLAS workspace, {names[thread]}": held.handle_bytes for thread in sorted(self._multiplying)}
         found |= {f"cuBLASLt workspace, {names[thread]}": held.lt_bytes for thread in sorted(self._multiplying_lt)}
@@ -206,19 +211,13 @@ class Collector:
                 text=f"workspaces of cuDNN's attention are those of cuDNN {attention.CUDNN_ATTENTION_VERSION}",
             )
         if self._multiplying:
-            held = cublas_workspaces(self._target, self._torch_version, self._environ)
-            other = (
-                ""
-                if self._torch_version.startswith(held.torch_version)
-                else f", whose sizes stand in for those of {self._torch_version}"
+            held = self._cublas
+            text = (
+                f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} gives it"
+                if held.is_kept
+                else f"each product allocates cuBLAS's workspace and frees it, as torch {held.torch_version} does"
             )
-            yield Assumption(
-                topic="workspace",
-                text=(
-                    f"cuBLAS holds a workspace per thread that multiplies, of the size torch {held.torch_version} "
-                    f"gives it{other}"
-                ),
-            )
+            yield Assumption(topic="workspace", text=text)
             yield from (Assumption(topic="workspace", text=note) for note in held.notes)
             if self._environ is not self._given_environ:
                 refused = (

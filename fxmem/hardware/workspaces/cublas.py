@@ -1,13 +1,14 @@
-"""cuBLAS workspaces: allocated once through the caching allocator, kept for good.
+"""cuBLAS workspaces: allocated through the caching allocator, kept for good or for each product.
 
-Read in `aten/src/ATen/cuda/CublasHandlePool.cpp` of torch 2.11, whose binary was checked for what follows:
+Which of the two, and the sizes, depend on the release (`hardware/releases.py`). Source:
+`aten/src/ATen/cuda/CublasHandlePool.cpp`.
 - `getCurrentCUDABlasHandle` sets a workspace for its (handle, stream) pair and keeps it in a process-wide map until
   `torch._C._cuda_clearCublasWorkspaces()`. Handles belong to threads, so a training step keeps two workspaces as soon
   as both sides multiply matrices: the caller's thread runs the forward, autograd's device thread the backward. Each
-  further stream adds its own.
-- cuBLASLt runs on the same handle (so the cuBLAS workspace is there as well) and keeps a second block of its own per
-  pair, allocated at the first Lt matmul. With `TORCH_CUBLASLT_UNIFIED_WORKSPACE=1` it uses the cuBLAS one instead;
-  unset, it does not, although its size is then already cut to the cuBLAS workspace's.
+  further stream adds its own. From 2.15 on each product allocates its own and frees it when it returns.
+- cuBLASLt runs on the same handle. In 2.11 it keeps a second block of its own per pair, allocated at the first Lt
+  matmul, whose size is cut to the cuBLAS workspace's; in 2.12 to 2.14 it uses the cuBLAS one; from 2.15 on a product
+  has either the one or the other. `TORCH_CUBLASLT_UNIFIED_WORKSPACE` sets it, where workspaces are kept.
 - `CUBLAS_WORKSPACE_CONFIG=:SIZE:COUNT…` (KiB) and `CUBLASLT_WORKSPACE_SIZE` (KiB) override; what cannot be parsed is
   ignored with a warning, as here.
 """
@@ -16,35 +17,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import OP_CLASSES
+from fxmem.hardware.releases import find_release
 from fxmem.hardware.workspaces.tensor_layouts import TensorLike, read_layout
 from fxmem.records.profile import Bytes, Record, Target
 
-_Value = TypeVar("_Value")
-
-_HOPPER = 32 << 20
+_LARGE = 32 << 20
 _OTHER = 2 * (4096 << 10) + 8 * (16 << 10)
 """`:4096:2:16:8`."""
 _LT = 1024 << 10
 
-_DEFAULTS: dict[tuple[int, int], tuple[Mapping[tuple[int, int], int], int, int]] = {
-    (2, 11): ({(9, 0): _HOPPER}, _OTHER, _LT),
-}
-"""By torch release: the architectures with a size of their own, the size on all others, the cuBLASLt size.
-
-Later releases change it (pytorch/pytorch#175344, #182669, #189312 for Blackwell); each wants its binary read first."""
-
 
 class CublasWorkspaces(Record):
-    """The workspaces that cuBLAS keeps on a target."""
+    """The workspaces of cuBLAS on a target."""
 
     handle_bytes: Bytes
     """For each thread that multiplies matrices (once per stream)."""
     lt_bytes: Bytes
-    """On top, for each such thread that runs a cuBLASLt matmul; 0 when it shares the other."""
+    """For a cuBLASLt matmul: on top for each such thread, or, where none is kept, instead; 0: it uses the other."""
+    is_kept: bool
+    """Whether they stay once allocated; otherwise every product allocates one and frees it."""
     torch_version: str
     """The release whose defaults these are; another than the one asked for when that one is not in the table."""
     notes: tuple[str, ...] = ()
@@ -61,7 +56,7 @@ class CublasWorkspaces(Record):
 
 
 def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, str]) -> CublasWorkspaces:
-    """The workspaces that cuBLAS keeps on the target.
+    """The workspaces of cuBLAS on the target.
 
     Args:
         target: a CUDA target.
@@ -73,9 +68,11 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
     """
     if target.capability is None:
         raise UsageError(f"expected a CUDA target for a cuBLAS workspace, got {target.name!r}")
-    (special, other, lt), release = nearest(_DEFAULTS, torch_version)
+    row, release = find_release(torch_version)
+    is_kept = row.keeps_workspaces or environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
     notes: list[str] = []
-    handle = special.get(target.capability, other)
+    handle = _LARGE if target.capability[0] in row.large_workspaces else _OTHER
+    lt = _LT
     if (config := environ.get("CUBLAS_WORKSPACE_CONFIG")) is not None:
         pools = re.findall(r":([0-9]+):([0-9]+)", config)
         if pools:
@@ -87,22 +84,26 @@ def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, 
             lt = int(number[1]) << 10
         else:
             notes.append(f"CUBLASLT_WORKSPACE_SIZE={config!r} is not a number of KiB and is ignored")
-    unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    if unified != "0":
-        lt = min(lt, handle)
+    unified = environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1" if row.shares_with_lt else "")
+    if is_kept and unified != "0":
+        lt = 0 if unified == "1" else min(lt, handle)
     return CublasWorkspaces(
-        handle_bytes=handle, lt_bytes=0 if unified == "1" else lt, torch_version=release, notes=tuple(notes)
+        handle_bytes=handle, lt_bytes=lt, is_kept=is_kept, torch_version=release, notes=tuple(notes)
     )
 
 
-def uses_cublas(op: str) -> bool:
+def uses_cublas(op: str, torch_version: str) -> bool:
     """Whether an ATen op runs on a cuBLAS handle, whose workspace its thread then allocates."""
     found = OP_CLASSES.get(_name(op))
-    return found is not None and found.uses_cublas
+    if found is None or not found.uses_cublas:
+        return False
+    return _name(op) != "_int_mm" or find_release(torch_version)[0].integers_use_cublas
 
 
 def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -> bool:
-    """Whether an ATen op runs through cuBLASLt: `addmm` with a 1-d bias to fuse, and the scaled and integer products.
+    """Whether an ATen op runs in cuBLASLt's workspace: `addmm` with a 1-d bias to fuse, and the scaled product.
+
+    The product of integers runs through cuBLASLt without a workspace of its own (`int8_gemm`).
 
     Args:
         op: the op's name, e.g. `aten.addmm.default`.
@@ -112,7 +113,7 @@ def uses_cublaslt(op: str, args: Sequence[object], environ: Mapping[str, str]) -
     Source: `isInputCompliesAddmmCudaLt`, `aten/src/ATen/native/cuda/Blas.cpp`, torch 2.11.
     """
     name = _name(op)
-    if name in ("_scaled_mm", "_int_mm"):
+    if name == "_scaled_mm":
         return True
     if name not in ("addmm", "_addmm_activation") or environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
         return False
@@ -168,18 +169,3 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def _name(op: str) -> str:
     return op.removeprefix("aten.").removeprefix("aten::").split(".")[0]
-
-
-def nearest(table: Mapping[tuple[int, int], _Value], torch_version: str) -> tuple[_Value, str]:
-    """The entry of the release, else of the closest earlier one, else of the earliest; and whose it is, e.g. `2.11`.
-
-    Raises:
-        UsageError: the version does not begin with two numbers.
-    """
-    try:
-        major, minor = (int(part) for part in torch_version.split(".")[:2])
-    except ValueError:
-        raise UsageError(f"expected a torch version such as 2.11.0, got {torch_version!r}") from None
-    earlier = [release for release in table if release <= (major, minor)]
-    release = max(earlier) if earlier else min(table)
-    return table[release], ".".join(map(str, release))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.cublas import nearest
+from fxmem.hardware.releases import find_release
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
@@ -37,13 +37,6 @@ _LAST_FOR_OLD_CARDS = (9, 10)
 """Last release whose build for CUDA 12 has kernels for cards before Turing, by the kernels in `libcudnn_ops`: 9.10.2
 carries sm_50, 60, 61, 70, 80 and newer, 9.19 sm_75 and newer. Releases in between are taken to have none. cuDNN does
 not refuse other cards, it answers wrongly."""
-
-_BLOCKED_ENGINES: dict[tuple[int, int], tuple[tuple[str, int, int, int, int | None], ...]] = {
-    (2, 11): (("fwd", 5, 23, 90800, 91500), ("dgrad", 5, 23, 8000, None)),
-}
-"""torch's built-in errata, by release: operation, least tensor rank, engine, first and one past the last cuDNN version.
-
-Source: the list in the 2.11 binary (`plan_errata_exception` in `Conv_v8.cpp`; pytorch/pytorch#163539, #171747)."""
 
 
 class CudnnLibrary(Record):
@@ -117,7 +110,9 @@ def conv_workspaces(
         return {signature: estimate(signature, target, str(reason)) for signature in wanted}
     device = {**device_properties(target).as_dict(), "deviceVer": 100 * asked_about[0] + 10 * asked_about[1]}
     heuristic = heuristic or ("b" if os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else "instant")
-    blocked = {signature: _blocked_engines(signature, torch_version, library.number) for signature in wanted}
+    blocked = {
+        signature: _blocked_engines(signature, torch_version, library.number, target.capability) for signature in wanted
+    }
     directory = cache_directory() if library.version else None
     name = _cache_name(library, asked_about, device, heuristic, torch_version)
     cached = load(directory, name)
@@ -302,12 +297,19 @@ def _request(signature: ConvSignature, blocked: tuple[int, ...]) -> dict[str, An
     return {**{field: getattr(signature, field) for field in fields}, **tensors, "blocked_engines": blocked}
 
 
-def _blocked_engines(signature: ConvSignature, torch_version: str, version: int) -> tuple[int, ...]:
-    rules, _ = nearest(_BLOCKED_ENGINES, torch_version)
+def _blocked_engines(
+    signature: ConvSignature, torch_version: str, version: int, capability: tuple[int, int]
+) -> tuple[int, ...]:
+    """torch's built-in errata."""
+    row, _ = find_release(torch_version)
     return tuple(
-        engine
-        for op, rank, engine, first, end in rules
-        if op == signature.op and len(signature.x) >= rank and first <= version and (end is None or version < end)
+        rule.engine
+        for rule in row.blocked_engines
+        if rule.op == signature.op
+        and len(signature.x) >= rule.rank
+        and rule.first <= version
+        and (rule.end is None or version < rule.end)
+        and rule.capability in (None, capability)
     )
 
 
@@ -356,7 +358,7 @@ def _cache_name(
     library: CudnnLibrary, capability: tuple[int, int], device: dict[str, Any], heuristic: str, torch_version: str
 ) -> str:
     major, minor = capability
-    _, release = nearest(_BLOCKED_ENGINES, torch_version)
+    _, release = find_release(torch_version)
     limits = {key: value for key, value in device.items() if key != "deviceName"}
     settings = json.dumps([limits, heuristic, release, library.cuda_major], sort_keys=True)
     return f"{library.version}-sm{major}{minor}-{sha256(settings.encode()).hexdigest()[:16]}"
