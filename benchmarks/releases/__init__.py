@@ -1,0 +1,1 @@
+"""What torch's own C++ allocates on a card, asked on a machine without one (`make releases`)."""
