@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean mutants releases sample
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ demo: $(READY) ## analyse ResNet-50, and a Llama on an H100, neither of which ne
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+SAMPLE := tests/hardware tests/simulation/kernels tests/memory/test_allocator.py
+
+sample: $(READY) ## run the tests of what differs between releases of torch (with TORCH=latest: on the newest)
+	$(BIN)/python -m pytest -n $(JOBS) $(SAMPLE)
 
 lint: $(READY) ## linter, formatter, types, import contract
 	$(BIN)/ruff check .
@@ -106,6 +111,12 @@ fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install
 
 leaks: $(READY) ## 500 analyses in one process, whose memory must stay flat
 	$(BIN)/python benchmarks/leaks.py
+
+mutants: $(READY) ## put small bugs into the package, one at a time, and see which the tests miss (hours; goes on where it stopped today)
+	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
+
+releases: $(READY) ## ask torch's own C++, on a stand-in for a card, what it allocates; with TORCH=latest the newest (needs gcc)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.releases
 
 validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from fxmem import analyze
@@ -367,6 +368,24 @@ def test_numbers_tuples_parameters_and_buffers_cross_borders(first, last):
         x = torch.randn(batch, 4)
         assert same(trained(model, x), trained(checkpointed, x))
     assert list(checkpointed.state_dict()) == list(model.state_dict())
+
+
+def test_a_region_is_recomputed_up_to_the_last_tensor_that_backward_reads():
+    """Of two linear layers the second one's result is read by nobody: its product does not run again."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 1))
+    apply(model, [region("0")], MODULES)
+
+    class Products(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.addmm.default
+            return func(*args, **(kwargs or {}))
+
+    trained(model, torch.randn(2, 4), steps=1)  # the first step also audits the region
+    with Products() as products:
+        trained(model, torch.randn(2, 4), steps=1)
+    assert products.count == 3 + 1
 
 
 def test_a_shared_module_and_one_called_twice():

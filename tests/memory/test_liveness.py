@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 
 from fxmem.errors import UsageError
-from fxmem.memory.liveness import alive_storages, check, live_bytes, node_live_bytes, node_scratch_bytes, timeline
+from fxmem.memory.liveness import (
+    alive_storages,
+    check,
+    live_bytes,
+    node_live_bytes,
+    node_scratch_bytes,
+    peak_without_scratch_bytes,
+    timeline,
+)
 from fxmem.records.profile import (
     Kind,
     ModuleCall,
@@ -102,6 +110,14 @@ def test_scratch_may_die_after_its_op_but_not_after_the_next_node_starts() -> No
         ].forward
 
     assert [scratch(death) for death in (1, 2, 3, 4, 5)] == [19, 19, 19, 0, 0]
+
+
+def test_a_workspace_that_is_kept_counts_where_one_of_an_op_does_not() -> None:
+    nodes = [Node(name="a", op="call_module", target="a")]
+    kept, of_the_op = storage(19, 0, 3, Kind.WORKSPACE), storage(23, 1, 2, Kind.WORKSPACE, op=0)
+    profile = make_profile(ticks=3, nodes=nodes, ops=[call(0, 0, 3)], storages=[kept, of_the_op])
+    assert max(live_bytes(profile)) == 19 + 23
+    assert peak_without_scratch_bytes(profile) == 19
 
 
 def test_what_survives_the_step_is_nobodys_scratch() -> None:

@@ -703,6 +703,16 @@ def test_attention_counts_two_products_and_five_in_backward(kernel: str) -> None
     assert op_flops(backward, (Q, Q, K, V), {}, (Q, K, V)) == BACKWARD
 
 
+@pytest.mark.parametrize("kernel", ["efficient_attention", "flash_attention_for_cpu"])
+def test_values_may_have_heads_of_another_size(kernel: str) -> None:
+    """Three of backward's five products are over the queries' size, 8, and two over the values', 16."""
+    v, out = t(2, 3, 7, 16), t(2, 3, 5, 16)
+    forward = getattr(aten, f"_scaled_dot_product_{kernel}").default
+    assert op_flops(forward, (Q, K, v), {}, (out, t(2, 3, 5))) == 2 * 2 * 3 * 5 * 7 * (8 + 16)
+    backward = getattr(aten, f"_scaled_dot_product_{kernel}_backward").default
+    assert op_flops(backward, (out, Q, K, v), {}, (Q, K, v)) == 2 * 2 * 3 * 5 * 7 * (3 * 8 + 2 * 16)
+
+
 @pytest.mark.parametrize("kernel", ["flash_attention", "cudnn_attention"])
 def test_grouped_query_heads_count_as_if_repeated(kernel: str) -> None:
     """As torch 2.15 counts them; 2.11's formula refuses them."""

@@ -133,6 +133,35 @@ def test_what_a_node_saved_goes_when_it_has_run():
             loss.backward()
 
 
+def test_what_a_node_received_goes_before_what_it_saved(monkeypatch):
+    received, gone = [], []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            received.append(weakref.ref(gradient))
+            return x * 3
+
+    engine = AutogradEngine(Watching())
+    release = engine._saved.release
+
+    def watch(number, unpacked):
+        gone.extend(each() is None for each in received)
+        received.clear()
+        release(number, unpacked)
+
+    monkeypatch.setattr(engine._saved, "release", watch)
+    with engine.route(lambda cls, args, apply: apply(*args)):
+        Probe.apply(torch.randn(4, requires_grad=True)).square().sum().backward()
+    assert gone == [True]
+
+
 def test_retain_graph_keeps_what_was_saved():
     model, x = nn.Linear(4, 1), torch.randn(2, 4)
     engine = AutogradEngine(Watching())
