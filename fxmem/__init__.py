@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fxmem.records.plan import Plan
     from fxmem.simulation.analysis import Analysis, analyze
     from fxmem.simulation.kernel_settings import KernelSettings
-    from fxmem.simulation.program import RecordedProgram, record
+    from fxmem.simulation.program import RecordedProgram, mark, mark_step, record
     from fxmem.validation.validate import validate
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
@@ -40,6 +40,8 @@ __all__ = [
     "compare",
     "keep",
     "load_plan",
+    "mark",
+    "mark_step",
     "max_batch",
     "plan",
     "record",
@@ -64,6 +66,8 @@ _HOMES = {
     "compare": "fxmem.memory.comparison",
     "keep": "fxmem.checkpointing",
     "load_plan": "fxmem.memory.report_reader",
+    "mark": "fxmem.simulation.program",
+    "mark_step": "fxmem.simulation.program",
     "max_batch": "fxmem.whatif.max_batch",
     "plan": "fxmem.whatif.verified_plan",
     "uncheckpoint": "fxmem.checkpointing",

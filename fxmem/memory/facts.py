@@ -85,7 +85,7 @@ def program_facts(profile: Profile) -> Facts:
         return []
     facts = [("Run", program.ending)]
     if program.setup is not None:
-        facts.append(("Set-up", _describe_round(program.setup)))
+        facts.append(("Set-up", _describe_round(program.setup, "")))
     groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
     shown = {0, 1, len(groups) - 2, len(groups) - 1}
     for index, group in enumerate(groups):
@@ -105,12 +105,12 @@ _STEADY = {
 }
 
 
-def _describe_round(about: Round) -> str:
+def _describe_round(about: Round, phase: str | None = None) -> str:
     counts = [f"{format_bytes(about.requested_bytes)} requested"]
     if about.allocated_bytes is not None and about.reserved_bytes is not None:
         counts += [f"{format_bytes(about.allocated_bytes)} allocated", f"{format_bytes(about.reserved_bytes)} reserved"]
-    where = f", in {about.phase}{f' at {about.place}' if about.place else ''}"
-    return ", ".join(counts) + where
+    where = f"in {about.phase} " if phase is None else phase
+    return ", ".join([*counts, f"{where}{f'at {about.place}' if about.place else ''}".strip()]).removesuffix(", ")
 
 
 def made_up(profile: Profile) -> list[str]:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from fxmem.simulation.program.launcher import Launch, LaunchResult, launch
 from fxmem.simulation.program.program_run import MAX_OPERATORS
-from fxmem.simulation.program.recorded_program import RecordedProgram, record
+from fxmem.simulation.program.recorded_program import RecordedProgram, mark, mark_step, record
 
-__all__ = ["MAX_OPERATORS", "Launch", "LaunchResult", "RecordedProgram", "launch", "record"]
+__all__ = ["MAX_OPERATORS", "Launch", "LaunchResult", "RecordedProgram", "launch", "mark", "mark_step", "record"]

@@ -10,6 +10,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.records.profile import Kind
+from fxmem.simulation import known_values
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.program.border import Border
@@ -38,6 +39,7 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     def __init__(self, border: Border, notes: MadeUpNotes, memory: CardMemory | None, *further: Any) -> None:
         super().__init__(*further)
         self._memory = memory
+        self._maker = torch_fakes.Maker(self._fakes)
         self._border = border
         self._notes = notes
 
@@ -71,6 +73,9 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _UNSCALE:
             return None
+        if func is aten._to_copy.default and (moved := self._move(args[0], kwargs)) is not None:
+            known_values.follow(func, args, kwargs, moved)
+            return moved
         try:
             return super()._run(func, args, kwargs)
         except torch_common.DATA_DEPENDENT:
@@ -85,6 +90,19 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
             self._notes.note("shape", how)
             self._log.note_tensors(made)
             return made
+
+    def _move(self, tensor: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor | None:
+        """A real tensor on the card, without FakeTensorMode's way there, which takes as long as several kernels.
+
+        None where it may be laid out anew.
+        """
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+        if not plain or "memory_format" in settings or settings.get("device") is None:
+            return None
+        device, dtype = torch.device(settings["device"]), settings.get("dtype") or tensor.dtype
+        if device.index is None:
+            device = torch.device(device.type, 0 if device.type == "cuda" else None)
+        return self._maker.empty(tuple(tensor.shape), tensor.stride(), dtype, device)
 
 
 def _number_like(tensor: torch.Tensor) -> bool | int | float:

@@ -188,7 +188,8 @@ class ProgramRecording(Recording):
             nonlocal depth
             depth += 1
             try:
-                moved = original(module, *args, **kwargs)
+                with self.tracer.write_nothing():
+                    moved = original(module, *args, **kwargs)
             finally:
                 depth -= 1
             if not depth and has_target_tensors(module, self.device.type):

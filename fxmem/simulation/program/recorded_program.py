@@ -12,7 +12,7 @@ import torch
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
-from fxmem.records.profile import MadeUp, Profile, ProgramRun, Round, Target, Timeline
+from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.profiled_step import ProfiledStep
@@ -65,7 +65,7 @@ class RecordedProgram(ProfiledStep):
 
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
-        """The round with the highest peak, the last of equals. Raises AnalysisError if nothing ran on the target."""
+        """The round with the highest peak, the first of equals. Raises AnalysisError if nothing ran on the target."""
         profile = self._largest()[1]
         step = profile.step.model_copy(update={"program": self.program})
         return profile.model_copy(update={"step": step})
@@ -86,6 +86,36 @@ class RecordedProgram(ProfiledStep):
             f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
             f"(.to('cuda')), or record it for target 'cpu'."
         )
+
+
+_active: list[ProgramRecording] = []
+"""The recording under way, if there is one."""
+
+
+def mark_step() -> None:
+    """End a step of the recorded program here, where no optimizer shows its end.
+
+    From the first mark on, marks alone end steps. Outside a recording nothing happens, so that a script may keep it.
+    """
+    for recording in _active:
+        recording.rounds.mark_step()
+
+
+def mark(phase: str) -> None:
+    """Begin a phase of the recorded program here, until the next one that is marked or found.
+
+    Outside a recording nothing happens, so that a script may keep it.
+
+    Args:
+        phase: "forward", "backward", "optimizer" or "evaluation".
+
+    Raises:
+        UsageError: another phase.
+    """
+    if phase not in list(Phase):
+        raise UsageError(f"expected a phase of {', '.join(Phase)}; got {phase!r}")
+    for recording in _active:
+        recording.rounds.mark(Phase(phase))
 
 
 @contextlib.contextmanager
@@ -139,7 +169,9 @@ def record(
         max_operators=max_operators,
     )
     recorded = RecordedProgram(recording)
-    with one_at_a_time():
+    with one_at_a_time(), contextlib.ExitStack() as stack:
+        _active.append(recording)
+        stack.callback(_active.remove, recording)
         try:
             with recording.environment():
                 yield recorded

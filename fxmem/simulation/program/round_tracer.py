@@ -6,6 +6,7 @@ called there.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -67,6 +68,10 @@ class RoundTracer(ProgramTracer):
         return torch_common.device_type(tensor) != self._log.device_type or not isinstance(
             tensor, torch_common.FakeTensor
         )
+
+    def write_nothing(self) -> contextlib.AbstractContextManager[None]:
+        """Run what is no part of a step: parameters that move to the card."""
+        return self._own_work()
 
     def pause(self) -> None:
         """Write no node until `resume`: what runs is the optimizer's."""

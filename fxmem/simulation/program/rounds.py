@@ -89,6 +89,7 @@ class Rounds:
         self._in_step = 0
         self._backwards = 0
         self._is_setup = True
+        self._is_marked = False
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
     # --- what the program does ----------------------------------------------------------------------------------------
@@ -99,12 +100,28 @@ class Rounds:
             self._end_setup()
         if len(self._log.ops) > self._max_operators:
             raise Enough
-        if self._backwards and not self._in_step and not any(map(self._counts, list(self.optimizers))):
+        if (
+            self._backwards
+            and not self._is_marked
+            and not self._in_step
+            and not any(map(self._counts, list(self.optimizers)))
+        ):
             self._end_round()  # nothing steps: the program changes its parameters itself
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
             self.begin_forward()
+
+    def mark_step(self) -> None:
+        """End a round where the program says so, and from here on there alone."""
+        self._is_setup, self._is_marked = False, True
+        self._end_round()
+
+    def mark(self, phase: Phase) -> None:
+        """Begin a phase where the program says so."""
+        self._is_setup = False
+        self._log.set_phase(phase)
+        self._log.resume_call(OPTIMIZER if phase is Phase.OPTIMIZER else LOSS)
 
     def begin_forward(self) -> None:
         """Forward goes on after a backward or an evaluation: another micro-batch, another network."""
@@ -196,8 +213,13 @@ class Rounds:
         self._name_residents()
         self._stepped[id(optimizer)] += 1
         waiting = [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
+        if self._is_marked:
+            return
         if not waiting or self._stepped[id(optimizer)] > _AGAIN:
             self._end_round()
+
+    def _steps_nothing(self) -> bool:
+        return not any(map(self._counts, list(self.optimizers)))
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer has a parameter on the target."""
@@ -221,7 +243,7 @@ class Rounds:
         sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
         record = self._record()
         highest = max((each.record.requested_bytes for each in self.finished if each.profile is not None), default=0)
-        profile = self._build() if record.requested_bytes >= highest else None
+        profile = self._build() if record.requested_bytes > highest else None
         self.finished.append(FinishedRound(record, sizes, profile))
         if self._enough(self.finished):
             raise Enough

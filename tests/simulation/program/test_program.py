@@ -168,6 +168,22 @@ def test_a_program_without_an_optimizer_ends_a_round_with_each_backward() -> Non
     assert recorded.program.steady
 
 
+def test_steps_and_phases_that_the_program_marks() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        fxmem.mark("forward")
+        weight = torch.zeros(64, 64, device="cuda")
+        while True:
+            out = weight @ weight
+            fxmem.mark("optimizer")
+            weight.add_(out)
+            fxmem.mark_step()
+    assert recorded.rounds[-1].phases == (Phase.FORWARD, Phase.OPTIMIZER)
+    assert len(recorded.rounds) == 2
+    fxmem.mark_step()  # nothing outside a recording
+    with pytest.raises(UsageError, match="expected a phase of forward, backward"):
+        fxmem.mark("validation")
+
+
 def test_half_precision_with_a_scaler() -> None:
     with fxmem.record("h100", steps=3) as recorded:
         model = Mlp().cuda()
