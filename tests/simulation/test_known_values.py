@@ -1,5 +1,7 @@
 """Values that do not depend on data are computed, and nothing else is believed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -120,7 +122,6 @@ def test_values_of_small_integer_inputs_given_on_the_cpu_are_known():
         lambda x: torch.ones(3, device=x.device).add_(x[:, 0]).sum(),
         lambda x: torch.ones(4, device=x.device).mul(x).sum(),
         lambda x: torch.zeros_like(x).sum(),  # made like data, it may be state that something writes to
-        lambda x: len(x[x > 0]),
         lambda x: torch.rand(2).sum(),
         lambda x: torch.ones(1 << 21, device=x.device).sum(),
     ],
@@ -268,3 +269,25 @@ def test_a_layer_that_may_be_dropped_is_kept():
     profile = analyze(Dropping(), torch.zeros(2, 8), target="h100").profile
     assert [node.name for node in profile.nodes if node.op == "call_module"] == ["layers_0", "layers_1", "layers_2"]
     assert any("layer drop" in assumption.text for assumption in profile.assumptions)
+
+
+class _Picks(nn.Module):
+    """Results whose shapes only data tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y[y > 0].sum() + y[y < 0].sum() + y.masked_select(y > 1).sum() + torch.nonzero(y).sum()
+
+
+def test_shapes_that_hang_on_data_are_taken_at_their_largest() -> None:
+    profile = analyze(_Picks(), torch.randn(4, 8), target="cpu").profile
+    said = [each.text for each in profile.assumptions if "hangs on data" in each.text]
+    assert [text.rpartition(": ")[2] for text in said] == ["every element", "every element", "every place"]
+    assert all(Path(__file__).name in text for text in said)
+    sizes = sorted(storage.nbytes for storage in profile.storages if storage.dtype == "int64" and storage.shape)
+    # Of x[mask], the two columns of places, each time; of nonzero, the places.
+    assert sizes == [2 * 32 * 8] * 3

@@ -21,13 +21,14 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
+from fxmem.simulation.kernels.data_shapes import bound_result, picks_by_mask
 from fxmem.simulation.kernels.fake_kernels import EVERYWHERE, ONE_DTYPE, check_one_dtype
 from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
-from fxmem.simulation.observe.source_lines import checking_frame
+from fxmem.simulation.observe.source_lines import checking_frame, program_place
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -65,6 +66,9 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         cache: of calls in this mode.
     """
 
+    _takes_all_distinct = False
+    """Whether `unique` is taken to find no two elements equal."""
+
     def __init__(
         self,
         log: StepLog,
@@ -84,6 +88,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._in_place_foreach: dict[Any, bool] = {}
         self.made_up_scalars = 0
         """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
+        self.bounded: dict[tuple[str, str], None] = {}
+        """Shapes that hang on data and are taken at their largest: what, and where."""
         self.passed_checks = 0
         """Conditions without values that the program read only to raise an error."""
         self.newest_node = -1
@@ -120,7 +126,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
-        call = None if self._is_in_place_foreach(func) else self._cache.call(func, args, kwargs)
+        fresh = self._is_in_place_foreach(func) or picks_by_mask(func, args)
+        call = None if fresh else self._cache.call(func, args, kwargs)
         replay = None if call is None else call.replay
         if call is None or replay is None or self._cache.compares:
             result = self._run(func, args, kwargs)
@@ -172,13 +179,25 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             if not known and func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
                 result = self._condition_that_passes()
                 known = result is not None
-            if not known:
+            bound = None if known else self._bound(func, args, kwargs)
+            if bound is not None:
+                result, what = bound
+                self._note_bound(what)
+            elif not known:
                 if not self._is_scalar_of_optimizer(func):
                     raise
                 # Adafactor scales its step by a norm it reads; no allocation depends on the number.
                 self.made_up_scalars += 1
                 result = 1.0 if args[0].dtype.is_floating_point else 1
         return result
+
+    def _bound(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str] | None:
+        note, distinct = self._log.note_tensors, self._takes_all_distinct
+        return bound_result(func, args, kwargs, self._fakes, note, distinct=distinct)
+
+    def _note_bound(self, what: str) -> None:
+        """Note that a shape that hangs on data is taken at its largest."""
+        self.bounded[what, program_place(sys._getframe(1))] = None
 
     def _condition_that_passes(self) -> bool | None:
         """The value of a condition with which the program does not raise; None where it does more than check it."""

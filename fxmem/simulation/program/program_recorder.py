@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,6 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.records.profile import Kind
 from fxmem.simulation import known_values
-from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_recorder import OpRecorder
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.card_memory import CardMemory
@@ -35,6 +33,7 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
     """
 
     _log: ProgramLog
+    _takes_all_distinct = True
 
     def __init__(self, border: Border, notes: MadeUpNotes, memory: CardMemory | None, *further: Any) -> None:
         super().__init__(*further)
@@ -82,19 +81,15 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
             if func is torch_fakes.NUMBER_OF:
                 self._notes.note("read", str(args[0].dtype)[6:])
                 return _number_like(args[0])
-            bound = _BOUNDS.get(func)
-            if bound is None:
-                raise
-            with self._fakes:
-                made, how = bound(self._log, *args, **kwargs)
-            self._notes.note("shape", how)
-            self._log.note_tensors(made)
-            return made
+            raise
+
+    def _note_bound(self, what: str) -> None:
+        self._notes.note("shape", what)
 
     def _move(self, tensor: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor | None:
-        """A real tensor on the card, without FakeTensorMode's way there, which takes as long as several kernels.
+        """A real tensor on the card; None where it may be laid out anew.
 
-        None where it may be laid out anew.
+        FakeTensorMode's own way there takes as long as several kernels.
         """
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous()
         if not plain or "memory_format" in settings or settings.get("device") is None:
@@ -110,58 +105,3 @@ def _number_like(tensor: torch.Tensor) -> bool | int | float:
     if tensor.dtype is torch.bool:
         return False
     return 1.0 if tensor.dtype.is_floating_point else 0
-
-
-# --- shapes that hang on data: everything is picked ------------------------------------------------------------------
-
-
-def _nonzero(log: StepLog, tensor: torch.Tensor) -> tuple[Any, str]:
-    places = torch.empty(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()
-    return places, "nonzero: every place"
-
-
-def _masked_select(log: StepLog, tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
-    count = tensor.expand(torch.broadcast_shapes(tensor.shape, mask.shape)).numel()  # type: ignore[no-untyped-call]
-    return torch.empty(count, dtype=tensor.dtype, device=tensor.device), "masked_select: every element"
-
-
-def _index(log: StepLog, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Any, str]:
-    places: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is None or index.dtype not in (torch.bool, torch.uint8):
-            places.append(index)
-            continue
-        found = [torch.empty(index.numel(), dtype=torch.int64, device=index.device) for _ in range(index.dim())]
-        log.note_tensors(found)
-        places += found
-    return aten.index.Tensor(tensor, places), "x[mask]: every element"
-
-
-def _unique(log: StepLog, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
-    count, device = tensor.numel(), tensor.device
-    values = torch.empty(count, dtype=tensor.dtype, device=device)
-    inverse = torch.empty(tensor.shape, dtype=torch.int64, device=device)
-    counts = torch.empty(count, dtype=torch.int64, device=device)
-    return (values, inverse, counts), "unique: no two elements equal"
-
-
-def _unique_dim(log: StepLog, tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Any, str]:
-    count, device = tensor.shape[dim], tensor.device
-    rows = torch.empty(count, dtype=torch.int64, device=device)
-    return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
-
-
-def _bincount(log: StepLog, tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> tuple[Any, str]:
-    dtype = torch.int64 if weights is None else torch.float64
-    return torch.empty(max(minlength, 1), dtype=dtype, device=tensor.device), "bincount: as long as minlength"
-
-
-_BOUNDS: Final[dict[Any, Callable[..., tuple[Any, str]]]] = {
-    aten.nonzero.default: _nonzero,
-    aten.masked_select.default: _masked_select,
-    aten.index.Tensor: _index,
-    aten._unique2.default: _unique,
-    aten.unique_consecutive.default: _unique,
-    aten.unique_dim.default: _unique_dim,
-    aten.bincount.default: _bincount,
-}

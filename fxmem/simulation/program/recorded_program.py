@@ -102,9 +102,10 @@ def mark_step() -> None:
 
 
 def mark(phase: str) -> None:
-    """Begin a phase of the recorded program here, until the next one that is marked or found.
+    """Begin a phase of the recorded program here.
 
-    Outside a recording nothing happens, so that a script may keep it.
+    It lasts until the next one that is marked or found. Outside a recording nothing happens, so that a script may keep
+    it.
 
     Args:
         phase: "forward", "backward", "optimizer" or "evaluation".

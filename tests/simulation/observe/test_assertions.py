@@ -69,7 +69,6 @@ DECIDE = (
     "y = x.abs() if (x < 0).any() else x",
     "while (x < 0).any(): raise ValueError",
     "low = (x < 0).any()\nlow = bool(low)\nif low: raise ValueError",
-    "if self.strict and len(x[x > 0]): raise ValueError",
     "if x.min().item() < 0: raise ValueError",
 )
 

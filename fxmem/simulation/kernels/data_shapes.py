@@ -1,0 +1,96 @@
+"""Upper bounds of results whose shapes hang on data: every element is picked, no two are equal.
+
+A FakeTensor has no values to pick by. What a program allocates for such results is then at most what is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import common as torch_common
+
+aten = torch.ops.aten
+
+_MASKS = (torch.bool, torch.uint8)
+
+Note = Callable[[Any], None]
+"""Called with tensors that the kernel allocates on its way."""
+
+
+def picks_by_mask(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is `x[mask]`, whose result follows from no metadata."""
+    return func is aten.index.Tensor and any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
+def bound_result(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mode: torch_common.FakeTensorMode,
+    note: Note,
+    *,
+    distinct: bool,
+) -> tuple[Any, str] | None:
+    """The largest result that an operator can have, and what is taken for granted; None for every other operator.
+
+    `distinct`: also of `unique`, as if no two elements were equal; models loop over the classes that it finds.
+    """
+    bound = _BOUNDS.get(str(func)) or (_DISTINCT.get(str(func)) if distinct else None)
+    if bound is None:
+        return None
+    with mode:
+        return bound(note, *args, **kwargs)
+
+
+def _nonzero(note: Note, tensor: torch.Tensor) -> tuple[Any, str]:
+    places = torch.empty(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()
+    return places, "nonzero: every place"
+
+
+def _masked_select(note: Note, tensor: torch.Tensor, mask: torch.Tensor) -> tuple[Any, str]:
+    count = torch.broadcast_tensors(tensor, mask)[0].numel()  # type: ignore[no-untyped-call]
+    return torch.empty(count, dtype=tensor.dtype, device=tensor.device), "masked_select: every element"
+
+
+def _index(note: Note, tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> tuple[Any, str]:
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            places.append(index)
+            continue
+        found = torch.empty(index.dim(), index.numel(), dtype=torch.int64, device=index.device).t()
+        note(found)
+        places += found.unbind(1)
+    return aten.index.Tensor(tensor, places), "x[mask]: every element"
+
+
+def _unique(note: Note, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
+    count, device = tensor.numel(), tensor.device
+    values = torch.empty(count, dtype=tensor.dtype, device=device)
+    inverse = torch.empty(tensor.shape, dtype=torch.int64, device=device)
+    return (values, inverse, torch.empty(count, dtype=torch.int64, device=device)), "unique: no two elements equal"
+
+
+def _unique_dim(note: Note, tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Any, str]:
+    rows = torch.empty(tensor.shape[dim], dtype=torch.int64, device=tensor.device)
+    return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
+
+
+def _nms(note: Note, boxes: torch.Tensor, *_: Any) -> tuple[Any, str]:
+    return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device), "nms: every box"
+
+
+_BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
+    "aten.nonzero.default": _nonzero,
+    "aten.masked_select.default": _masked_select,
+    "aten.index.Tensor": _index,
+    "torchvision.nms.default": _nms,
+}
+_DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
+    "aten._unique2.default": _unique,
+    "aten.unique_consecutive.default": _unique,
+    "aten.unique_dim.default": _unique_dim,
+}
