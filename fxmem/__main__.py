@@ -58,7 +58,12 @@ def _unwind_on_sigterm() -> Iterator[None]:
 
     So half-written files are removed and child processes end."""
 
+    process = os.getpid()
+
     def end(number: int, frame: object) -> NoReturn:
+        if os.getpid() != process:  # forked by the program that is run: it ends as it would without us
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         raise _TerminatedError
 
     # Only the main thread may ask for signals, and a handler that a caller has set stays.

@@ -1,5 +1,6 @@
 """What a program finds in `torch.cuda` and `torch.accelerator` besides what every step finds there: streams, events,
-seeds, generators, and the memory of the pretended card."""
+seeds, generators, types of tensors by which old programs name the card (`torch.cuda.FloatTensor`,
+`x.type(torch.cuda.LongTensor)`), and the memory of the pretended card."""
 
 from __future__ import annotations
 
@@ -100,11 +101,67 @@ class _CardGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc]
         return _GENERATOR("cpu")
 
 
+_DTYPES: Final = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Bool": torch.bool,
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class CardTensorType(type):
+    """The type of tensors of one dtype on the card, made of sizes, or of data."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *arguments: Any, device: Any = None) -> torch.Tensor:
+        """Make a tensor as torch's own type does."""
+        first = arguments[0] if arguments else ()
+        if isinstance(first, torch.Tensor):
+            return first.to("cuda", cls.dtype)
+        if isinstance(first, (int, torch.Size)) or not arguments:
+            size = first if isinstance(first, torch.Size) else arguments
+            return torch.empty(size, dtype=cls.dtype, device="cuda")
+        return torch.tensor(first, dtype=cls.dtype, device="cuda")
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype is cls.dtype
+
+
+TENSOR_TYPES: Final = {
+    f"{name}Tensor": CardTensorType(f"{name}Tensor", (), {"dtype": dtype, "is_cuda": True})
+    for name, dtype in _DTYPES.items()
+}
+"""By their names in `torch.cuda`."""
+
+
+def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """`Tensor.type`: the name of a tensor's type, or the tensor as one of a dtype, or of a type on the card."""
+    if dtype is None:
+        where = "torch.cuda" if tensor.is_cuda else "torch"
+        return f"{where}.{_NAMES.get(tensor.dtype, '')}Tensor"
+    if isinstance(dtype, str):
+        where, _, name = dtype.rpartition(".")
+        wanted: Any = TENSOR_TYPES.get(name) if where == "torch.cuda" else _DTYPES.get(name.removesuffix("Tensor"))
+        if where in ("torch", "torch.cuda") and wanted is not None:
+            return convert(tensor, wanted) if where == "torch.cuda" else tensor.to("cpu", wanted)
+    if isinstance(dtype, CardTensorType):
+        return tensor.to("cuda", dtype.dtype, non_blocking=non_blocking)
+    return torch.Tensor.type(tensor, dtype, non_blocking)
+
+
 def stand_ins(memory: CardMemory, capability: tuple[int, int]) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
     cuda, stream = torch.cuda, Stream()
     answers = memory_answers(memory)
-    for name, answer in {**answers, **_quiet(stream, capability)}.items():
+    for name, answer in {**answers, **_quiet(stream, capability), **TENSOR_TYPES}.items():
         yield _put(cuda, name, answer)
     for name, answer in answers.items():
         yield _put(cuda.memory, name, answer)

@@ -49,6 +49,9 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         if func is torch_fakes.DEVICE_OF:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if not self._border.is_targets(func, types, args, kwargs):
+            if torch_common.is_composite(func):
+                with self:  # under inference_mode `x.to("cuda")` comes whole, and says where by position
+                    return func.decompose(*args, **kwargs)
             if kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
             return func(*args, **kwargs)

@@ -82,6 +82,8 @@ class RecordedProgram(ProfiledStep):
             if each.profile is not None:
                 return number, each.profile
         target = self._recording.target.name
+        if self.ending.startswith("raised"):
+            raise AnalysisError(f"the program {self.ending}, before anything ran on {target}")
         raise AnalysisError(
             f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
             f"(.to('cuda')), or record it for target 'cpu'."

@@ -15,6 +15,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.simulation import known_values
 from fxmem.simulation.program.border import Border
+from fxmem.simulation.program.cuda_stand_ins import convert
 from fxmem.simulation.program.made_up import MadeUpNotes, made_up_number
 
 Tensor = torch.Tensor
@@ -149,6 +150,7 @@ def _cuda(
 
 _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.cuda: _cuda,
+    Tensor.type: convert,
     Tensor.pin_memory: lambda tensor, *_, **__: tensor,
     Tensor.is_pinned: lambda tensor, *_, **__: False,
     Tensor.record_stream: lambda tensor, *_: None,
