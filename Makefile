@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean mutants releases sample
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean mutants releases sample
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ examples: $(READY) ## run every script in examples/; what they write goes to a f
 	@set -e; cd $(VENV)/examples; for script in $(CURDIR)/examples/*.py; do \
 		echo "examples/$$(basename "$$script")"; $(abspath $(BIN))/python "$$script"; \
 	done
+
+scripts: $(READY) ## run public training scripts untouched, fetched from GitHub (SCRIPTS_ARGS=--python ... with what they import)
+	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/scripts/run.py $(SCRIPTS_ARGS)
 
 zoo: $(READY) ## analyse every architecture of the model collections
 	$(BIN)/python benchmarks/zoo.py

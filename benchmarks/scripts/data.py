@@ -1,0 +1,143 @@
+"""Data made up for public scripts: files in the shape that they read, with no content.
+
+Each function writes into a folder and takes what `scripts.toml` gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+RANDOM: Final = np.random.default_rng(0)
+
+
+def mnist(folder: Path, *, train: int = 60_000, test: int = 10_000) -> None:
+    """Write the four raw files of MNIST, as torchvision finds them after a download."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for kind, count in (("train", train), ("t10k", test)):
+        pictures = RANDOM.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        (raw / f"{kind}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pictures.tobytes())
+        labels = RANDOM.integers(0, 10, count, dtype=np.uint8)
+        (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
+
+
+def cifar(folder: Path, *, classes: int = 10, count: int = 1000) -> None:
+    """Write the batches of CIFAR-10 or CIFAR-100, smaller than the real ones."""
+    ten = classes == 10
+    root = folder / ("cifar-10-batches-py" if ten else "cifar-100-python")
+    root.mkdir(parents=True, exist_ok=True)
+    names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"] if ten else ["train", "test"]
+    for name in names:
+        pictures = RANDOM.integers(0, 256, (count, 3072), dtype=np.uint8)
+        labels = RANDOM.integers(0, classes, count).tolist()
+        batch = {"data": pictures, "labels" if ten else "fine_labels": labels}
+        (root / name).write_bytes(pickle.dumps(batch))
+    meta = {"label_names" if ten else "fine_label_names": [f"class {number}" for number in range(classes)]}
+    (root / ("batches.meta" if ten else "meta")).write_bytes(pickle.dumps(meta))
+
+
+def pictures(
+    folder: Path,
+    *,
+    count: int = 64,
+    width: int = 64,
+    height: int = 64,
+    suffix: str = ".png",
+    grey: bool = False,
+    levels: int = 256,
+) -> None:
+    """Write pictures of noise; `levels` 2 gives masks of zeros and ones."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        shape = (height, width) if grey else (height, width, 3)
+        Image.fromarray(RANDOM.integers(0, levels, shape, dtype=np.uint8)).save(folder / f"{number:04d}{suffix}")
+
+
+def tokens(folder: Path, *, files: list[str], count: int = 200_000, vocabulary: int = 50_257, header: int = 0) -> None:
+    """Write binary files of 16-bit tokens, behind a header of 32-bit numbers where there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        found = RANDOM.integers(0, vocabulary, count).astype(np.uint16).tobytes()
+        numbers = np.zeros(header, dtype=np.int32)
+        numbers[:3] = (20240520, 1, count)[: min(header, 3)]
+        (folder / file).write_bytes(numbers.tobytes() + found)
+
+
+def text(
+    folder: Path, *, files: list[str], lines: int = 5000, words: int = 20, vocabulary: int = 2000, first: str = ""
+) -> None:
+    """Write lines of made-up words, after a first one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        picked = RANDOM.integers(0, vocabulary, (lines, words))
+        made = (" ".join(f"w{word}" for word in line) for line in picked)
+        (folder / file).write_text("\n".join([first, *made]) + "\n")
+
+
+def records(folder: Path, *, file: str = "train.jsonl", count: int = 256, words: int = 200) -> None:
+    """Write JSON lines of texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    picked = RANDOM.integers(0, 500, (count, words))
+    lines = (json.dumps({"text": " ".join(f"w{word}" for word in line)}) for line in picked)
+    (folder / file).write_text("\n".join(lines) + "\n")
+
+
+def boxes(folder: Path, *, count: int = 32, size: int = 640, classes: int = 4) -> None:
+    """Write a data set of pictures with labelled boxes, in the form that ultralytics reads."""
+    for part in ("train", "val"):
+        pictures(folder / "images" / part, count=count, width=size, height=size, suffix=".jpg")
+        labels = folder / "labels" / part
+        labels.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (labels / f"{number:04d}.txt").write_text(f"{number % classes} 0.5 0.5 0.25 0.25\n" * 3)
+    names = "\n".join(f"  {number}: class {number}" for number in range(classes))
+    (folder / "data.yaml").write_text(f"path: {folder}\ntrain: images/train\nval: images/val\nnames:\n{names}\n")
+
+
+def language_model(folder: Path, *, classes: list[str], vocabulary: int = 1000, **settings: Any) -> None:
+    """Write a language model of transformers with fresh weights and a tokenizer of whole words."""
+    import tokenizers
+    import transformers
+
+    config, model = (getattr(transformers, name) for name in classes)
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(vocabulary - 3))]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(folder)
+    model(config(vocab_size=vocabulary, pad_token_id=0, eos_token_id=1, **settings)).save_pretrained(folder)
+
+
+def picture_encoder(folder: Path, *, repository: str) -> None:
+    """Write an autoencoder of Stable Diffusion's sizes, with fresh weights, where the hub's client keeps downloads."""
+    import diffusers
+
+    kept = folder / "hub" / f"models--{repository.replace('/', '--')}"
+    widths = (128, 256, 512, 512)
+    diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=widths,
+        layers_per_block=2,
+        latent_channels=4,
+        sample_size=256,
+    ).save_pretrained(kept / "snapshots" / "0")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0")
+
+
+MAKERS: Final[dict[str, Callable[..., None]]] = {
+    maker.__name__: maker
+    for maker in (mnist, cifar, pictures, tokens, text, records, boxes, language_model, picture_encoder)
+}
