@@ -137,7 +137,8 @@ _RULES = [
     ".peak{stroke-width:1.5;stroke-dasharray:2 2}", ".limit{stroke-width:1.5;stroke-dasharray:8 3}",
     ".join{fill:none;stroke-width:1}",
     ".allocated{stroke-dasharray:5 3}", ".reserved{stroke-dasharray:1 3;stroke-width:2}",
-    ".forward{fill-opacity:0}", ".backward{fill-opacity:.05}", ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}",
+    ".forward{fill-opacity:0}", ".evaluation{fill-opacity:.03}", ".backward{fill-opacity:.05}",
+    ".optimizer{fill-opacity:.12}", ".dot{stroke-width:1.5}",
     ".swatch{stroke-width:.6}",
     *(f".{kind_class(kind)}{{fill:{color}}}" for kind, color in KINDS.items()),
 ]  # fmt: skip
