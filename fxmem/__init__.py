@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.program import RecordedProgram, mark, mark_step, record
     from fxmem.validation.validate import validate
+    from fxmem.validation.validate_program import validate_program
     from fxmem.whatif.advice import advise
     from fxmem.whatif.card_fit import cards
     from fxmem.whatif.max_batch import max_batch
@@ -47,6 +48,7 @@ __all__ = [
     "record",
     "uncheckpoint",
     "validate",
+    "validate_program",
 ]
 
 __version__ = "0.1.0"
@@ -72,6 +74,7 @@ _HOMES = {
     "plan": "fxmem.whatif.verified_plan",
     "uncheckpoint": "fxmem.checkpointing",
     "validate": "fxmem.validation.validate",
+    "validate_program": "fxmem.validation.validate_program",
 }
 
 

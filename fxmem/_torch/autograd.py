@@ -295,6 +295,21 @@ def route_engine(
 
 
 @contextlib.contextmanager
+def observe_backwards(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Run every backward that accumulates gradients inside `around()`, on torch's own engine."""
+
+    def observe(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
+            with around() if accumulate_grad else contextlib.nullcontext():
+                return original(*args, accumulate_grad=accumulate_grad, **kwargs)
+
+        return run
+
+    with patch(torch.autograd, "_engine_run_backward", observe):
+        yield
+
+
+@contextlib.contextmanager
 def observe_function_calls(
     call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
     node_hook: Callable[[Any, str, Callable[..., Any]], None],

@@ -26,7 +26,7 @@ from fxmem.records.comparison import StepComparison
 from fxmem.records.plan import Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.records.sizes import Baseline, CardFits, SizeCurve
-from fxmem.records.validation import Measurement, Verdict
+from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
@@ -38,6 +38,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "lines": LineReport,
         "measurement": Measurement,
         "plan": Plan,
+        "program_verdict": ProgramVerdict,
         "report": Report,
         "sizes": SizeCurve,
         "target": Target,

@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fxmem.records.profile import Bytes, Kind, Mapped, Peak, Phase, Record, Step
+from fxmem.records.profile import Bytes, Kind, MadeUp, Mapped, Peak, Phase, Record, Round, Step
 
 __all__ = [
     "VALIDATION_SCHEMA_VERSION",
     "ComparedPhase",
     "ComparedQuantity",
+    "ComparedRound",
     "ComparedSegments",
     "ComparedShare",
     "Difference",
@@ -23,7 +24,10 @@ __all__ = [
     "Machine",
     "MeasuredOp",
     "MeasuredPhase",
+    "MeasuredRound",
     "Measurement",
+    "ProgramMeasurement",
+    "ProgramVerdict",
     "Quantity",
     "Verdict",
 ]
@@ -268,3 +272,77 @@ class Verdict(Record):
     CPU, where most of what would stand here is the kernels' own scratch, which `Measurement.scratch` names."""
     segments: tuple[ComparedSegments, ...] = ()
     """By size, the largest first; empty unless the measurement names its segments."""
+
+
+class MeasuredRound(Record):
+    """One round of a program that ran for real, or what came before the first."""
+
+    peak_bytes: Bytes
+    """The most bytes requested and alive at once, from the program's start on."""
+    peak_phase: Phase | None = None
+    """Phase of the first moment with `peak_bytes` alive. None on a card, which does not say."""
+    peak_op: str = ""
+    """Operator running at that moment; empty between two operators, and on a card."""
+    peak_without_kernel_scratch_bytes: Bytes | None = None
+    """The peak of the same log less the scratch of the operators in `ProgramMeasurement.set_aside`. None on a card."""
+    retained_bytes: Bytes
+    """Alive when the round is over."""
+    allocated_bytes: Bytes | None = None
+    """Peak of the allocator's blocks. None on the CPU."""
+    reserved_bytes: Bytes | None = None
+    """Peak of the caching allocator. None on the CPU."""
+
+
+class ProgramMeasurement(Record):
+    """The user's own program, run for real, round by round as `ProgramRun` has them."""
+
+    schema_version: str = VALIDATION_SCHEMA_VERSION
+    program: str
+    """As it was typed."""
+    machine: Machine
+    ending: str
+    """How the run ended, in words."""
+    setup: MeasuredRound | None = None
+    """What came before the first round."""
+    rounds: tuple[MeasuredRound, ...]
+    set_aside: tuple[str, ...] = ()
+    """Operators whose scratch is set aside; and data loaders, as far as they free what they allocate."""
+    scratch: tuple[MeasuredOp, ...] = ()
+    """Every operator that took scratch, the largest first, and what of it was alive at the largest round's peak. Empty
+    on a card."""
+    notes: tuple[str, ...] = ()
+    """What differs from running the program by itself."""
+
+
+class ComparedRound(Record):
+    """One round of a program as it was predicted and as it was measured."""
+
+    number: int
+    """From 1."""
+    predicted: Round
+    measured: MeasuredRound
+    comparisons: tuple[ComparedQuantity, ...]
+    """Every quantity that both sides know."""
+
+
+class ProgramVerdict(Record):
+    """The prediction of a program held against a real run of it, round by round."""
+
+    schema_version: str = VALIDATION_SCHEMA_VERSION
+    program: str
+    """As it was typed."""
+    target: str
+    """Name of the target the prediction is for."""
+    ending: str
+    """How the predicted run ended, in words."""
+    measurement: ProgramMeasurement
+    rounds: tuple[ComparedRound, ...]
+    """Those that both runs have."""
+    judged: Quantity
+    """The quantity that is held to the tolerance, in every round."""
+    tolerance: float = Field(ge=0)
+    """Largest absolute error allowed, as a fraction."""
+    within_tolerance: bool
+    """Whether every round's judged error is within the tolerance, and both runs have as many rounds."""
+    made_up: tuple[MadeUp, ...] = ()
+    """What the predicted program was told that nothing had computed."""

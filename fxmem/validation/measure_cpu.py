@@ -85,7 +85,7 @@ def measure_cpu(
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
         # those of one step more, after the measured one. acc_events: else it warns of cycles.
-        with _quiet(), torch_profiler.profiler(acc_events=True) as earlier:
+        with quiet_profiler(), torch_profiler.profiler(acc_events=True) as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
                 if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
@@ -94,9 +94,9 @@ def measure_cpu(
                 step(mark=_nowhere, optimizer=None)
             gc.collect()
         resident = _resident_bytes(model, request, stepper, read_events(earlier))
-        with without_garbage(), _quiet(), torch_profiler.profiler(acc_events=True) as profiled:
+        with without_garbage(), quiet_profiler(), torch_profiler.profiler(acc_events=True) as profiled:
             step(mark=_mark)
-        with _quiet(), torch_profiler.profiler(record_shapes=True, acc_events=True) as later:
+        with quiet_profiler(), torch_profiler.profiler(record_shapes=True, acc_events=True) as later:
             step(mark=_nowhere)
     except FxmemError:
         raise
@@ -129,7 +129,7 @@ def without_garbage() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_profiler() -> Iterator[None]:
     """Keep Kineto from writing to stderr that it found no GPU."""
     key = "KINETO_LOG_LEVEL"
     before = os.environ.get(key)
@@ -266,7 +266,7 @@ def _measurement(
     return Measurement(
         model=model,
         step=step,
-        machine=_machine(),
+        machine=cpu_machine(),
         resident_bytes=start,
         resident_by_kind=resident,
         retained_bytes=live[-1] - start,
@@ -283,7 +283,8 @@ def _measurement(
     )
 
 
-def _machine() -> Machine:
+def cpu_machine() -> Machine:
+    """This machine's CPU and what is known to move the memory of its kernels."""
     onednn: Any = torch.backends.mkldnn  # torch's stubs do not know its attributes
     return Machine(
         device="cpu",

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from torch.profiler import profile
 
@@ -32,8 +32,9 @@ cell state, workspace (`mkldnn_rnn_layer`, aten/src/ATen/native/mkldnn/RNN.cpp).
 
 _OPERATOR = re.compile(r"\w+::\w+")
 MARK = "fxmem.simulation.step:"
-"""What the name of a mark begins with that opens a part of the step."""
-_PHASES = {"forward": Phase.FORWARD, "loss": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer": Phase.OPTIMIZER}
+"""What the name of a mark begins with that opens a part of the step, or ends a round."""
+LOADER = "fxmem.data_loader"
+"""The name of a data loader's work, in which what is allocated and freed is scratch as an operator's is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +105,37 @@ def live_bytes(resident: int, events: Sequence[ProfilerEvent], without: Mapping[
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """A mark where a round of a program ends."""
+
+
+_MARKS: Final[dict[str, Phase | RoundEnd]] = {
+    **{phase.value: phase for phase in Phase},
+    "loss": Phase.FORWARD,
+    "round": RoundEnd(),
+}
+
+
 def read_events(profiled: profile) -> list[ProfilerEvent]:
     """The memory events of a profile in order of time."""
-    found: list[tuple[int, ProfilerEvent | Phase]] = []
+    return list(assign_phases(entry for entry in _read_log(profiled) if not isinstance(entry, RoundEnd)))
+
+
+def read_rounds(profiled: profile) -> tuple[list[ProfilerEvent], list[int]]:
+    """The memory events in order of time, and their number at each round's end."""
+    log = _read_log(profiled)
+    events = list(assign_phases(entry for entry in log if not isinstance(entry, RoundEnd)))
+    ends, count = [], 0
+    for entry in log:
+        count += isinstance(entry, ProfilerEvent)
+        if isinstance(entry, RoundEnd):
+            ends.append(count)
+    return events, ends
+
+
+def _read_log(profiled: profile) -> list[ProfilerEvent | Phase | RoundEnd]:
+    found: list[tuple[int, ProfilerEvent | Phase | RoundEnd]] = []
     pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
         (root, None, ()) for root in torch_profiler.event_tree(profiled)
     ]
@@ -117,13 +146,15 @@ def read_events(profiled: profile) -> list[ProfilerEvent]:
             if block.device.type == "cpu":
                 found.append((entry.start_time_ns, ProfilerEvent(block.alloc_size, block.ptr, call=call, path=path)))
         elif entry.name.startswith(MARK):
-            found.append((entry.start_time_ns, _PHASES[entry.name.removeprefix(MARK)]))
+            found.append((entry.start_time_ns, _MARKS[entry.name.removeprefix(MARK)]))
+        elif entry.name == LOADER:
+            call, path = MeasuredCall(LOADER), (LOADER,)
         elif torch_profiler.is_function(entry) and _OPERATOR.fullmatch(entry.name):
             call = call or _leaf_call(entry)
             path = (*path, _qualified_name(entry)) if call else path
         pending += [(child, call, path) for child in entry.children]
     found.sort(key=lambda timed: timed[0])
-    return list(assign_phases(entry for _, entry in found))
+    return [entry for _, entry in found]
 
 
 def fill_shapes(events: Sequence[ProfilerEvent], earlier: Sequence[ProfilerEvent]) -> list[ProfilerEvent]:

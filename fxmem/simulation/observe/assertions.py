@@ -12,44 +12,73 @@ import functools
 import itertools
 import linecache
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 Place = tuple[int | None, int | None, int | None, int | None]
 """First and last line, first and last column."""
+_Wanted = Callable[[ast.AST], tuple[ast.expr, bool] | None]
 
 
 def find_passing_value(frame: types.FrameType) -> bool | None:
     """The truth with which the check that `frame` is at is passed; None where it is at no check, or its source cannot
     be read."""
+    return _find(frame, _wanted_by_check)
+
+
+def find_going_on_value(frame: types.FrameType) -> bool | None:
+    """The truth with which a program goes on after the `if` that `frame` is at.
+
+    It leaves neither its loop nor its function, and else does what it asks for. None where it is at no `if`, or its
+    source cannot be read.
+    """
+    return _find(frame, _wanted_to_continue)
+
+
+def _find(frame: types.FrameType, wanted_by: _Wanted) -> bool | None:
     code = frame.f_code
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), None)
-    return None if place is None else _places(code.co_filename).get(place)
+    return None if place is None else _places(code.co_filename, wanted_by).get(place)
+
+
+def _wanted_by_check(node: ast.AST) -> tuple[ast.expr, bool] | None:
+    """The condition of a statement that checks, and the truth value that passes."""
+    match node:
+        case ast.Assert(test=test):
+            return test, True
+        case ast.If(test=test) if _raises(node.body):
+            return test, False
+        case ast.If(test=test) if _raises(node.orelse):
+            return test, True
+        case ast.Call(func=ast.Attribute(attr="_assert"), args=[test, *_]):
+            return test, True
+    return None
+
+
+def _wanted_to_continue(node: ast.AST) -> tuple[ast.expr, bool] | None:
+    """The condition of an `if`, and the truth value with which the program goes on."""
+    if isinstance(node, ast.If):
+        return node.test, not isinstance(node.body[-1], (ast.Break, ast.Continue, ast.Raise, ast.Return))
+    return None
 
 
 @functools.lru_cache(maxsize=32)
-def _places(file: str) -> dict[Place, bool]:
-    """By the place of each condition in a file's checks, the truth value that passes."""
+def _places(file: str, wanted_by: _Wanted) -> dict[Place, bool]:
+    """By the place of each condition in a file, the truth value that is wanted."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return {}
     found: dict[Place, bool] = {}
     for node in ast.walk(tree):
-        match node:
-            case ast.Assert(test=test):
-                wanted = True
-            case ast.If(test=test) if _raises(node.body):
-                wanted = False
-            case ast.If(test=test) if _raises(node.orelse):
-                wanted = True
-            case ast.Call(func=ast.Attribute(attr="_assert"), args=[test, *_]):
-                wanted = True
-            case _:
-                continue
+        found_here = wanted_by(node)
+        if found_here is None:
+            continue
+        test, wanted = found_here
         conditions = list(_conditions(test, wanted))
         found.update(conditions)
         if len({truth for _, truth in conditions}) == 1:  # Python 3.11 gives a jump the place of the whole statement
-            found[_place(node)] = conditions[0][1]
+            found[_place(cast("ast.expr | ast.stmt", node))] = conditions[0][1]
     return found
 
 

@@ -28,7 +28,7 @@ from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
-from fxmem.simulation.observe.source_lines import checking_frame, program_place
+from fxmem.simulation.observe.source_lines import checking_frame, program_place, variables
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -110,7 +110,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
         if func in IN_PLACE and (caller := sys._getframe(1)).f_code is NODE_CALL:
-            func = self._choose_form(func, args[0], caller.f_locals["node"])
+            func = self._choose_form(func, args[0], variables(caller)["node"])
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
         result, replay = self._run_or_replay(func, args, kwargs)

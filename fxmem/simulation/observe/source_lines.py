@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import sys
 import types
+from typing import Any
 
 import torch
 
@@ -27,6 +29,10 @@ _NOT_THE_USERS = (
 )
 
 _CHECKING = tuple(_TORCH + name for name in ("functional.py", "nn" + os.sep, "distributions" + os.sep))
+
+
+_NOT_AN_OPTIMIZERS = (_HERE, _TORCH + "_tensor.py", _TORCH + "utils" + os.sep)
+"""What stands between an optimizer's own code and an operator."""
 
 
 def calling_line() -> SourceLine | None:
@@ -85,6 +91,30 @@ def checking_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return frame
         frame = frame.f_back
     return own
+
+
+def variables(frame: types.FrameType) -> dict[str, Any]:
+    """The local variables of a frame, in a dictionary of the caller's.
+
+    Up to Python 3.12 a frame keeps the one that `f_locals` answers with, and with it what the program has dropped since
+    then. It is emptied, unless the program itself has it from `locals()`.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(kept) is dict and sys.getrefcount(kept) <= _KEPT_BY_FRAME:
+        kept.clear()
+    return found
+
+
+_KEPT_BY_FRAME = 3
+"""References to that dictionary where nobody else has it: the frame's, ours, and the question's."""
+
+
+def optimizer_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame of an optimizer's own method that asks: the innermost outside fxmem. None for another."""
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_AN_OPTIMIZERS):
+        frame = frame.f_back
+    return frame if frame is not None and isinstance(variables(frame).get("self"), torch.optim.Optimizer) else None
 
 
 _LINES: dict[tuple[str, int, str], SourceLine] = {}

@@ -19,6 +19,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem.simulation import known_values
+from fxmem.simulation.observe.source_lines import variables
 
 _RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
 _MADE_FROM_NOTHING: Final = frozenset(
@@ -133,7 +134,7 @@ def _is_card_fake(value: Any) -> bool:
 def _is_building_a_module() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+        if frame.f_code.co_name == "__init__" and isinstance(variables(frame).get("self"), torch.nn.Module):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -85,7 +85,7 @@ def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.Abst
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             border.loading += 1
             try:
-                with torch_common.no_modes():
+                with torch_common.no_modes(), torch_common.pause_observers():
                     return original(self, *args, **kwargs)
             finally:
                 border.loading -= 1

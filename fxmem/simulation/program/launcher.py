@@ -15,9 +15,9 @@ import torch
 import fxmem
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
-from fxmem.simulation.program.program_run import Enough
 from fxmem.simulation.program.recorded_program import RecordedProgram, record
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.round_rule import Enough
 
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
 
@@ -59,21 +59,13 @@ def launch(
     Raises:
         UsageError: the program cannot be found.
     """
-    if not program.is_module and not os.path.isfile(program.program):
-        raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
+    check_program(program)
     raised = False
-    with (
-        record(
-            target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
-        ) as recorded,
-        _as_main(program),
-        contextlib.redirect_stdout(sys.stderr),
-    ):
+    with record(
+        target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
+    ) as recorded:
         try:
-            if program.is_module:
-                runpy.run_module(program.program, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(program.program, run_name="__main__")
+            run_as_main(program)
         except (Enough, KeyboardInterrupt, FxmemError):
             raise
         except SystemExit as leaving:
@@ -86,6 +78,21 @@ def launch(
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 recorded.note_shortage(error)
     return LaunchResult(recorded, raised)
+
+
+def check_program(program: Launch) -> None:
+    """Refuse a script that is not there. Raises UsageError."""
+    if not program.is_module and not os.path.isfile(program.program):
+        raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
+
+
+def run_as_main(program: Launch) -> None:
+    """Run a program as `python` would, its standard output on standard error. What it raises passes through."""
+    with _as_main(program), contextlib.redirect_stdout(sys.stderr):
+        if program.is_module:
+            runpy.run_module(program.program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program.program, run_name="__main__")
 
 
 @contextlib.contextmanager

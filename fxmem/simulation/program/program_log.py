@@ -74,8 +74,11 @@ class ProgramLog(StepLog):
                 self.memory.free(index)
 
     def _note_storage(self, tensor: torch.Tensor) -> int | None:
-        # Real tensors are the host's, also where the target is a CPU.
-        return super()._note_storage(tensor) if isinstance(tensor, torch_common.FakeTensor) else None
+        # Real tensors are the host's, on a CPU all that its allocator gave: not numpy's, nor a file's pages.
+        is_targets = isinstance(tensor, torch_common.FakeTensor) or (
+            self.memory is None and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
+        )
+        return super()._note_storage(tensor) if is_targets else None
 
     def relabel(self, tensor: torch.Tensor, kind: Kind, name: str, over: tuple[Kind | None, ...] | None = None) -> None:
         """Set kind and name of a tensor's storages: of any, or of those that have one of the kinds `over`."""

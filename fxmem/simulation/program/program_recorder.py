@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import torch
@@ -10,7 +11,9 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
 from fxmem.records.profile import Kind
 from fxmem.simulation import known_values
+from fxmem.simulation.observe.assertions import find_going_on_value
 from fxmem.simulation.observe.op_recorder import OpRecorder
+from fxmem.simulation.observe.source_lines import optimizer_frame
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.card_memory import CardMemory
 from fxmem.simulation.program.made_up import MadeUpNotes
@@ -20,6 +23,8 @@ aten = torch.ops.aten
 
 _UNSCALE: Final[Any] = aten._amp_foreach_non_finite_check_and_unscale_.default
 """Writes in place and allocates nothing. All numbers are taken to be finite, so that `found_inf` stays what it was."""
+_FALLS: Final = 1e-4
+"""By how much of the first one made-up fraction is smaller than the one before."""
 
 
 class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
@@ -41,6 +46,8 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         self._maker = torch_fakes.Maker(self._fakes)
         self._border = border
         self._notes = notes
+        self._fractions = 0
+        """Made up so far."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -52,9 +59,7 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
             if torch_common.is_composite(func):
                 with self:  # under inference_mode `x.to("cuda")` comes whole, and says where by position
                     return func.decompose(*args, **kwargs)
-            if kwargs.get("pin_memory"):
-                kwargs = {**kwargs, "pin_memory": False}
-            return func(*args, **kwargs)
+            return self._run_on_host(func, args, kwargs)
         if func is aten.copy_.default and not isinstance(args[0], torch_common.FakeTensor):
             self._border.write_to_host(args[1], args[0])
             return args[0]
@@ -72,6 +77,18 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
             self._log.rename(result, "", Kind.INPUT)
         return self._border.bring_back(result, args)
 
+    def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator for real. Where the CPU is the target, what it allocates counts: integers are real there."""
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        begin = self._log.tick
+        result = func(*args, **kwargs)
+        if self._memory is None and not self._border.loading:
+            self._log.note_tensors(result)
+            if self._log.tick > begin:
+                self._log.note_op(str(func), begin, 0)
+        return result
+
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _UNSCALE:
             return None
@@ -83,7 +100,7 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         except torch_common.DATA_DEPENDENT:
             if func is torch_fakes.NUMBER_OF:
                 self._notes.note("read", str(args[0].dtype)[6:])
-                return _number_like(args[0])
+                return self._number_like(args[0])
             raise
 
     def _note_bound(self, what: str) -> None:
@@ -102,9 +119,24 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
             device = torch.device(device.type, 0 if device.type == "cuda" else None)
         return self._maker.empty(tuple(tensor.shape), tensor.stride(), dtype, device)
 
+    def _number_like(self, tensor: torch.Tensor) -> bool | int | float:
+        """What a number without a value is taken to be: a fraction is a little smaller each time, as a loss that falls,
+        so that nothing takes two for equal and stops."""
+        if tensor.dtype is torch.bool:
+            return False
+        if not tensor.dtype.is_floating_point:
+            return 0
+        self._fractions += 1
+        return 1.0 / (1.0 + _FALLS * (self._fractions - 1))
 
-def _number_like(tensor: torch.Tensor) -> bool | int | float:
-    """What a number without a value is taken to be."""
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.dtype.is_floating_point else 0
+    def _is_scalar_of_optimizer(self, func: Any) -> bool:
+        return False  # made up as any other, so that LBFGS does not take two losses for equal
+
+    def _condition_that_passes(self) -> bool | None:
+        frame = optimizer_frame(sys._getframe(1))
+        if frame is None:
+            return super()._condition_that_passes()
+        going_on = find_going_on_value(frame)
+        if going_on is not None:
+            self._notes.note("decided", "a condition of the optimizer's own: it goes on")
+        return going_on

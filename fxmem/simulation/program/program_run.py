@@ -30,7 +30,7 @@ from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.program_recorder import ProgramRecorder
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import RoundTracer
-from fxmem.simulation.program.rounds import Enough, FinishedRound, Rounds
+from fxmem.simulation.program.rounds import FinishedRound, Rounds
 from fxmem.simulation.program.tensor_reads import TensorReads
 
 MAX_OPERATORS: Final = 200_000
@@ -260,6 +260,3 @@ class ProgramRecording(Recording):
             optimizers=tuple(self.rounds.stepped_names),
             made_up=self.notes.records(),
         )
-
-
-__all__ = ["MAX_OPERATORS", "Enough", "ProgramRecording"]

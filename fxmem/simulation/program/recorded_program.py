@@ -16,8 +16,9 @@ from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Tar
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.program.program_run import MAX_OPERATORS, Enough, ProgramRecording
+from fxmem.simulation.program.program_run import MAX_OPERATORS, ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem.simulation.observe.source_lines import user_frame
+from fxmem.simulation.observe.source_lines import user_frame, variables
 
 _NOBODY_S_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "net_", "x", "obj", "_"})
 
@@ -93,11 +93,12 @@ def _find_variable(module: torch.nn.Module) -> str:
 
 
 def _find_name(frame: types.FrameType, module: torch.nn.Module) -> str:
-    for scope in (frame.f_locals, frame.f_globals):
+    own = variables(frame)
+    for scope in (own, frame.f_globals):
         for name, value in list(scope.items()):
             if value is module and name.isidentifier() and name not in _NOBODY_S_NAMES:
                 return name
-    owner = frame.f_locals.get("self")
+    owner = own.get("self")
     if isinstance(owner, torch.nn.Module):
         return ""
     for name, value in list(getattr(owner, "__dict__", {}).items()):

@@ -1,22 +1,18 @@
 """The rounds and phases of a program, found while it runs.
 
-A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
-micro-batches of one step. Without an optimizer, each call of a model after a backward begins one. What runs before the
-first call of a module is set-up. Within a round, forward lasts until a backward begins; what comes between a backward
-and the next forward (clipping, unscaling, averaging) is the optimizer's.
+Where a round ends is `RoundRule`'s. Within a round, forward lasts until a backward begins; what comes between a
+backward and the next forward (clipping, unscaling, averaging) is the optimizer's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
@@ -25,18 +21,10 @@ from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.program.program_log import HighWater, ProgramLog
 from fxmem.simulation.program.roots import Roots
 from fxmem.simulation.program.round_tracer import RoundTracer
+from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 
 _ELSEWHERE: Final = 20
 """Steps of optimizers with nothing on the card after which a program is refused."""
-_AGAIN: Final = 20
-"""Steps of one optimizer after which another that has not stepped is not waited for."""
-
-
-class Enough(BaseException):
-    """As much of the program has run as was asked for.
-
-    No `Exception`, so that a training loop's `except Exception` does not swallow it.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +37,7 @@ class FinishedRound:
     profile: Profile | None
 
 
-class Rounds:
+class Rounds(RoundRule):
     """The rounds of one program.
 
     Args:
@@ -72,6 +60,7 @@ class Rounds:
         enough: Callable[[Sequence[FinishedRound]], bool],
         max_operators: int,
     ) -> None:
+        super().__init__()
         self._log = log
         self._roots = roots
         self._on_card = on_card
@@ -82,40 +71,21 @@ class Rounds:
         self.tracer: RoundTracer
         self.setup: Round | None = None
         self.finished: list[FinishedRound] = []
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.stepped_names: dict[str, None] = {}
-        self._stepped: Counter[int] = Counter()
         self._elsewhere = 0
-        self._in_step = 0
-        self._backwards = 0
-        self._is_setup = True
-        self._is_marked = False
         self._trained: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
     # --- what the program does ----------------------------------------------------------------------------------------
 
     def module_called(self, module: torch.nn.Module) -> None:
         """A root is about to be called: forward or evaluation, if the phase was another."""
-        if self._is_setup:
-            self._end_setup()
-        if len(self._log.ops) > self._max_operators:
+        if len(self._log.ops) > self._max_operators and not self._is_setup:
             raise Enough
-        if (
-            self._backwards
-            and not self._is_marked
-            and not self._in_step
-            and not any(map(self._counts, list(self.optimizers)))
-        ):
-            self._end_round()  # nothing steps: the program changes its parameters itself
+        super().module_called(module)
         if self._evaluates(module):
             self._enter(Phase.EVALUATION)
         else:
             self.begin_forward()
-
-    def mark_step(self) -> None:
-        """End a round where the program says so, and from here on there alone."""
-        self._is_setup, self._is_marked = False, True
-        self._end_round()
 
     def mark(self, phase: Phase) -> None:
         """Begin a phase where the program says so."""
@@ -139,7 +109,7 @@ class Rounds:
         if torch.is_grad_enabled() or module.training or self._in_step:
             return False
         if module not in self._trained:
-            stepped = {id(each) for optimizer in self.optimizers for each in _parameters(optimizer)}
+            stepped = {id(each) for optimizer in self.optimizers for each in stepped_parameters(optimizer)}
             self._trained[module] = any(id(each) in stepped for each in module.parameters())
         return self._trained[module]
 
@@ -150,7 +120,7 @@ class Rounds:
         log = self._log
         if not accumulate_grad or log.phase is Phase.BACKWARD:
             return run(roots, *args, accumulate_grad)
-        self._is_setup = False
+        self.backward_begins()
         for root in roots:
             if isinstance(root, torch.Tensor):
                 log.rename(root, "", Kind.OUTPUT)
@@ -159,76 +129,38 @@ class Rounds:
         try:
             return run(roots, *args, accumulate_grad)
         finally:
-            self._backwards += 1
+            self.backward_ends()
             self._name_residents()
             log.set_phase(Phase.OPTIMIZER)
             log.resume_call(OPTIMIZER)
             self.tracer.pause()
 
-    @contextlib.contextmanager
-    def observe_optimizers(self) -> Iterator[None]:
-        """Watch every optimizer that is made or steps inside."""
-
-        def making(original: Callable[..., None]) -> Callable[..., None]:
-            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-                original(optimizer, *args, **kwargs)
-                self.optimizers.add(optimizer)
-
-            return init
-
-        handles = (
-            register_optimizer_step_pre_hook(self._step_begins),
-            register_optimizer_step_post_hook(self._step_ends),
-        )
-        try:
-            with torch_common.patch(torch.optim.Optimizer, "__init__", making):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._in_step and self._counts(optimizer):
+    def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._counts(optimizer):
             if self._log.phase is not Phase.OPTIMIZER:
                 self._log.set_phase(Phase.OPTIMIZER)
             self._log.resume_call(OPTIMIZER)
             self.tracer.pause()
-        self._in_step += 1
 
-    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._in_step -= 1
-        if self._in_step:
+    def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._counts(optimizer):
+            self.stepped_names.setdefault(type(optimizer).__name__)
+            self._name_residents()
             return
-        if not self._counts(optimizer):
-            self._elsewhere += 1
-            if self._elsewhere >= _ELSEWHERE and not self.finished and self._on_card:
-                raise AnalysisError(
-                    f"expected a program that trains on the card; {_ELSEWHERE} optimizer steps are over and nothing is "
-                    f"there: it trains on the CPU as it was called. Tell it to use the card (--device cuda, "
-                    f".to('cuda')), or analyse it with --target cpu."
-                )
-            return
-        self.optimizers.add(optimizer)
-        self.stepped_names.setdefault(type(optimizer).__name__)
-        self._name_residents()
-        self._stepped[id(optimizer)] += 1
-        waiting = [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
-        if self._is_marked:
-            return
-        if not waiting or self._stepped[id(optimizer)] > _AGAIN:
-            self._end_round()
-
-    def _steps_nothing(self) -> bool:
-        return not any(map(self._counts, list(self.optimizers)))
+        self._elsewhere += 1
+        if self._elsewhere >= _ELSEWHERE and not self.finished and self._on_card:
+            raise AnalysisError(
+                f"expected a program that trains on the card; {_ELSEWHERE} optimizer steps are over and nothing is "
+                f"there: it trains on the CPU as it was called. Tell it to use the card (--device cuda, "
+                f".to('cuda')), or analyse it with --target cpu."
+            )
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer has a parameter on the target."""
-        return any(isinstance(parameter, torch_common.FakeTensor) for parameter in _parameters(optimizer))
+        return any(isinstance(parameter, torch_common.FakeTensor) for parameter in stepped_parameters(optimizer))
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 
     def _end_setup(self) -> None:
-        self._is_setup = False
         if self._log.ops or self._log.tick > 1:
             self._log.end_phase()
             self._name_residents()
@@ -238,7 +170,6 @@ class Rounds:
     def _end_round(self) -> None:
         self._log.end_phase()
         self._name_residents()
-        self._stepped.clear()
         log = self._log
         sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
         record = self._record()
@@ -254,7 +185,6 @@ class Rounds:
         self._log.high_water = HighWater(self._log.live)
         if self._log.memory is not None:
             self._log.memory.clear_highest()
-        self._backwards = 0
 
     def finish(self) -> None:
         """End what is under way where the program itself has ended."""
@@ -303,10 +233,6 @@ class Rounds:
 
     def _keep(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
         self._log.relabel(tensor, kind, name, over=_NOT_YET_NAMED[kind])
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 _NOT_YET_NAMED: Final[dict[Kind, tuple[Kind | None, ...]]] = {

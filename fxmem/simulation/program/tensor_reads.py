@@ -96,10 +96,12 @@ class TensorReads:
         return self._host(tensor, "tolist").tolist()
 
     def _numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
-        return self._host(tensor, "numpy").numpy()
+        return self._array(tensor)
 
     def _array(self, tensor: Tensor, dtype: Any = None) -> Any:
-        array = self._host(tensor, "numpy").numpy()
+        host = self._host(tensor, "numpy")
+        with torch_common.no_modes(), torch_common.pause_observers():
+            array = host.numpy()
         return array if dtype is None else array.astype(dtype)
 
     def _format(self, tensor: Tensor, spec: str) -> str:

@@ -439,3 +439,47 @@ def test_a_program_for_the_cpu() -> None:
     assert recorded.peak.allocated_bytes is None
     assert len(recorded.rounds) == 2
     assert recorded.rounds[-1].requested_bytes == recorded.peak.requested_bytes
+
+
+def test_integers_are_real_on_the_cpu_and_counted() -> None:
+    with fxmem.record("cpu") as recorded:
+        kept = torch.arange(1000)
+        assert int(kept.sum()) == 499_500
+        torch.zeros(500)
+        kept.numpy()  # the same memory
+        torch.from_numpy(kept.float().numpy())  # numpy's own
+        del kept
+    assert recorded.rounds[0].requested_bytes == 8000 + 4000
+
+
+def test_what_a_function_drops_is_freed_although_its_module_was_named() -> None:
+    def train(model: nn.Module) -> None:
+        batch = torch.randn(1 << 20, 1, device="cuda")
+        model(torch.randn(1, 256, device="cuda"))  # its name is looked for among these variables
+        before = torch.cuda.memory_allocated()
+        del batch
+        assert torch.cuda.memory_allocated() == before - (4 << 20)
+
+    with fxmem.record("h100"):
+        train(Mlp().cuda())
+
+
+def test_lbfgs_goes_on_as_where_nothing_has_converged() -> None:
+    calls = 0
+    with fxmem.record("h100", steps=2) as recorded:
+        model = nn.Linear(256, 256).cuda()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=3)
+
+        def closure() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(torch.randn(4, 256, device="cuda")).square().mean()
+            loss.backward()
+            return loss
+
+        while True:
+            optimizer.step(closure)
+    assert calls == 8
+    vectors = [s for s in recorded.profile.storages if s.shape == (256 * 257,) and s.death >= recorded.profile.ticks]
+    assert len(vectors) >= 6  # directions and steps of three iterations

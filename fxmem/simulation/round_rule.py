@@ -1,0 +1,139 @@
+"""The rule by which rounds of a program are found, recorded or measured for real.
+
+A round ends when every optimizer with parameters on the target has stepped: a GAN's generator and discriminator, all
+micro-batches of one step. Without an optimizer, each call of a model after a backward begins one. What runs before the
+first call of a module is set-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fxmem._torch import common as torch_common
+
+_AGAIN: Final = 20
+"""Steps of one optimizer after which another that has not stepped is not waited for."""
+
+
+class Enough(BaseException):
+    """As much of the program has run as was asked for.
+
+    No `Exception`, so that a training loop's `except Exception` does not swallow it.
+    """
+
+
+class RoundRule:
+    """Finds where set-up and rounds end; what is to be done there is a subclass's."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepped: Counter[int] = Counter()
+        self._in_step = 0
+        self._backwards = 0
+        self._is_setup = True
+        self._is_marked = False
+
+    # --- a subclass's -------------------------------------------------------------------------------------------------
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer has a parameter on the target."""
+        raise NotImplementedError
+
+    def _end_setup(self) -> None:
+        """Set-up is over."""
+        raise NotImplementedError
+
+    def _end_round(self) -> None:
+        """A round is over."""
+        raise NotImplementedError
+
+    def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step, within no other's step."""
+
+    def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped, within no other's step."""
+
+    # --- what the program does ----------------------------------------------------------------------------------------
+
+    def module_called(self, module: torch.nn.Module) -> None:
+        """A module on the target is about to be called, within no other."""
+        if self._is_setup:
+            self._is_setup = False
+            self._end_setup()
+        if self._backwards and not self._in_step and not self._is_marked and self._steps_nothing():
+            self._finish_round()  # nothing steps: the program changes its parameters itself
+
+    def _steps_nothing(self) -> bool:
+        return not any(map(self._counts, list(self.optimizers)))
+
+    def mark_step(self) -> None:
+        """End a round where the program says so, and from here on there alone."""
+        self._is_setup, self._is_marked = False, True
+        self._finish_round()
+
+    def backward_begins(self) -> None:
+        """A backward that accumulates gradients begins."""
+        self._is_setup = False
+
+    def backward_ends(self) -> None:
+        """It is over; within it, recomputed modules begin no round."""
+        self._backwards += 1
+
+    @contextlib.contextmanager
+    def observe_optimizers(self) -> Iterator[None]:
+        """Watch every optimizer that is made or steps inside."""
+
+        def making(original: Callable[..., None]) -> Callable[..., None]:
+            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                original(optimizer, *args, **kwargs)
+                self.optimizers.add(optimizer)
+
+            return init
+
+        handles = (
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
+        try:
+            with torch_common.patch(torch.optim.Optimizer, "__init__", making):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._in_step:
+            self._begin_step(optimizer)
+        self._in_step += 1
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._in_step -= 1
+        if self._in_step:
+            return
+        self._end_step(optimizer)
+        if not self._counts(optimizer):
+            return
+        self.optimizers.add(optimizer)
+        self._stepped[id(optimizer)] += 1
+        waiting = [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
+        if self._is_marked:
+            return
+        if not waiting or self._stepped[id(optimizer)] > _AGAIN:
+            self._finish_round()
+
+    def _finish_round(self) -> None:
+        self._stepped.clear()
+        self._backwards = 0
+        self._end_round()
+
+
+def stepped_parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors that an optimizer steps."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

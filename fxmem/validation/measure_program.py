@@ -1,0 +1,280 @@
+"""Measures a program of the user's own round by round, in another process.
+
+On the CPU under torch's profiler from the program's start, on a card by the allocator's peaks. `python -m
+fxmem.validation.measure_program` is that process; what it is to run and where to write stand on its command line as
+JSON.
+
+Rounds are found as a recording finds them. Of what the program does, three things differ from running it alone: it ends
+after its rounds, garbage is collected where a round ends and only there, and what it compiles runs as it was written,
+as in a recording. On the CPU data loaders load in the program's own process, and what they allocate and free themselves
+is set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.profiler import record_function
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+from fxmem._torch import profiler as torch_profiler
+from fxmem._torch import programs as torch_programs
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem.errors import AnalysisError, one_line
+from fxmem.records.names import MeasuredDevice
+from fxmem.records.profile import Phase
+from fxmem.records.validation import MeasuredRound, ProgramMeasurement
+from fxmem.simulation.program import Launch, run_as_main
+from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
+from fxmem.validation.measure_cpu import cpu_machine, quiet_profiler
+from fxmem.validation.measure_cuda import card_machine, current_bytes
+from fxmem.validation.profiler_log import (
+    LOADER,
+    MARK,
+    WORKSPACE_KERNELS,
+    live_bytes,
+    read_rounds,
+    scratch_by_op,
+    scratch_events,
+)
+
+_STANDARD_ERROR = 2
+_SET_ASIDE = (*WORKSPACE_KERNELS, LOADER)
+
+
+def measure_program(program: Launch, *, steps: int, device: MeasuredDevice) -> ProgramMeasurement:
+    """Run a program for real in another process, and measure each of its rounds.
+
+    It is ended after so many optimizer steps. Its standard output goes to standard error.
+
+    Raises:
+        AnalysisError: it ended before its first round did, or not by itself.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "measurement.json")
+        wanted = json.dumps({"program": dataclasses.asdict(program), "steps": steps, "device": device})
+        command = [sys.executable, "-m", __name__, wanted, str(file)]
+        code = subprocess.run(command, stdout=_STANDARD_ERROR, check=False).returncode
+        if not file.exists():
+            raise AnalysisError(f"the program ended with exit code {code} and was not measured; its output says why")
+        measured = ProgramMeasurement.model_validate_json(file.read_bytes())
+    if not measured.rounds:
+        raise AnalysisError(f"expected a program that trains on {device}; it {measured.ending} before its first step")
+    return measured
+
+
+class _RealRounds(RoundRule):
+    """The rounds of a program that runs for real.
+
+    Args:
+        device: where it is measured.
+        steps: rounds after which it is ended.
+        mark: called with each phase that begins.
+        end: called where set-up ends, and each round.
+    """
+
+    def __init__(
+        self, device: MeasuredDevice, steps: int, mark: Callable[[Phase], None], end: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._device = device
+        self._steps = steps
+        self._mark_phase = mark
+        self._phase: Phase | None = None
+        self._end = end
+        self._in_backward = 0
+        self.finished = 0
+        self.has_setup = False
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[None]:
+        """Find the rounds of what runs inside."""
+        handle = register_module_forward_pre_hook(self._module_called)
+        try:
+            with self.observe_optimizers(), torch_autograd.observe_backwards(self._around_backward):
+                yield
+        finally:
+            handle.remove()
+
+    def _module_called(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._in_backward and (self._device == "cpu" or _uses_device(self._device, module.parameters())):
+            self._mark(Phase.FORWARD)
+            self.module_called(module)
+
+    @contextlib.contextmanager
+    def _around_backward(self) -> Iterator[None]:
+        self.backward_begins()
+        self._mark(Phase.BACKWARD)
+        self._in_backward += 1
+        try:
+            yield
+        finally:
+            self._in_backward -= 1
+            self.backward_ends()
+            self._mark(Phase.OPTIMIZER)
+
+    def _mark(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase = phase
+            self._mark_phase(phase)
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        return _uses_device(self._device, stepped_parameters(optimizer))
+
+    def _end_setup(self) -> None:
+        gc.collect()
+        self.has_setup = True
+        self._end()
+
+    def _end_round(self) -> None:
+        gc.collect()
+        self.finished += 1
+        self._end()
+        if self.finished >= self._steps:
+            raise Enough
+
+
+def _uses_device(device: str, tensors: Iterator[torch.Tensor]) -> bool:
+    return any(tensor.device.type == device for tensor in tensors)
+
+
+# --- in the program's process -----------------------------------------------------------------------------------------
+
+
+def _run(program: Launch, rounds: _RealRounds) -> str:
+    """Run the program; how it ended."""
+    gc.disable()
+    try:
+        with rounds.observe(), torch_wrappers.run_compiled_as_eager(lambda: None):
+            run_as_main(program)
+    except Enough:
+        return f"stopped after step {rounds.finished}"
+    except SystemExit as leaving:
+        return f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
+    except Exception as error:
+        traceback.print_exc()
+        return f"raised {one_line(error)}"
+    return "ran to its end"
+
+
+def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
+    rounds = _RealRounds("cpu", steps, _mark_phase, _mark_round)
+    with (
+        _loaders_apart(),
+        quiet_profiler(),
+        torch_profiler.profiler(acc_events=True) as profiled,
+    ):
+        ending = _run(program, rounds)
+    events, ends = read_rounds(profiled)
+    scratch = scratch_events(events)
+    live = live_bytes(0, events, {})
+    without = live_bytes(0, events, {index: call for index, call in scratch.items() if call.name in _SET_ASIDE})
+    found, peaks = [], []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        at = max(range(begin, end + 1), key=live.__getitem__)
+        running = events[at - 1].call if at else None
+        peaks.append(at - 1)
+        found.append(
+            MeasuredRound(
+                peak_bytes=live[at],
+                peak_phase=events[at - 1].phase if at else Phase.FORWARD,
+                peak_op=running.name if running else "",
+                peak_without_kernel_scratch_bytes=max(without[begin : end + 1]),
+                retained_bytes=live[end],
+            )
+        )
+    largest = max(range(rounds.has_setup, len(found)), key=lambda number: found[number].peak_bytes, default=None)
+    return ProgramMeasurement(
+        program=program.command,
+        machine=cpu_machine(),
+        ending=ending,
+        setup=found[0] if rounds.has_setup else None,
+        rounds=tuple(found[rounds.has_setup :]),
+        set_aside=_SET_ASIDE,
+        scratch=() if largest is None else scratch_by_op(events, scratch, peaks[largest]),
+    )
+
+
+def _mark_phase(phase: Phase) -> None:
+    with record_function(MARK + phase.value):
+        pass
+
+
+def _mark_round() -> None:
+    with record_function(MARK + "round"):
+        pass
+
+
+@contextlib.contextmanager
+def _loaders_apart() -> Iterator[None]:
+    """Data loaders load in this process; their work is named in the log."""
+
+    def naming(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with record_function(LOADER):
+                return original(*args, **kwargs)
+
+        return run
+
+    iterator = torch_programs.LOADER_ITERATOR
+    with (
+        torch_programs.loaders_at_home(workers=False),
+        torch_common.patch(iterator, "__init__", naming),
+        torch_common.patch(iterator, "__next__", naming),
+    ):
+        yield
+
+
+def _measure_on_card(program: Launch, steps: int) -> ProgramMeasurement:
+    found: list[MeasuredRound] = []
+
+    def end() -> None:
+        peaks, now = current_bytes("peak"), current_bytes("current")
+        found.append(
+            MeasuredRound(
+                peak_bytes=peaks["requested"],
+                retained_bytes=now["requested"],
+                allocated_bytes=peaks["allocated"],
+                reserved_bytes=peaks["reserved"],
+            )
+        )
+        torch.cuda.reset_peak_memory_stats()
+
+    rounds = _RealRounds("cuda", steps, lambda phase: None, end)
+    ending = _run(program, rounds)
+    return ProgramMeasurement(
+        program=program.command,
+        machine=card_machine(),
+        ending=ending,
+        setup=found[0] if rounds.has_setup else None,
+        rounds=tuple(found[rounds.has_setup :]),
+        notes=("a program that resets the allocator's peaks itself hides what came before, in that round",),
+    )
+
+
+def _main() -> None:
+    wanted, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    program = Launch(**{**wanted["program"], "arguments": tuple(wanted["program"]["arguments"])})
+    measure = _measure_on_card if wanted["device"] == "cuda" else _measure_on_cpu
+    file.write_text(measure(program, wanted["steps"]).model_dump_json())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the program's threads may still wait for work
+
+
+if __name__ == "__main__":
+    _main()

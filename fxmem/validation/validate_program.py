@@ -1,0 +1,127 @@
+"""Compare the prediction of a user's own program with a real run, by rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.records.names import MeasuredDevice
+from fxmem.records.profile import Round, Target
+from fxmem.records.validation import (
+    ComparedQuantity,
+    ComparedRound,
+    Machine,
+    MeasuredRound,
+    ProgramMeasurement,
+    ProgramVerdict,
+    Quantity,
+)
+from fxmem.simulation.program import MAX_OPERATORS, Launch, RecordedProgram, check_program, launch
+from fxmem.validation.measure_cuda import card_target, require_card
+from fxmem.validation.measure_program import measure_program
+
+
+def validate_program(
+    program: Sequence[str],
+    *,
+    is_module: bool = False,
+    steps: int = 3,
+    device: MeasuredDevice = "cpu",
+    tolerance: float = 0.01,
+    progress: Callable[[str], None] | None = None,
+) -> ProgramVerdict:
+    """Run a program for real and on a pretended machine, and compare its rounds.
+
+    The real run is in a process of its own and the program's files are real: this is trusted code. It comes first; then
+    the program runs again, as `fxmem run` runs it. Judged are, on a card, the bytes allocated; on the CPU, the bytes
+    requested with the scratch of some kernels set aside, of which fxmem has none for the CPU.
+
+    Args:
+        program: as it is typed after `python`: the script, then its own arguments.
+        is_module: whether the first word is a module's name, as after `python -m`.
+        steps: optimizer steps, rounds, after which both runs end.
+        device: where to run for real. With "cuda" the prediction is for the card that is found.
+        tolerance: largest absolute error allowed in any round, as a fraction of the measured peak.
+        progress: called with a few words before each stage.
+
+    Raises:
+        UsageError: an argument that cannot be understood; no such script.
+        EnvironmentLacksError: there is no card.
+        AnalysisError: the program ended before its first optimizer step.
+    """
+    if not program:
+        raise UsageError("expected a program to run, its script first")
+    if steps < 1:
+        raise UsageError(f"expected steps of at least 1, got {steps}")
+    if tolerance < 0:
+        raise UsageError(f"expected a tolerance of 0 or more (0.03 is 3 %), got {tolerance}")
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"expected device='cpu' or 'cuda' (where a program can be measured), got {device!r}")
+    if device == "cuda":
+        require_card()
+    launched = Launch(program[0], tuple(program[1:]), is_module)
+    check_program(launched)
+    tell = progress or (lambda _: None)
+    tell(f"running the program on the {'card' if device == 'cuda' else 'CPU'}")
+    measured = measure_program(launched, steps=steps, device=device)
+    tell("predicting it")
+    recorded = launch(
+        launched, _target(measured.machine), enough=lambda rounds: len(rounds) >= steps, max_operators=MAX_OPERATORS
+    ).recorded
+    return program_verdict(recorded, measured, tolerance)
+
+
+def _target(machine: Machine) -> Target:
+    if machine.capability is None:
+        return catalogue.target("cpu")
+    return card_target(machine.name, machine.capability, machine.memory_bytes)
+
+
+def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tolerance: float) -> ProgramVerdict:
+    """Compare a recorded program with its measurement.
+
+    Raises:
+        AnalysisError: nothing of the program ran on the pretended machine.
+    """
+    rounds = tuple(
+        ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=tuple(_comparisons(mine, theirs)))
+        for number, (mine, theirs) in enumerate(zip(recorded.rounds, measured.rounds, strict=False), 1)
+    )
+    if not rounds:
+        raise AnalysisError(
+            f"expected a program that trains on {recorded.profile.target.name}; predicted, it {recorded.ending}"
+        )
+    on_card = measured.machine.device == "cuda"
+    judged = Quantity.ALLOCATED if on_card else Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH
+    errors = [each.error for found in rounds for each in found.comparisons if each.quantity is judged]
+    within = len(recorded.rounds) == len(measured.rounds) and all(abs(each) <= tolerance for each in errors)
+    return ProgramVerdict(
+        program=measured.program,
+        target=recorded.profile.target.name,
+        ending=recorded.ending,
+        measurement=measured,
+        rounds=rounds,
+        judged=judged,
+        tolerance=tolerance,
+        within_tolerance=within,
+        made_up=recorded.made_up,
+    )
+
+
+def _comparisons(mine: Round, theirs: MeasuredRound) -> Iterator[ComparedQuantity]:
+    pairs = (
+        (Quantity.REQUESTED, mine.requested_bytes, theirs.peak_bytes),
+        (
+            Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH,
+            mine.requested_bytes,
+            theirs.peak_without_kernel_scratch_bytes,
+        ),
+        (Quantity.ALLOCATED, mine.allocated_bytes, theirs.allocated_bytes),
+        (Quantity.RESERVED, mine.reserved_bytes, theirs.reserved_bytes),
+    )
+    for quantity, predicted, measured in pairs:
+        if predicted is not None and measured:
+            yield ComparedQuantity(
+                quantity=quantity, predicted_bytes=predicted, measured_bytes=measured, error=predicted / measured - 1
+            )
