@@ -117,7 +117,7 @@ _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class CardTensorType(type):
-    """The type of tensors of one dtype on the card, made of sizes, or of data."""
+    """A type of tensors on the card, by their dtype: made of sizes, or of data."""
 
     dtype: torch.dtype
 
