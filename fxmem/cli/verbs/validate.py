@@ -25,7 +25,7 @@ DESCRIPTION = (
 )
 
 ARGUMENTS = (
-    MODEL,
+    argument(*MODEL.names, **{**MODEL.settings, "nargs": "?"}),
     *STEP,
     argument(
         "--device",
@@ -46,7 +46,16 @@ ARGUMENTS = (
         metavar="FRACTION",
         help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
     ),
+    argument("--steps", type=int, default=3, metavar="N", help="with --run: optimizer steps of both runs"),
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
+    argument(
+        "--run",
+        dest="run_program",
+        nargs=argparse.REMAINDER,
+        metavar="PROGRAM",
+        help="in the place of MODEL, and last: your own program (train.py or -m module) with its arguments, as for "
+        "`fxmem run`",
+    ),
 )
 
 
@@ -55,6 +64,10 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
+    if (options.model is None) == (options.run_program is None):
+        raise UsageError("expected a MODEL, or --run with a program: one of the two")
+    if options.run_program is not None:
+        return _run_program(options)
     if (options.snapshot is None) != (options.target is None):
         raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
     if options.snapshot is not None and options.device != "cpu":
@@ -64,6 +77,28 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         progress("loading torch")
         verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)
     from fxmem.show.text.verdict import table
+
+    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
+
+
+def _run_program(options: argparse.Namespace) -> tuple[int, str]:
+    if options.snapshot is not None or options.target is not None:
+        raise UsageError("expected --run without --snapshot and --target: both runs are made here")
+    is_module = options.run_program[:1] == ["-m"]
+    require_torch()
+    with Progress(options.quiet) as progress:
+        progress("loading torch")
+        from fxmem.validation.validate_program import validate_program
+
+        verdict = validate_program(
+            options.run_program[is_module:],
+            is_module=is_module,
+            steps=options.steps,
+            device=options.device,
+            tolerance=options.tolerance,
+            progress=progress,
+        )
+    from fxmem.show.text.program_verdict import table
 
     return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
 

@@ -64,6 +64,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
         "notebook",
         facts=[
             *facts.header_facts(profile),
+            *facts.program_facts(profile),
             *facts.peak_facts(profile, timeline.peak),
             *facts.total_facts(profile),
             ("Memory", facts.fits(profile, timeline.peak)[1]),
@@ -74,7 +75,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
         rows=list(_tree_rows([*_affordable_rows(model, max(whole // 100, 1)), *rest], whole)),
         total=_tree_row(total_row([model[0], *rest]), whole),
         largest=largest_table(profile, timeline),
-        assumptions=facts.assumptions(profile),
+        assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
         unknowns=facts.unknowns(profile),
         graph=_draw_graph(profile, timeline),
     )

@@ -87,7 +87,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
-        header=facts.header_facts(profile),
+        header=[*facts.header_facts(profile), *facts.program_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[
@@ -102,7 +102,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         nodes=node_table(profile, timeline),
         alive=alive,
         unlisted_bytes=unlisted_bytes,
-        assumptions=facts.assumptions(profile),
+        assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
         unknowns=facts.unknowns(profile),
         data=script_json(link_data(profile, timeline, columns=_WIDEST, boxes=boxes)),
     )

@@ -8,14 +8,23 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
-from fxmem.records.validation import ComparedShare, Difference, LogSide, MeasuredOp, Measurement, Quantity, Verdict
+from fxmem.records.validation import (
+    ComparedShare,
+    Difference,
+    LogSide,
+    Machine,
+    MeasuredOp,
+    Measurement,
+    Quantity,
+    Verdict,
+)
 from fxmem.show.text.tables import RULED, facts, item_list, render
 
 _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
 _SEGMENTS_SHOWN = 5
 _KERNELS_SHOWN = 2
-_LABELS = {
+LABELS = {
     Quantity.REQUESTED: "requested",
     Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
     Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
@@ -23,6 +32,7 @@ _LABELS = {
     Quantity.RESERVED: "reserved",
     Quantity.PROCESS: "process",
 }
+"""What each quantity is called."""
 
 
 def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
@@ -33,7 +43,7 @@ def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
-    yield facts([("Model", model), ("Measured", f"on {_machine(measured)}")])
+    yield facts([("Model", model), ("Measured", f"on {describe_machine(measured.machine)}")])
     yield _totals(verdict)
     running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
     yield facts([("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
@@ -67,7 +77,7 @@ def _totals(verdict: Verdict) -> Table:
         totals.add_column(heading, width=size, justify="right", no_wrap=True)
     for each in verdict.comparisons:
         mark = "* " if each.quantity is verdict.judged else "  "
-        _add_row(totals, mark + _LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
+        _add_row(totals, mark + LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
     totals.add_section()
     for share in verdict.shares:
         if share.predicted_bytes or share.measured_bytes:
@@ -108,7 +118,7 @@ def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
 def _conclusion(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.measurement.retained_bytes:
         yield "Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned"
-    yield "Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}"
+    yield "Judged", f"{LABELS[verdict.judged]} (*), because {verdict.reason}"
     error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
     within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
     yield "Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}"
@@ -122,8 +132,8 @@ def _step(measurement: Measurement) -> str:
     return " ".join(["training step" if step.mode == "train" else "inference step", *settings])
 
 
-def _machine(measurement: Measurement) -> str:
-    machine = measurement.machine
+def describe_machine(machine: Machine) -> str:
+    """Where something was measured, and by which libraries."""
     versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
     parts = [
         printable(machine.name),

@@ -483,3 +483,24 @@ def test_lbfgs_goes_on_as_where_nothing_has_converged() -> None:
     assert calls == 8
     vectors = [s for s in recorded.profile.storages if s.shape == (256 * 257,) and s.death >= recorded.profile.ticks]
     assert len(vectors) >= 6  # directions and steps of three iterations
+
+
+def test_pages_and_notes_show_the_rounds_and_what_is_made_up() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        model = Mlp().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        training_with_a_look_at_the_loss(model, optimizer)
+    page, note = recorded._repr_html_(), recorded.table(width=100)
+    for text in (page, note):
+        assert "stopped after step 2" in text
+        assert "a number read back" in text
+
+
+def training_with_a_look_at_the_loss(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A loop that reads its loss."""
+    while True:
+        loss = model(torch.randn(4, 256, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.item() > 0

@@ -39,9 +39,12 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
             "lrr",
         ),
         _nodes(profile, timeline),
-        _facts(findings.header_facts(profile), "Predicted for"),
+        _facts([*findings.header_facts(profile), *findings.program_facts(profile)], "Predicted for"),
     ]
-    notes = [("assumed", findings.assumptions(profile)), ("unknown", findings.unknowns(profile))]
+    notes = [
+        ("assumed", [*findings.assumptions(profile), *findings.made_up(profile)]),
+        ("unknown", findings.unknowns(profile)),
+    ]
     blocks += [_fold(f"{len(items)} {what}", items) for what, items in notes if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
