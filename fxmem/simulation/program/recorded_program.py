@@ -87,7 +87,7 @@ class RecordedProgram(ProfiledStep):
             raise AnalysisError(f"the program {self.ending}, before anything ran on {target}")
         raise AnalysisError(
             f"expected a program that uses the card; nothing ran on {target}. Let it move its model and data there "
-            f"(.to('cuda')), or record it for target 'cpu'."
+            f"(.to('cuda')), or use target 'cpu'."
         )
 
 
