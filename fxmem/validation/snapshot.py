@@ -148,7 +148,7 @@ class _Reader:
     def _history(self, trace: list[Any]) -> Iterator[Request]:
         for entry in trace:
             action = self._field(entry, "action")
-            if action in _REQUESTS or action in _SEGMENTS:
+            if isinstance(action, str) and (action in _REQUESTS or action in _SEGMENTS):
                 nbytes, address = self._number(entry, "size"), self._number(entry, "addr")
                 block, segment = _REQUESTS.get(action, 0) * nbytes, _SEGMENTS.get(action, 0) * nbytes
                 if nbytes:

@@ -391,6 +391,7 @@ ALLOWED = {
     ("cli/step.py", "importlib.util.find_spec"): "whether torch is installed",
     ("show/export/formats/memory_viz.py", "pickle.dumps"): "written for PyTorch's viewer, never read",
     ("validation/measure_cuda.py", "subprocess.run"): "nvidia-smi",
+    ("validation/measure_program.py", "subprocess.run"): "this Python, with the program that the command line names",
     ("cli/specs/recipes.py", "importlib.import_module"): "torchvision, timm and transformers",
     (
         "cli/specs/references.py",
