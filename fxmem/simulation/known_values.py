@@ -31,6 +31,8 @@ aten = torch.ops.aten
 LIMIT = 1 << 20
 """Elements in memory: what is expanded counts once."""
 
+LIBRARY = "transformers.utils.import_utils"
+"""The module that asks whether a tensor is fake."""
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
 _FACTORIES = (
@@ -263,7 +265,7 @@ def libraries_ask_for_values() -> Iterator[None]:
 
     transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
     """
-    module = sys.modules.get("transformers.utils.import_utils")
+    module = sys.modules.get(LIBRARY)
     if module is None or not hasattr(module, "is_fake_tensor"):
         yield
         return

@@ -25,7 +25,7 @@ DESCRIPTION = (
 )
 
 ARGUMENTS = (
-    argument(*MODEL.names, **{**MODEL.settings, "nargs": "?"}),
+    argument(*MODEL.names, **{**MODEL.settings, "nargs": "?", "help": f"{MODEL.settings['help']}; none with --run"}),
     *STEP,
     argument(
         "--device",

@@ -16,6 +16,7 @@ from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import Mode
 from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
+from fxmem.simulation import known_values
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observers import FakeRun, Recording, calm_python, replacement
@@ -111,6 +112,8 @@ class ProgramRecording(Recording):
         )
         self._reads = TensorReads(self._border, self.notes, self.device)
         self._checkpoints = Checkpoints(self.notes)
+        self._stack = contextlib.ExitStack()
+        self._values_are_asked_for = False
         self.attach(torch.nn.Module())
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
@@ -129,7 +132,7 @@ class ProgramRecording(Recording):
             self.roots,
             self.log,
             everything_is_targets=self.memory is None,
-            on_module_call=self.rounds.module_called,
+            on_module_call=self._note_module_call,
             on_gradient=self.rounds.begin_forward,
             replacement=self._replacement,
             on_tensor_method=self._note_tensor_method,
@@ -144,6 +147,13 @@ class ProgramRecording(Recording):
         self.engine = engine
         self.rounds.tracer = self.tracer
 
+    def _note_module_call(self, module: torch.nn.Module) -> None:
+        if not self._values_are_asked_for and known_values.LIBRARY in sys.modules:
+            # The program has imported it since it began.
+            self._values_are_asked_for = True
+            self._stack.enter_context(known_values.libraries_ask_for_values())
+        self.rounds.module_called(module)
+
     def _replacement(self, function: Any) -> Callable[..., Any] | None:
         return self._reads.replacement(function) or replacement(function)
 
@@ -152,6 +162,7 @@ class ProgramRecording(Recording):
         """What the program runs inside; torch is as before afterwards. What the program raises passes through."""
         try:
             with process_unchanged(sys.stdout), contextlib.ExitStack() as stack:
+                self._stack, self._values_are_asked_for = stack, known_values.LIBRARY in sys.modules
                 stack.enter_context(self._emulate())
                 for patch in self._stand_ins():
                     stack.enter_context(patch)
