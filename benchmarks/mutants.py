@@ -151,6 +151,8 @@ def main() -> int:
             target = copy / "fxmem" / module
             original = target.read_bytes()
             every = list(mutants(original.decode()))
+            if is_caught(copy, tests):
+                raise SystemExit(f"{module}: its tests fail, or take too long, without any mutant")
             for mutant in random.Random(given.seed).sample(every, min(given.each, len(every))):
                 line = original[: mutant.start].count(b"\n")
                 before = original[mutant.start : mutant.end].decode()

@@ -19,6 +19,10 @@ Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 Renderer = Literal["auto", "dot", "wasi", "plain"]
 """What lays out a drawing, or `auto`: the first that is installed."""
 
+MAX_OPERATORS: Final = 200_000
+"""Operators of one round after which a recorded program is ended, unless the user gives another number."""
+STEPS: Final = 3
+"""Optimizer steps of a program that are run, unless the user gives another number."""
 EFFORT: Final = 4.0
 """Deterministic work of the search for a certificate, unless the user gives another."""
 

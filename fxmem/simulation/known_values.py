@@ -31,8 +31,7 @@ aten = torch.ops.aten
 LIMIT = 1 << 20
 """Elements in memory: what is expanded counts once."""
 
-LIBRARY = "transformers.utils.import_utils"
-"""The module that asks whether a tensor is fake."""
+_LIBRARY = "transformers.utils.import_utils"
 VALUE = "_fxmem_value"
 """The attribute in which a fake tensor carries its value."""
 _FACTORIES = (
@@ -259,20 +258,29 @@ def _select_masked(
 
 
 @contextlib.contextmanager
-def libraries_ask_for_values() -> Iterator[None]:
+def libraries_ask_for_values() -> Iterator[Callable[[], None]]:
     """Let libraries treat FakeTensors with values as ordinary tensors. They would take every FakeTensor for one that is
     being traced, without values.
 
-    transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56).
+    transformers asks `is_fake_tensor` (transformers/utils/import_utils.py, since 4.56). What is yielded is to be called
+    where a program may have imported it since.
     """
-    module = sys.modules.get(LIBRARY)
-    if module is None or not hasattr(module, "is_fake_tensor"):
-        yield
-        return
-    with torch_common.patch(
-        module, "is_fake_tensor", lambda original: lambda tensor: original(tensor) and not is_known(tensor)
-    ):
-        yield
+    asked: list[Any] = []
+    with contextlib.ExitStack() as stack:
+
+        def ask() -> None:
+            module = sys.modules.get(_LIBRARY)
+            if asked or module is None or not hasattr(module, "is_fake_tensor"):
+                return
+            asked.append(module)
+            stack.enter_context(torch_common.patch(module, "is_fake_tensor", _asking_for_values))
+
+        ask()
+        yield ask
+
+
+def _asking_for_values(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda tensor: original(tensor) and not is_known(tensor)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

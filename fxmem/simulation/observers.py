@@ -124,7 +124,7 @@ class Recording:
         """Tensors are fakes on the target's device, and torch chooses the target's kernels."""
         with (
             card_emulation.target_kernels(self.target),
-            known_values.libraries_ask_for_values(),
+            known_values.libraries_ask_for_values() as self.ask_libraries,
             torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
             torch_common.silence_fake_kernels(),
             self.fakes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import MeasuredDevice
+from fxmem.records.names import MAX_OPERATORS, STEPS, MeasuredDevice
 from fxmem.records.profile import Round, Target
 from fxmem.records.validation import (
     ComparedQuantity,
@@ -17,7 +17,7 @@ from fxmem.records.validation import (
     ProgramVerdict,
     Quantity,
 )
-from fxmem.simulation.program import MAX_OPERATORS, Launch, RecordedProgram, check_program, launch
+from fxmem.simulation.program import Launch, RecordedProgram, check_program, launch
 from fxmem.validation.measure_cuda import card_target, require_card
 from fxmem.validation.measure_program import measure_program
 
@@ -26,7 +26,7 @@ def validate_program(
     program: Sequence[str],
     *,
     is_module: bool = False,
-    steps: int = 3,
+    steps: int = STEPS,
     device: MeasuredDevice = "cpu",
     tolerance: float = 0.01,
     progress: Callable[[str], None] | None = None,

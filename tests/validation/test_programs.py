@@ -12,9 +12,10 @@ import pytest
 
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
+from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.profile import Phase
 from fxmem.records.validation import ProgramMeasurement, ProgramVerdict, Quantity
-from fxmem.simulation.program import MAX_OPERATORS, Launch, launch
+from fxmem.simulation.program import Launch, launch
 from fxmem.validation.validate_program import program_verdict, validate_program
 
 PROGRAMS = Path(__file__).parent.parent / "simulation" / "program" / "programs"

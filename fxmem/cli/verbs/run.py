@@ -12,6 +12,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import say
 from fxmem.cli.step import require_torch
 from fxmem.errors import UsageError
+from fxmem.records.names import MAX_OPERATORS, STEPS
 
 BRIEF = "your own training script, untouched, on a card that is not there"
 DESCRIPTION = (
@@ -19,11 +20,9 @@ DESCRIPTION = (
     "each step takes. The program is trusted code and its files are real; checkpoints it saves are kept in memory."
 )
 
-_STEPS = 3
-
 ARGUMENTS = (
     TARGET,
-    argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {_STEPS})"),
+    argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),
     argument(
         "--until",
         choices=("steady", "end"),
@@ -37,7 +36,11 @@ ARGUMENTS = (
     ),
     flag("--strict", "exit code 1 if the program decided anything by a number that was made up"),
     argument(
-        "--max-operators", type=int, default=200_000, metavar="N", help="stop within a step of more operators than this"
+        "--max-operators",
+        type=int,
+        default=MAX_OPERATORS,
+        metavar="N",
+        help="stop within a step of more operators than this",
     ),
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
@@ -85,4 +88,4 @@ def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]],
         return lambda rounds: False
     if until == "steady":
         return lambda rounds: len(rounds) > 1 and rounds[-1].sizes == rounds[-2].sizes
-    return lambda rounds: len(rounds) >= (steps or _STEPS)
+    return lambda rounds: len(rounds) >= (steps or STEPS)

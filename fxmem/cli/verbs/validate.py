@@ -13,7 +13,7 @@ from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import build_step, require_torch, step_request
 from fxmem.errors import UsageError
-from fxmem.records.names import MeasuredDevice
+from fxmem.records.names import STEPS, MeasuredDevice
 
 if TYPE_CHECKING:
     from fxmem.records.validation import Verdict
@@ -46,7 +46,7 @@ ARGUMENTS = (
         metavar="FRACTION",
         help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
     ),
-    argument("--steps", type=int, default=3, metavar="N", help="with --run: optimizer steps of both runs"),
+    argument("--steps", type=int, default=STEPS, metavar="N", help="with --run: optimizer steps of both runs"),
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
     argument(
         "--run",

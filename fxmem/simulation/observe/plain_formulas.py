@@ -42,7 +42,7 @@ def _differentiate_product(node: Any, gradient: torch.Tensor) -> torch.Tensor:
     values, result = saved_value(node, "self"), saved_value(node, "result")
     if values.dim() == 0:
         return gradient
-    values.eq(0)
+    values.eq(0)  # torch allocates this to look for zeros
     return torch.mul(gradient, (result / values).conj())
 
 
@@ -57,7 +57,7 @@ def _differentiate_product_of_rows(node: Any, gradient: torch.Tensor) -> torch.T
         gradient, result = gradient.unsqueeze(dim), result.unsqueeze(dim)
     zeros = values.eq(0)
     counts = zeros.sum(dim, True)
-    counts.sum()
+    counts.sum()  # allocated to ask whether there is any zero
     return torch.mul(gradient, (result / values).conj())
 
 
@@ -68,7 +68,7 @@ def _differentiate_extreme(node: Any, gradient: torch.Tensor) -> torch.Tensor:
         missing = values.isnan().logical_and_(result.isnan())
         mask = (values == result).logical_or_(missing)
         return torch.mul(mask, gradient / mask.sum())
-    result.isnan()
+    result.isnan()  # allocated to ask whether the extreme is a number
     mask = values == result
     return gradient.new_zeros(values.shape).masked_fill_(mask, gradient / mask.sum())
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fxmem.simulation.program.launcher import Launch, LaunchResult, check_program, launch, run_as_main
-from fxmem.simulation.program.program_run import MAX_OPERATORS
 from fxmem.simulation.program.recorded_program import RecordedProgram, mark, mark_step, record
 
 __all__ = [
-    "MAX_OPERATORS",
     "Launch",
     "LaunchResult",
     "RecordedProgram",

@@ -7,6 +7,8 @@ program does on the host is real.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -31,12 +33,21 @@ class Checkpoints:
         self._saved: dict[str, Any] = {}
 
     def patches(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
-        """The patches of `torch.save`, `torch.load` and, where it is imported, `safetensors.torch`."""
+        """The patches of `torch.save`, `torch.load` and, where it is installed, `safetensors.torch`."""
         yield torch_common.patch(torch, "save", self._saving)
         yield torch_common.patch(torch, "load", self._loading)
-        safetensors = sys.modules.get("safetensors.torch")
-        for name in ("save_file", "save_model") if safetensors is not None else ():
-            yield torch_common.patch(safetensors, name, self._saving_tensors)
+        try:
+            # Now, so that what the program imports from it is patched.
+            safetensors = importlib.import_module("safetensors.torch")
+        except ImportError:
+            return
+        for function, make in (
+            (safetensors.save_file, self._saving_tensors),
+            (safetensors.save_model, self._saving_tensors),
+            (safetensors.load_file, self._loading_tensors),
+        ):
+            for holder, name in _find_holders(function):
+                yield torch_common.patch(holder, name, make)
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,12 +62,19 @@ class Checkpoints:
 
     def _saving_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-            if _has_fake(tensors) or isinstance(tensors, torch.nn.Module):
+            if _has_fake(tensors):
                 self._keep(tensors, filename)
             else:
                 original(tensors, filename, *args, **kwargs)
 
         return save
+
+    def _loading_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            found = self._saved.get(os.path.abspath(os.fspath(filename)))
+            return original(filename, *args, **kwargs) if found is None else found
+
+        return load
 
     def _keep(self, value: Any, file: Any) -> None:
         self._saved[os.path.abspath(os.fspath(file))] = value
@@ -209,4 +227,18 @@ def _to_card(value: Any) -> Any:
 
 
 def _has_fake(value: Any) -> bool:
-    return any(isinstance(each, torch_common.FakeTensor) for each in torch_common.iterate_tensors(value))
+    """Whether there is a fake in nested values, the tensors of modules among them included."""
+    modules = [each for each in torch_common.tree_iter(value) if isinstance(each, torch.nn.Module)]
+    kept = (tensors for module in modules for tensors in (module.parameters(), module.buffers()))
+    tensors = itertools.chain(torch_common.iterate_tensors(value), *kept)
+    return any(isinstance(each, torch_common.FakeTensor) for each in tensors)
+
+
+def _find_holders(function: Any) -> list[tuple[Any, str]]:
+    """Modules that have a function, and under which names: who has imported it by name keeps it."""
+    return [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is function
+    ]

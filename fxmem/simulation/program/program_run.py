@@ -7,16 +7,15 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import Mode
+from fxmem.records.names import MAX_OPERATORS, Mode
 from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
-from fxmem.simulation import known_values
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observers import FakeRun, Recording, calm_python, replacement
@@ -34,42 +33,23 @@ from fxmem.simulation.program.round_tracer import RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds
 from fxmem.simulation.program.tensor_reads import TensorReads
 
-MAX_OPERATORS: Final = 200_000
-"""Operators of one round after which a program is ended, unless the caller says otherwise."""
-
 
 class _ProgramEngine(AutogradEngine):
     """The autograd engine of a program: of what is on the target, backward by backward."""
 
-    rounds: Rounds
-    takes_all: bool
+    def __init__(self, rounds: Rounds, *arguments: Any, takes_all: bool, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._rounds = rounds
+        self._takes_all = takes_all
 
     def takes(self, roots: Sequence[Any]) -> bool:
         """Whether a root is fake: a model on the host trains for real."""
-        return self.takes_all or any(isinstance(root, torch_common.FakeTensor) for root in roots)
+        return self._takes_all or any(isinstance(root, torch_common.FakeTensor) for root in roots)
 
-    def run_backward(
-        self,
-        roots: Sequence[Any],
-        gradients: Sequence[torch.Tensor | None],
-        retain_graph: bool,
-        create_graph: bool,
-        inputs: Sequence[Any] = (),
-        allow_unreachable: bool = True,
-        accumulate_grad: bool = True,
-    ) -> tuple[torch.Tensor | None, ...]:
+    def run_backward(self, roots: Sequence[Any], *arguments: Any, **settings: Any) -> tuple[torch.Tensor | None, ...]:
         """As `AutogradEngine.run_backward`, as a phase of the round."""
-        found: tuple[torch.Tensor | None, ...] = self.rounds.run_backward(
-            super().run_backward,
-            roots,
-            gradients,
-            retain_graph,
-            create_graph,
-            inputs,
-            allow_unreachable,
-            accumulate_grad=accumulate_grad,
-        )
-        return found
+        with self._rounds.observe_backward(roots, accumulates=settings.get("accumulate_grad", True)):
+            return super().run_backward(roots, *arguments, **settings)
 
 
 class ProgramRecording(Recording):
@@ -112,8 +92,6 @@ class ProgramRecording(Recording):
         )
         self._reads = TensorReads(self._border, self.notes, self.device)
         self._checkpoints = Checkpoints(self.notes)
-        self._stack = contextlib.ExitStack()
-        self._values_are_asked_for = False
         self.attach(torch.nn.Module())
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
@@ -137,21 +115,18 @@ class ProgramRecording(Recording):
             replacement=self._replacement,
             on_tensor_method=self._note_tensor_method,
         )
-        engine = _ProgramEngine(
+        self.engine = _ProgramEngine(
+            self.rounds,
             self.log,
+            takes_all=self.memory is None,
             around=self.tracer.observe_backward_calls,
             unpacking=self._observe_unpack,
             newest_that_ran=lambda: self.recorder.newest_node,
         )
-        engine.rounds, engine.takes_all = self.rounds, self.memory is None
-        self.engine = engine
         self.rounds.tracer = self.tracer
 
     def _note_module_call(self, module: torch.nn.Module) -> None:
-        if not self._values_are_asked_for and known_values.LIBRARY in sys.modules:
-            # The program has imported it since it began.
-            self._values_are_asked_for = True
-            self._stack.enter_context(known_values.libraries_ask_for_values())
+        self.ask_libraries()  # which the program may have imported since it began
         self.rounds.module_called(module)
 
     def _replacement(self, function: Any) -> Callable[..., Any] | None:
@@ -162,7 +137,6 @@ class ProgramRecording(Recording):
         """What the program runs inside; torch is as before afterwards. What the program raises passes through."""
         try:
             with process_unchanged(sys.stdout), contextlib.ExitStack() as stack:
-                self._stack, self._values_are_asked_for = stack, known_values.LIBRARY in sys.modules
                 stack.enter_context(self._emulate())
                 for patch in self._stand_ins():
                     stack.enter_context(patch)
@@ -170,7 +144,11 @@ class ProgramRecording(Recording):
                 stack.enter_context(self.rounds.observe_optimizers())
                 stack.enter_context(calm_python())
                 self.log.setting_up = False
-                yield
+                try:
+                    yield
+                except torch.cuda.OutOfMemoryError:
+                    self.rounds.finish()
+                    raise
                 self.rounds.finish()
         finally:
             self.log.close()

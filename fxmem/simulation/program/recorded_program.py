@@ -12,11 +12,12 @@ import torch
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
+from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.program.program_run import MAX_OPERATORS, ProgramRecording
+from fxmem.simulation.program.program_run import ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device

@@ -12,7 +12,8 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.simulation.observe.source_lines import user_frame, variables
 
-_NOBODY_S_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "net_", "x", "obj", "_"})
+_PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x", "obj", "_"})
+"""What functions call whichever module they are given."""
 
 
 class Roots:
@@ -96,7 +97,7 @@ def _find_name(frame: types.FrameType, module: torch.nn.Module) -> str:
     own = variables(frame)
     for scope in (own, frame.f_globals):
         for name, value in list(scope.items()):
-            if value is module and name.isidentifier() and name not in _NOBODY_S_NAMES:
+            if value is module and name.isidentifier() and name not in _PASSING_NAMES:
                 return name
     owner = own.get("self")
     if isinstance(owner, torch.nn.Module):

@@ -6,10 +6,11 @@ backward and the next forward (clipping, unscaling, averaging) is the optimizer'
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -113,13 +114,13 @@ class Rounds(RoundRule):
             self._trained[module] = any(id(each) in stepped for each in module.parameters())
         return self._trained[module]
 
-    def run_backward(
-        self, run: Callable[..., Any], roots: Sequence[Any], *args: Any, accumulate_grad: bool = True
-    ) -> Any:
-        """Run a backward as its phase, unless it is part of another phase."""
+    @contextlib.contextmanager
+    def observe_backward(self, roots: Sequence[Any], *, accumulates: bool) -> Iterator[None]:
+        """What runs inside is a backward: a phase of its own, unless it is part of another."""
         log = self._log
-        if not accumulate_grad or log.phase is Phase.BACKWARD:
-            return run(roots, *args, accumulate_grad)
+        if not accumulates or log.phase is Phase.BACKWARD:
+            yield
+            return
         self.backward_begins()
         for root in roots:
             if isinstance(root, torch.Tensor):
@@ -127,7 +128,7 @@ class Rounds(RoundRule):
         log.end_of_forward()
         log.set_phase(Phase.BACKWARD)
         try:
-            return run(roots, *args, accumulate_grad)
+            yield
         finally:
             self.backward_ends()
             self._name_residents()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -271,6 +274,38 @@ def test_checkpoints_are_kept_in_memory(tmp_path: Path) -> None:
     assert [each.kind for each in recorded.made_up] == ["file"]
 
 
+def test_nothing_is_written_in_the_format_of_safetensors_or_as_a_whole_module(tmp_path: Path) -> None:
+    file, whole, real = tmp_path / "model.safetensors", tmp_path / "whole.pt", tmp_path / "real.safetensors"
+    file.write_bytes(b"an earlier one")
+    with fxmem.record("h100") as recorded:
+        from safetensors.torch import load_file, save_model
+
+        model = Mlp().cuda()
+        save_file(model.state_dict(), file)  # a name from before the recording
+        save_model(model, str(file))
+        assert load_file(file) is model
+        torch.save(model, whole)
+        save_model(nn.Linear(2, 2), str(real))
+    assert file.read_bytes() == b"an earlier one"
+    assert not whole.exists()
+    assert real.exists()  # what is on the host is real
+    assert [each.kind for each in recorded.made_up] == ["file", "file", "file"]
+
+
+def test_a_library_that_is_imported_meanwhile_asks_for_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "transformers.utils.import_utils"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    library = types.ModuleType(name)
+    library.is_fake_tensor = lambda tensor: isinstance(tensor, FakeTensor)  # type: ignore[attr-defined]
+    with fxmem.record("h100"):
+        monkeypatch.setitem(sys.modules, name, library)
+        Mlp().cuda()(torch.randn(2, 256).cuda())
+        assert not library.is_fake_tensor(torch.arange(4, device="cuda"))
+        assert library.is_fake_tensor(torch.randn(4, device="cuda"))
+        fake = torch.arange(4, device="cuda")
+    assert library.is_fake_tensor(fake)
+
+
 def test_what_is_not_on_the_card_is_real(tmp_path: Path) -> None:
     file = tmp_path / "real.pt"
     with fxmem.record("h100"):
@@ -337,6 +372,24 @@ def test_out_of_memory_is_raised_where_the_card_would_raise_it() -> None:
         kept = [torch.empty(4 << 30, dtype=torch.uint8, device="cuda") for _ in range(10)]
     assert recorded.peak.requested_bytes == 40 << 30
     assert recorded.peak.fits is False
+
+
+def test_a_program_that_ends_for_want_of_memory_has_a_record() -> None:
+    def fill() -> None:
+        kept = []
+        with fxmem.record("rtx3080") as recorded:
+            records.append(recorded)
+            while True:
+                kept.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+
+    records: list[fxmem.RecordedProgram] = []
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        fill()
+    (recorded,) = records
+    assert recorded.peak.fits is False
+    assert recorded.peak.requested_bytes == 9 << 30
+    assert Path(__file__).name in recorded.peak.shortage
+    assert recorded.ending.startswith("ran out of memory at")
 
 
 def test_torch_is_as_it_was_afterwards() -> None:
