@@ -43,6 +43,7 @@ class GraphTask:
         self._executed: set[Any] = set()
         if self._captures:
             self._restrict(producers)
+        self._root_gradients: list[torch.Tensor | None] = []
         self._buffers: dict[Any, list[Any]] = {}
         self._ready: list[tuple[int, int, Any]] = []
         self._pushed = 0
@@ -79,9 +80,17 @@ class GraphTask:
                 )
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Give the roots their gradients; those that wait for no other node are ready."""
-        for (node, index), gradient in zip(self._roots, gradients, strict=True):
-            self._add(node, index, None if gradient is None else fit_gradient(gradient, node, index))
+        """Give the roots their gradients; those that wait for no other node are ready.
+
+        The gradients, as they were cast, live until backward ends (engine.cpp, `Engine::execute`: `validate_outputs`
+        writes into the caller's vector, which python_engine.cpp frees last).
+        """
+        self._root_gradients = [
+            None if gradient is None else fit_gradient(gradient, node, index)
+            for (node, index), gradient in zip(self._roots, gradients, strict=True)
+        ]
+        for (node, index), gradient in zip(self._roots, self._root_gradients, strict=True):
+            self._add(node, index, gradient)
         for node in dict.fromkeys(node for node, _ in self._roots):
             if not self._missing.get(node):
                 self._push(node)

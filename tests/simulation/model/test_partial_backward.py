@@ -89,6 +89,12 @@ def activation_map(body, x):
     return F.relu((features * slope.mean((2, 3), keepdim=True)).sum(1))
 
 
+def half_gradient(body, x):
+    """A gradient of another dtype than the root's."""
+    y = body(x)
+    return torch.autograd.grad(y, body[0].weight, torch.ones_like(y, dtype=torch.bfloat16), retain_graph=True)[0]
+
+
 def jacobian(body, x):
     return torch.autograd.functional.jacobian(body, x[0])
 
@@ -108,6 +114,7 @@ CASES = [
     (attack_by_inputs, lambda: layers(*SAME), torch.ones(256, 64), "train"),
     (equilibrium, lambda: layers(*SAME), torch.ones(32, 64), "train"),
     (gradient_norm, lambda: layers(*SAME), torch.ones(32, 64), "train"),
+    (half_gradient, lambda: layers(*SAME), torch.ones(256, 64), "infer"),
     (jacobian, lambda: layers(*SAME), torch.ones(1, 64), "infer"),
     (product_with_hessian, lambda: layers(*SAME), torch.ones(32, 64), "infer"),
 ]
