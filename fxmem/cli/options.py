@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import Mode, Precision, Renderer, Sdpa, ZeroGrad
+from fxmem.records.names import STEPS, Mode, Precision, Renderer, Sdpa, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -119,6 +119,29 @@ ANALYSIS = (MODEL, *STEP, TARGET, *LOOP)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""
+
+PROGRAM = (
+    argument(
+        "--run",
+        dest="run_program",
+        nargs=argparse.REMAINDER,
+        metavar="PROGRAM",
+        help="in the place of MODEL, and last: your own program (train.py or -m module) with its arguments, as for "
+        "`fxmem run`",
+    ),
+)
+"""A program in the place of a model; the last of a verb's arguments."""
+STEPS_OF_PROGRAM = argument(
+    "--steps", type=int, default=STEPS, metavar="N", help="with --run: optimizer steps of a run"
+)
+
+
+def or_program(model: Argument) -> Argument:
+    """The model, which may be left out for `PROGRAM`."""
+    return argument(
+        *model.names, **{**model.settings, "nargs": "?", "help": f"{model.settings['help']}; none with --run"}
+    )
+
 
 OVERLAYS = (
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),

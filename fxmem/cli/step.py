@@ -9,9 +9,9 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fxmem.cli.options import DEFAULT_BATCH
+from fxmem.cli.options import DEFAULT_BATCH, LOOP, STEP
 from fxmem.cli.progress import Progress
 from fxmem.errors import EnvironmentLacksError, UsageError
 
@@ -30,6 +30,36 @@ def read_budget(options: argparse.Namespace) -> Budget | BudgetShare | None:
     from fxmem.memory.budget import parse_budget
 
     return None if options.budget is None else parse_budget(options.budget)
+
+
+class ProgramWords(NamedTuple):
+    """A program on the command line: the fields of `Launch`."""
+
+    program: str
+    arguments: tuple[str, ...]
+    is_module: bool
+
+
+def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | None:
+    """Read the program that `--run` names; None where a model is given instead.
+
+    `allowed` are options of a model's step that mean something for a program, too; the others are refused: a program
+    says itself what it does.
+    """
+    if (options.model is None) == (options.run_program is None):
+        raise UsageError("expected a MODEL, or --run with a program: one of the two")
+    if options.run_program is None:
+        return None
+    is_module = options.run_program[:1] == ["-m"]
+    words = tuple(options.run_program[is_module:])
+    if not words:
+        raise UsageError("expected a program after --run, its script first")
+    for each in (*STEP, *LOOP):
+        name = each.names[0]
+        value = getattr(options, each.settings.get("dest") or name.lstrip("-").replace("-", "_"), None)
+        if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
+            raise UsageError(f"expected --run without {name}: a program says itself what it does")
+    return ProgramWords(words[0], words[1:], is_module)
 
 
 def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:

@@ -63,9 +63,10 @@ class SizeCurve(Headed, Versioned):
     inputs: Many[InputTensor]
     """As they were given."""
     dim: str
-    """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs."""
+    """What varies, as it was asked for: `batch`, `seq`, the number of a dimension, or `NAME:AXIS` pairs; of a program
+    its argument."""
     resized: Many[str]
-    """The dimensions that vary together, each as `NAME:AXIS`."""
+    """The dimensions that vary together, each as `NAME:AXIS`; of a program none are known."""
     memory_bytes: Bytes
     """What the step has to fit into: the budget if one was given, else the target's memory."""
     is_budget: bool

@@ -8,7 +8,8 @@ size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -18,15 +19,20 @@ import torch
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.budget import BudgetLike, parse_bytes, peak_in_memory
-from fxmem.records.profile import Assumption, Target
+from fxmem.records.names import STEPS
+from fxmem.records.profile import Assumption, Profile, Target
 from fxmem.records.sizes import SizeCurve, SizePoint
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.whatif.program_step import PLACE, record_call
 from fxmem.whatif.resize import Resizing, find_resizing
 
 LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
+START = 8
+"""Size of a program that is tried first unless another is asked for."""
 
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
@@ -38,8 +44,8 @@ application)`."""
 
 
 def max_batch(
-    model: torch.nn.Module | Callable[[], torch.nn.Module],
-    inputs: Any,
+    model: torch.nn.Module | Callable[..., Any],
+    inputs: Any = None,
     *,
     target: str | Target = "h100",
     budget: BudgetLike | None = None,
@@ -54,7 +60,8 @@ def max_batch(
     leaves uncertain, three for the curve below.
 
     Args:
-        model: as for `fxmem.analyze`.
+        model: as for `fxmem.analyze`. Without `inputs`, a function of the size that trains as a script does,
+            `train(batch_size)`: it runs inside `fxmem.record`, first at size 8.
         inputs: as for `fxmem.analyze`; the search begins with the size they have. Tensors that change size lose their
             values.
         target: as for `fxmem.analyze`; the step has to fit its memory.
@@ -62,10 +69,10 @@ def max_batch(
         dim: "batch" for dimension 0 of the first tensor, or the number of another of its dimensions, and the same
             dimension of all tensors that have the same size there; "seq" for dimension 1 of the 2-d integer tensors,
             and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
-            calls it.
+            calls it. Not for a function.
         limit: no larger size is tried.
         progress: called with a few words on each size.
-        options: further ones of `fxmem.analyze`.
+        options: further ones of `fxmem.analyze`; of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
     Raises:
         UsageError: a budget, dimension or option that cannot be understood; a target whose memory is not known, and no
@@ -74,13 +81,24 @@ def max_batch(
             raises at another size, that size does not fit.
     """
     _check_limit(limit)
-    _memory(
-        catalogue.target(target) if isinstance(target, str) else target, budget
-    )  # a wrong budget is found before the work is done
-    return measure_curve(
-        analyze(model, inputs, target=target, progress=progress, **options),
+    # A wrong budget is found before the work is done.
+    resolved = catalogue.target(target) if isinstance(target, str) else target
+    _memory(resolved, budget)
+    if inputs is not None:
+        return measure_curve(
+            analyze(model, inputs, target=target, progress=progress, **options),
+            budget=budget,
+            dim=dim,
+            limit=limit,
+            progress=progress,
+        )
+    if isinstance(model, torch.nn.Module):
+        raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
+    return measure_program(
+        functools.partial(record_call, model, {"steps": STEPS, **options}),
+        resolved,
+        name=getattr(model, "__qualname__", type(model).__name__),
         budget=budget,
-        dim=dim,
         limit=limit,
         progress=progress,
     )
@@ -96,48 +114,120 @@ def measure_curve(
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
     """`max_batch` for an analysed step. `change` is applied to the step at every size, the given one included."""
-    profile, tell = analysis.profile, progress or (lambda _: None)
-    memory = _memory(profile.target, budget)
-    _check_limit(limit)
+    memory = _memory(analysis.profile.target, budget)
     varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
 
-    start = min(varied.size, limit)
+    def run(size: int) -> Analysis:
+        sized = analysis if size == varied.size else _analyse_size(analysis, varied, size)
+        return sized if change is None else change(sized)
 
-    def measure(size: int) -> SizePoint:
-        try:
-            sized = analysis if size == varied.size else _analyse_size(analysis, varied, size)
-            point = _point(size, sized if change is None else change(sized), memory)
-        except AnalysisError as error:
-            if size == start:
-                raise
-            point = SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
-        tell(_describe_point(str(dim), point, memory))
-        return point
-
-    points = search(measure, memory, start=start, limit=limit)
-    largest = max((point.size for point in points if point.fits), default=None)
-    tried = {point.size for point in points}
-    points += [
-        measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
-    ]
-    points.sort(key=lambda point: point.size)
-    line = fit_line(points, largest)
-    counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
-    return SizeCurve(
-        **profile.heading(),
+    points = _measure_sizes(run, memory, str(dim), start=varied.size, limit=limit, progress=progress)
+    return _make_curve(
+        analysis.profile,
+        points,
         dim=str(dim),
         resized=varied.names,
         memory_bytes=memory,
         is_budget=budget is not None,
         limit=limit,
+        assumptions=tuple(_note_positions(analysis.model, varied, _find_largest(points))),
+    )
+
+
+def measure_program(
+    run: Callable[[int, Target], ProfiledStep],
+    target: Target,
+    *,
+    name: str,
+    varied: str = "",
+    start: int = START,
+    budget: BudgetLike | None = None,
+    limit: int = LIMIT,
+    progress: Callable[[str], None] | None = None,
+) -> SizeCurve:
+    """`max_batch` for a program.
+
+    Args:
+        run: records the program at a size on a target, and goes on where that has no more memory.
+        target: the card. With a budget, the program finds itself on one like it with so much memory.
+        name: what the program is called.
+        varied: the argument that varies; its name if there is one.
+        start: the first size that is tried.
+        budget, limit, progress: as for `max_batch`.
+    """
+    memory = _memory(target, budget)
+    within = target.model_copy(update={"memory_bytes": memory})
+    first: list[Profile] = []
+
+    def run_within(size: int) -> ProfiledStep:
+        step = run(size, within)
+        first.extend([] if first else [step.profile])
+        return step
+
+    points = _measure_sizes(run_within, memory, varied or "size", start=start, limit=limit, progress=progress)
+    step = first[0].step.model_copy(update={"program": None})
+    return _make_curve(
+        first[0].model_copy(update={"model": name, "target": target, "step": step}),
+        points,
+        dim=varied or "size",
+        resized=(),
+        memory_bytes=memory,
+        is_budget=budget is not None,
+        limit=limit,
+        assumptions=tuple(_note_standstill(points)),
+    )
+
+
+def _measure_sizes(
+    run: Callable[[int], ProfiledStep],
+    memory: int,
+    dim: str,
+    *,
+    start: int,
+    limit: int,
+    progress: Callable[[str], None] | None,
+) -> list[SizePoint]:
+    """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
+    _check_limit(limit)
+    tell = progress or (lambda _: None)
+    first = min(start, limit)
+
+    def measure(size: int) -> SizePoint:
+        try:
+            point = _point(size, run(size), memory)
+        except AnalysisError as error:
+            if size == first:
+                raise
+            point = SizePoint(size=size, fits=False, obstacle=f"The model cannot be analysed at this size: {error}")
+        tell(_describe_point(dim, point, memory))
+        return point
+
+    points = search(measure, memory, start=first, limit=limit)
+    largest, tried = _find_largest(points), {point.size for point in points}
+    points += [
+        measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
+    ]
+    return sorted(points, key=lambda point: point.size)
+
+
+def _make_curve(profile: Profile, points: Sequence[SizePoint], **fields: Any) -> SizeCurve:
+    largest = _find_largest(points)
+    line = fit_line(points, largest)
+    counted = [point.counted_bytes for point in points if point.counted_bytes is not None]
+    return SizeCurve(
+        **profile.heading(),
         points=tuple(points),
         largest=largest,
         per_sample_bytes=None if line is None else line[0],
         constant_bytes=None if line is None else line[1],
         line_error_bytes=None if line is None else line[2],
         monotone=all(one <= other for one, other in pairwise(counted)) if len(counted) > 1 else None,
-        assumptions=tuple(_note_positions(analysis.model, varied, largest)),
+        **fields,
     )
+
+
+def _find_largest(points: Iterable[SizePoint]) -> int | None:
+    return max((point.size for point in points if point.fits), default=None)
 
 
 # --- one size ---------------------------------------------------------------------------------------------------------
@@ -163,17 +253,28 @@ def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
     return analysis.vary(args=args, kwargs=kwargs)
 
 
-def _point(size: int, analysis: Analysis, memory: int) -> SizePoint:
-    peak = peak_in_memory(analysis.profile, analysis.peak, memory)
+def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
+    peak = peak_in_memory(step.profile, step.peak, memory)
+    shortage = peak.shortage or _shortage_on_the_way(step, memory)
     return SizePoint(
         size=size,
         requested_bytes=peak.requested_bytes,
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
         phase=peak.phase,
-        fits=bool(peak.fits),
-        obstacle=peak.shortage,
+        fits=not shortage,
+        obstacle=shortage,
     )
+
+
+def _shortage_on_the_way(step: ProfiledStep, memory: int) -> str:
+    """What a program had no memory for before or beside its largest round; empty for a step of a model."""
+    program = step.profile.step.program
+    if program is None:
+        return ""
+    # On a card, the allocator that the program drove has said so.
+    over = program.setup.requested_bytes - memory if program.setup and not step.peak.shortage else 0
+    return f"What it does before its first step is {format_bytes(over)} more" if over > 0 else step.peak.shortage
 
 
 def _note_positions(model: torch.nn.Module, varied: Resizing, largest: int | None) -> Iterator[Assumption]:
@@ -187,11 +288,21 @@ def _note_positions(model: torch.nn.Module, varied: Resizing, largest: int | Non
         yield Assumption(topic="size", text=text)
 
 
+def _note_standstill(points: Sequence[SizePoint]) -> Iterator[Assumption]:
+    """A program may not use what it is given: too little data, or another argument."""
+    ran = [point for point in points if point.counted_bytes is not None]
+    same = [point.size for point in ran if point.counted_bytes == ran[-1].counted_bytes]
+    if same and 4 * same[-1] >= 5 * same[0]:  # less may be the allocator's rounding
+        text = f"the peak does not grow from {same[0]} on: the program has no more data, or does not use the size"
+        yield Assumption(topic="size", text=text)
+
+
 def _describe_point(dim: str, point: SizePoint, memory: int) -> str:
+    what = dim.replace(PLACE, str(point.size)) if PLACE in dim else f"{dim} {point.size}"
     if point.counted_bytes is None:
-        return f"{dim} {point.size}: cannot run"
+        return f"{what}: cannot run"
     return (
-        f"{dim} {point.size}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} "
+        f"{what}: {format_bytes(point.counted_bytes)}, {'fits' if point.fits else 'does not fit'} "
         f"{format_bytes(memory)}"
     )
 

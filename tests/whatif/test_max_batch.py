@@ -357,6 +357,110 @@ def test_a_sequence_beyond_the_positions_of_a_model_is_pointed_out() -> None:
     assert "has 8 positions" in size_reporting.curve_table(curve, width=200)
 
 
+# --- a program --------------------------------------------------------------------------------------------------------
+
+
+def train(size: int) -> None:
+    """4,000,000 bytes of weight, as many of gradient; 8,000 a sample, in and out."""
+    model = linear().to("cuda" if torch.cuda.is_available() else "cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.zeros(size, 1000).to(model.weight.device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_function_is_run_at_every_size() -> None:
+    def train_thousands(size: int) -> None:
+        train(1000 * size)
+
+    curve = max_batch.max_batch(train_thousands, target="rtx4090", budget="100MiB", steps=1)
+    found, above = curve.at_largest, curve.next_above
+    assert found is not None
+    assert above is not None
+    assert above.size == found.size + 1
+    with fxmem.record("rtx4090", steps=1) as recorded:
+        train_thousands(found.size)
+    assert (found.allocated_bytes, found.reserved_bytes) == (
+        recorded.peak.allocated_bytes,
+        recorded.peak.reserved_bytes,
+    )
+    assert (curve.model.rpartition(".")[2], curve.dim, curve.resized) == ("train_thousands", "size", ())
+    assert curve.step.program is None
+    assert curve.target.memory_bytes != curve.memory_bytes == 100 * MIB
+
+
+def test_a_function_that_raises_bounds_the_search_and_one_that_stands_still_is_said_so() -> None:
+    def train_at_most_9(size: int) -> None:
+        if size > 9:
+            raise ValueError("more than there is")
+        train(size)
+
+    settings: dict[str, Any] = {"target": "cpu", "budget": "1GiB", "steps": 1}
+    curve = max_batch.max_batch(train_at_most_9, **settings)
+    assert curve.largest == 9
+    assert "ValueError: more than there is" in curve.points[-1].obstacle
+    assert not curve.assumptions
+    curve = max_batch.max_batch(lambda size: train(8), limit=16, **settings)
+    assert [assumption.text for assumption in curve.assumptions] == [
+        "the peak does not grow from 4 on: the program has no more data, or does not use the size"
+    ]
+    with pytest.raises(AnalysisError, match="the program raised ValueError: more than there is"):
+        max_batch.max_batch(lambda size: train_at_most_9(10), **settings)
+    with pytest.raises(UsageError, match="expected the inputs of a module"):
+        max_batch.max_batch(linear())
+
+
+def test_what_is_done_before_the_first_step_counts() -> None:
+    def load_and_train(size: int) -> None:
+        torch.zeros(size, 100_000)
+        train(size)
+
+    curve = max_batch.max_batch(load_and_train, target="cpu", budget=12_000_000, steps=1)
+    assert curve.largest == 30
+    assert curve.next_above is not None
+    assert "before its first step" in curve.next_above.obstacle
+
+
+SCRIPT = """
+import sys
+import torch
+
+size = int(sys.argv[2])
+print("size", size)
+if size > 2:
+    raise ValueError("too large")
+model = torch.nn.Linear(1000, 1000).cuda()
+model(torch.zeros(size, 1000, device="cuda")).sum().backward()
+"""
+
+
+def test_max_batch_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+    program = ("--run", str(script), "--size", "{}")
+    code, text = command(max_batch_command, "--target", "rtx4090", "--batch", "2", *program)
+    assert code == 0
+    assert "--size {}" in text
+    assert "size 2\n" in text
+    err = capfd.readouterr().err
+    assert "--size 2: " in err
+    assert "--size 3: cannot run" in err
+    assert "ValueError: too large" in err
+    for wrong, message in (
+        ((*program[:2], "--size", "3"), "expected {} among the program's arguments"),
+        (("--dim", "seq", *program), "expected --run without --dim"),
+        (("--mode", "infer", *program), "expected --run without --mode"),
+        (("--steps", "0", *program), "expected steps of at least 1"),
+        (("--batch", "0", *program), "expected --batch of at least 1"),
+        (("--run",), "expected a program after --run"),
+        (("--run", "no.py", "{}"), "no.py"),
+        (("own:build", *program), "one of the two"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            command(max_batch_command, "--target", "rtx4090", *wrong)
+
+
 # --- budgets and cards ------------------------------------------------------------------------------------------------
 
 

@@ -6,25 +6,28 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS, text_output
+from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import analyze_model
+from fxmem.cli.step import ProgramWords, analyze_model, read_program, require_torch
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget
+    from fxmem.records.sizes import SizeCurve
 
 BRIEF = "the largest batch, or other size, that fits"
 DESCRIPTION = (
     "Find the largest size of an input's dimension at which the step fits a card or a budget, by analysing it at "
-    "about ten sizes; the curve of peak against size. Exit code 4 if nothing fits."
+    "about ten sizes; the curve of peak against size. Of a program the size stands as {} among its arguments: --run "
+    "train.py --batch-size {}; --batch is tried first. Exit code 4 if nothing fits."
 )
 
 ARGUMENTS = (
-    *ANALYSIS,
+    or_program(MODEL),
+    *ANALYSIS[1:],
     argument(
         "--dim",
         default="batch",
@@ -37,33 +40,23 @@ ARGUMENTS = (
     argument(
         "--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"
     ),
+    STEPS_OF_PROGRAM,
     *text_output("curve"),
     argument("--svg", metavar="FILE.svg", help="also plot the curve"),
+    *PROGRAM,
 )
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
-    from fxmem.memory import report_reader
     from fxmem.records.files import write_text
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
     budget = _read_budget(options)
-    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
-    with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
-        from fxmem.whatif import max_batch, verified_plan
-
-        curve = max_batch.measure_curve(
-            analysis,
-            budget=budget,
-            dim=options.dim,
-            limit=options.limit,
-            change=None if plan is None else verified_plan.apply_plan(plan),
-            progress=None if options.quiet else say,
-        )
+    program = read_program(options, "--batch")
+    curve = _measure_model(options, budget) if program is None else _measure_program(options, program, budget)
     if options.svg is not None:
         write_text(Path(options.svg), sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
@@ -72,6 +65,50 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     memory, smallest = format_bytes(curve.memory_bytes), curve.points[0].size
     say(f"expected a size that fits {memory}; none does, not even {smallest}")
     return 4, text
+
+
+def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCurve:
+    from fxmem.memory import report_reader
+
+    plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
+    with Progress(options.quiet) as progress:
+        analysis = analyze_model(options, progress)
+        from fxmem.whatif import max_batch, verified_plan
+
+        return max_batch.measure_curve(
+            analysis,
+            budget=budget,
+            dim=options.dim,
+            limit=options.limit,
+            change=None if plan is None else verified_plan.apply_plan(plan),
+            progress=None if options.quiet else say,
+        )
+
+
+def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: Budget | None) -> SizeCurve:
+    from fxmem.hardware import catalogue
+
+    if options.dim != "batch" or options.plan is not None:
+        raise UsageError("expected --run without --dim and --plan: {} is what varies, and a program checkpoints itself")
+    if options.batch is not None and options.batch < 1:
+        raise UsageError(f"expected --batch of at least 1, got {options.batch}")
+    card = catalogue.target(options.target)
+    require_torch()
+    from fxmem.simulation.program import Launch
+    from fxmem.whatif import max_batch
+    from fxmem.whatif.program_step import ProgramCommand
+
+    program = ProgramCommand(Launch(*words), card, options.steps)
+    return max_batch.measure_program(
+        lambda size, target: program.at_size(size, target).run(),
+        card,
+        name=program.launch.command,
+        varied=program.varied,
+        start=max_batch.START if options.batch is None else options.batch,
+        budget=budget,
+        limit=options.limit,
+        progress=None if options.quiet else say,
+    )
 
 
 def _read_budget(options: argparse.Namespace) -> Budget | None:

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     )
     recorded = launched.recorded
     text = write_report(options, recorded.report(), recorded.timeline)
-    if recorded.shortage:
+    if recorded.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
         return 4, text
     decided = [each for each in recorded.made_up if each.kind == "decided"]

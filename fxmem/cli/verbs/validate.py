@@ -7,13 +7,13 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fxmem.cli.options import MODEL, STEP
+from fxmem.cli.options import MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
 from fxmem.cli.output import check_output, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import build_step, require_torch, step_request
+from fxmem.cli.step import ProgramWords, build_step, read_program, require_torch, step_request
 from fxmem.errors import UsageError
-from fxmem.records.names import STEPS, MeasuredDevice
+from fxmem.records.names import MeasuredDevice
 
 if TYPE_CHECKING:
     from fxmem.records.validation import Verdict
@@ -25,7 +25,7 @@ DESCRIPTION = (
 )
 
 ARGUMENTS = (
-    argument(*MODEL.names, **{**MODEL.settings, "nargs": "?", "help": f"{MODEL.settings['help']}; none with --run"}),
+    or_program(MODEL),
     *STEP,
     argument(
         "--device",
@@ -46,16 +46,9 @@ ARGUMENTS = (
         metavar="FRACTION",
         help="largest error allowed, on the CPU with kernels' own workspace set aside; beyond it the exit code is 4",
     ),
-    argument("--steps", type=int, default=STEPS, metavar="N", help="with --run: optimizer steps of both runs"),
+    STEPS_OF_PROGRAM,
     argument("--json", metavar="FILE|-", help="write the verdict as JSON; `-` writes it to stdout instead of the text"),
-    argument(
-        "--run",
-        dest="run_program",
-        nargs=argparse.REMAINDER,
-        metavar="PROGRAM",
-        help="in the place of MODEL, and last: your own program (train.py or -m module) with its arguments, as for "
-        "`fxmem run`",
-    ),
+    *PROGRAM,
 )
 
 
@@ -64,10 +57,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     check_output(options)
     if not 0 <= options.tolerance < 1:
         raise UsageError(f"expected --tolerance as a fraction between 0 and 1, got {options.tolerance}")
-    if (options.model is None) == (options.run_program is None):
-        raise UsageError("expected a MODEL, or --run with a program: one of the two")
-    if options.run_program is not None:
-        return _run_program(options)
+    program = read_program(options)
+    if program is not None:
+        return _run_program(options, program)
     if (options.snapshot is None) != (options.target is None):
         raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
     if options.snapshot is not None and options.device != "cpu":
@@ -81,18 +73,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
 
 
-def _run_program(options: argparse.Namespace) -> tuple[int, str]:
+def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[int, str]:
     if options.snapshot is not None or options.target is not None:
         raise UsageError("expected --run without --snapshot and --target: both runs are made here")
-    is_module = options.run_program[:1] == ["-m"]
     require_torch()
     with Progress(options.quiet) as progress:
         progress("loading torch")
         from fxmem.validation.validate_program import validate_program
 
         verdict = validate_program(
-            options.run_program[is_module:],
-            is_module=is_module,
+            (program.program, *program.arguments),
+            is_module=program.is_module,
             steps=options.steps,
             device=options.device,
             tolerance=options.tolerance,

@@ -23,9 +23,9 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     width = max(width, 60)
     head = [
         ("Model", printable(curve.model)),
-        ("Inputs", printable(describe_inputs(curve.inputs))),
+        *([("Inputs", printable(describe_inputs(curve.inputs)))] if curve.inputs else []),
         ("Step", _step(curve.step)),
-        ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}")),
+        ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim)),
         ("Memory", _memory(curve)),
     ]
     parts: list[RenderableType] = [

@@ -6,6 +6,7 @@ first step, evaluation.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_se
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
+from fxmem.simulation.observe.source_lines import program_place
 
 
 class CardMemory:
@@ -24,16 +26,18 @@ class CardMemory:
     Args:
         target: a CUDA target.
         environ: whose allocator settings hold (`PYTORCH_CUDA_ALLOC_CONF`).
-        bounded: whether what the card does not have is refused, as the card refuses it.
+        raises: whether what the card does not have is refused, as the card refuses it; else the first request that
+            it would refuse is noted, and from there on the card has as much as is asked for.
     """
 
-    def __init__(self, target: Target, environ: Mapping[str, str], *, bounded: bool) -> None:
+    def __init__(self, target: Target, environ: Mapping[str, str], *, raises: bool) -> None:
         self.total_bytes = target.memory_bytes
+        self.shortage = ""
+        """What the card had no memory for and where, once that was noted; in words."""
         self._target = target
+        self._raises = raises
         self._allocator = CachingAllocator(
-            read_settings(environ),
-            capacity_bytes=target.memory_bytes if bounded else None,
-            device_bytes=target.memory_bytes,
+            read_settings(environ), capacity_bytes=target.memory_bytes, device_bytes=target.memory_bytes
         )
         self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
@@ -122,7 +126,11 @@ class CardMemory:
         try:
             address = allocator.malloc(nbytes)
         except OutOfMemory as error:
-            raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
+            if self._raises:
+                raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
+            self.shortage = describe_shortage(self._complaint(nbytes), program_place(sys._getframe(1)))
+            allocator.capacity_bytes = None
+            return self._malloc(nbytes)
         self.highest_allocated = max(self.highest_allocated, allocator.allocated_bytes)
         self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
         return address
@@ -137,6 +145,12 @@ class CardMemory:
             f"{format_bytes(stats.reserved_bytes.current - stats.allocated_bytes.current)} is reserved by PyTorch but "
             f"unallocated. Predicted by fxmem for {self._target.name}: no card was used."
         )
+
+
+def describe_shortage(complaint: str, place: str) -> str:
+    """The request that a card refused, of torch's own words, and where it was made."""
+    asked = complaint.partition(". GPU")[0].removeprefix("CUDA out of memory. ")
+    return f"It runs out{f' at {place}' if place else ''}: {asked}"
 
 
 Answers = dict[str, Callable[..., Any]]

@@ -58,7 +58,7 @@ class ProgramRecording(Recording):
     Args:
         target: the machine to pretend.
         name: what the program is called in the record.
-        bounded: whether an allocation that the card has no room for raises `torch.cuda.OutOfMemoryError`.
+        raises: whether an allocation that the card has no room for raises `torch.cuda.OutOfMemoryError`.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
     """
@@ -70,7 +70,7 @@ class ProgramRecording(Recording):
         target: Target,
         *,
         name: str = "program",
-        bounded: bool = True,
+        raises: bool = True,
         enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
         max_operators: int = MAX_OPERATORS,
     ) -> None:
@@ -78,7 +78,7 @@ class ProgramRecording(Recording):
         self.name = name
         self.notes = MadeUpNotes()
         self._border = Border(on_card=on_card)
-        self.memory = CardMemory(target, os.environ, bounded=bounded) if on_card else None
+        self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
         super().__init__(target)
         self.roots = Roots()
         self.rounds = Rounds(

@@ -17,6 +17,7 @@ from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Tar
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.program_run import ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.round_rule import Enough
@@ -33,8 +34,7 @@ class RecordedProgram(ProfiledStep):
         self._recording = recording
         self.ending = "ran to its end"
         """How the program ended, in words."""
-        self.shortage = ""
-        """What the card had no memory for, where the program ended by that; else empty."""
+        self._shortage = ""
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -44,6 +44,13 @@ class RecordedProgram(ProfiledStep):
             return timeline
         peak = timeline.peak.model_copy(update={"fits": False, "shortage": self.shortage})
         return timeline.model_copy(update={"peak": peak})
+
+    @property
+    def shortage(self) -> str:
+        """What the card had no memory for, and where: what ended the program, or with `out_of_memory="continue"` the
+        first such request. Empty where there was none."""
+        memory = self._recording.memory
+        return self._shortage or ("" if memory is None else memory.shortage)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -76,8 +83,7 @@ class RecordedProgram(ProfiledStep):
         """Note that the program ended because the card had no more memory."""
         place = error_place(error)
         at = f" at {place}" if place else ""
-        asked = str(error).partition(". GPU")[0].removeprefix("CUDA out of memory. ")
-        self.ending, self.shortage = f"ran out of memory{at}", f"It runs out{at}: {asked}"
+        self.ending, self._shortage = f"ran out of memory{at}", describe_shortage(str(error), place)
 
     def _largest(self) -> tuple[int, Profile]:
         for number, each in reversed(list(enumerate(self._recording.rounds.finished, 1))):
@@ -169,7 +175,7 @@ def record(
     recording = ProgramRecording(
         resolved,
         name=name,
-        bounded=out_of_memory == "raise",
+        raises=out_of_memory == "raise",
         enough=enough or over,
         max_operators=max_operators,
     )
