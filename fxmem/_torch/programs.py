@@ -146,3 +146,8 @@ def begin_fake_group(init_process_group: Callable[..., Any]) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def empty_graph() -> Any:
+    """A graph of TorchScript with nothing in it (`torch._C.Graph`, since 1.0)."""
+    return torch._C.Graph()

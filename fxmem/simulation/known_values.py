@@ -101,6 +101,9 @@ def replacement(function: Any) -> Callable[..., Any] | None:
         def call_and_mark(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             setattr(result, _UNIFORM, everywhere)
+            if isinstance(result, torch_common.FakeTensor) and not result.dim():
+                with torch_common.no_modes():
+                    setattr(result, VALUE, torch.full((), everywhere))
             return result
 
         return call_and_mark

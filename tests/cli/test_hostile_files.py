@@ -406,7 +406,11 @@ ALLOWED = {
         (("simulation/program/launcher.py", "runpy.run_path"), ("simulation/program/launcher.py", "runpy.run_module")),
         "the program that the command line of `fxmem run` names",
     ),
-    ("simulation/program/host_stand_ins.py", "importlib.import_module"): "safetensors, where it is installed",
+    ("simulation/program/stand_ins/checkpoints.py", "importlib.import_module"): "safetensors, where it is installed",
+    **dict.fromkeys(
+        (("simulation/program/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
+        "what the program itself saves and loads, in memory",
+    ),
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
     ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",
     ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",

@@ -110,8 +110,8 @@ class _Card:
 
 def _orders_of_this_machine() -> set[tuple[SDPBackend, ...]]:
     """Priority orders a program finds here without having set one: torch's own, and that of the card in this machine
-    once it has been asked."""
-    if not torch.cuda.is_available():
+    once it has been asked, which it is not before CUDA is in use."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {DEFAULT_ORDER}
     return {
         DEFAULT_ORDER,

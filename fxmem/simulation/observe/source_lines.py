@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -64,6 +65,36 @@ def program_place(frame: types.FrameType | None) -> str:
         own = user_frame(own.f_back)
     shown = own or found
     return "" if shown is None else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+
+
+def exact_types_place(frame: types.FrameType | None) -> str:
+    """Find where the program's own code wants a number of exactly one type: `type(x) is float`.
+
+    Only files of a frame and its callers are read; empty where none does.
+    """
+    own = user_frame(frame)
+    while own is not None:
+        file = own.f_code.co_filename
+        if not _is_installed(file) and (line := _exact_types_line(file)):
+            return f"{package_path(file)}:{line}"
+        own = user_frame(own.f_back)
+    return ""
+
+
+@functools.cache
+def _exact_types_line(file: str) -> int:
+    """The first line that compares `type(x)` with a type of numbers; 0 where none does."""
+    text = "".join(linecache.getlines(file))
+    if "type(" not in text:
+        return 0
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Compare):
+                inner = [*ast.walk(node.left), *(part for each in node.comparators for part in ast.walk(each))]
+                names = {part.id for part in inner if isinstance(part, ast.Name)}
+                if "type" in names and names & {"float", "int"}:
+                    return node.lineno
+    return 0
 
 
 def error_place(error: BaseException) -> str:

@@ -12,6 +12,7 @@ Where the target is the CPU, all but integers are fake, so that indices and labe
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any, Final
 
@@ -20,8 +21,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.simulation import known_values
 from fxmem.simulation.observe.source_lines import variables
+from fxmem.simulation.program.card_thread import CardThread
 
 _RANDOM_INTEGERS: Final = ("randint", "randperm", "arange")
+_REGISTER: Final = torch.nn.Module.register_parameter
 _MADE_FROM_NOTHING: Final = frozenset(
     {"empty", "empty_strided", "rand", "randn", "zeros", "ones", "full", "normal", "new_empty", "new_zeros", "new_ones"}
 )
@@ -97,9 +100,10 @@ class CardMode(torch_common.FakeTensorMode):  # type: ignore[no-untyped-call]
     Being one matters: torch asks for one on the stack before it initialises CUDA.
     """
 
-    def __init__(self, border: Border) -> None:
+    def __init__(self, border: Border, thread: CardThread) -> None:
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._border = border
+        self._require_thread = thread.require
         self._inside = 0
         """Fake kernels at work, and places in fxmem that entered the mode again: all that these make is fake, on
         whatever device."""
@@ -114,6 +118,7 @@ class CardMode(torch_common.FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._require_thread()
         if self._inside <= 1 and not self._border.is_targets(func, types, args, kwargs):
             return func(*args, **kwargs)
         self._inside += 1
@@ -132,6 +137,10 @@ def _is_card_fake(value: Any) -> bool:
 
 
 def _is_building_a_module() -> bool:
+    """Whether a module's `__init__` runs, and torch itself says what its parameters become: accelerate's
+    `init_empty_weights` makes them anew by their class."""
+    if torch.nn.Module.register_parameter is not _REGISTER:
+        return False
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "__init__" and isinstance(variables(frame).get("self"), torch.nn.Module):
@@ -148,3 +157,16 @@ def _count(args: tuple[Any, ...]) -> int:
         for each in size:
             count *= int(each)
     return count if sizes else 0
+
+
+def move_to_card(value: Any) -> Any:
+    """Nested values with their tensors on the card."""
+    return torch_common.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), value)
+
+
+def has_fake_inside(value: Any) -> bool:
+    """Whether there is a fake in nested values, the tensors of modules among them included."""
+    modules = [each for each in torch_common.tree_iter(value) if isinstance(each, torch.nn.Module)]
+    kept = (tensors for module in modules for tensors in (module.parameters(), module.buffers()))
+    tensors = itertools.chain(torch_common.iterate_tensors(value), *kept)
+    return any(isinstance(each, torch_common.FakeTensor) for each in tensors)

@@ -38,7 +38,10 @@ class MadeUpNotes:
 
 
 class _Number:
-    """A number read from a tensor without values: notes where the program decides by it, divides as if it were 1."""
+    """A number read from a tensor without values: notes where the program decides by it, divides as if it were 1.
+
+    A class of its own, since nothing else sees `number < best`; a program that asks for exact types gets plain numbers.
+    """
 
     notes: MadeUpNotes | None = None
 

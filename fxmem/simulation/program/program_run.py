@@ -23,14 +23,18 @@ from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import build_profile
 from fxmem.simulation.program.border import Border, CardMode
 from fxmem.simulation.program.card_memory import CardMemory
-from fxmem.simulation.program.cuda_stand_ins import stand_ins
-from fxmem.simulation.program.host_stand_ins import Checkpoints, loader_patches, process_patches
+from fxmem.simulation.program.card_thread import CardThread
 from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.program_recorder import ProgramRecorder
 from fxmem.simulation.program.roots import Roots, has_target_tensors
 from fxmem.simulation.program.round_tracer import RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds
+from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
+from fxmem.simulation.program.stand_ins.cuda import stand_ins
+from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patches
+from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
+from fxmem.simulation.program.stand_ins.processes import process_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
 
 
@@ -78,6 +82,7 @@ class ProgramRecording(Recording):
         self.name = name
         self.notes = MadeUpNotes()
         self._border = Border(on_card=on_card)
+        self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
         super().__init__(target)
         self.roots = Roots()
@@ -91,11 +96,11 @@ class ProgramRecording(Recording):
             max_operators=max_operators,
         )
         self._reads = TensorReads(self._border, self.notes, self.device)
-        self._checkpoints = Checkpoints(self.notes)
+        self._checkpoints = Checkpoints(self.notes, self.device)
         self.attach(torch.nn.Module())
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
-        return CardMode(self._border)
+        return CardMode(self._border, self._thread)
 
     def _make_log(self) -> ProgramLog:
         return ProgramLog(self.device, self.memory)
@@ -144,11 +149,12 @@ class ProgramRecording(Recording):
                 stack.enter_context(self.rounds.observe_optimizers())
                 stack.enter_context(calm_python())
                 self.log.setting_up = False
-                try:
-                    yield
-                except torch.cuda.OutOfMemoryError:
-                    self.rounds.finish()
-                    raise
+                with self._thread.watch():
+                    try:
+                        yield
+                    except torch.cuda.OutOfMemoryError:
+                        self.rounds.finish()
+                        raise
                 self.rounds.finish()
         finally:
             self.log.close()
@@ -162,12 +168,15 @@ class ProgramRecording(Recording):
         on_card = self.memory is not None
         yield from self._checkpoints.patches()
         yield from loader_patches(self._border, on_card=on_card)
+        yield from trace_patches(self.notes)
+        yield self._thread.pool_patch()
         yield torch_programs.observe_moves(self._moving)
         yield torch_common.patch(torch.nn.Module, "__setstate__", self._copying)
         if self.memory is not None and self.target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
-            yield from stand_ins(self.memory, self.target.capability)
+            yield from stand_ins(self.memory, self.target.capability, self._thread)
             yield from process_patches(self.notes)
+            yield from nvidia_smi_patches(self.memory, self.target, self.notes)
 
     def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""

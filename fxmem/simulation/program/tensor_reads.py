@@ -6,6 +6,7 @@ Each is run in the place of a torch method where the program calls it, for FakeT
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,9 +15,10 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.simulation import known_values
+from fxmem.simulation.observe.source_lines import exact_types_place
 from fxmem.simulation.program.border import Border
-from fxmem.simulation.program.cuda_stand_ins import convert
 from fxmem.simulation.program.made_up import MadeUpNotes, made_up_number
+from fxmem.simulation.program.stand_ins.cuda import convert
 
 Tensor = torch.Tensor
 
@@ -69,7 +71,13 @@ class TensorReads:
 
     def _item(self, tensor: Tensor) -> Any:
         number, is_known = self._number(tensor)
-        return number if is_known else made_up_number(number, self._notes)
+        if is_known:
+            return number
+        exact = exact_types_place(sys._getframe(1))
+        if not exact:
+            return made_up_number(number, self._notes)
+        self._notes.note("read", f"exact, as {exact} compares types: decisions by it are not seen")
+        return number
 
     def _as_index(self, tensor: Tensor) -> int:
         number, is_known = self._number(tensor)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import multiprocessing
+import queue
+import shutil
 import signal
+import subprocess
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -76,3 +82,82 @@ def test_a_program_that_fails_before_it_uses_the_card_is_quoted(tmp_path: Path) 
     assert launched.raised
     with pytest.raises(AnalysisError, match=r"raised ModuleNotFoundError: .*, before anything ran on h100"):
         launched.recorded.report()
+
+
+def test_a_program_that_compares_types_gets_plain_numbers() -> None:
+    with fxmem.record("h100") as run:
+        total = torch.zeros(1, device="cuda").add(torch.rand(1, device="cuda")).item()
+        assert type(total) is float
+    assert [each.kind for each in run.made_up] == ["read", "read"]
+    assert f"{Path(__file__).name}:" in run.made_up[1].what
+
+
+def test_nvidia_smi_speaks_of_the_pretended_card() -> None:
+    with fxmem.record("h100") as run:
+        kept = torch.zeros(1 << 20, 5, device="cuda")
+        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=True).stdout
+        query = "nvidia-smi --query-gpu=name,memory.used,memory.total,fan.speed --format=csv,noheader,nounits"
+        asked = subprocess.check_output(query, shell=True, text=True)
+        assert shutil.which("nvidia-smi")
+        assert subprocess.check_output(["echo", "nvidia-smi"], text=True) == "nvidia-smi\n"
+        del kept
+    assert "NVIDIA H100 80GB HBM3, 20MiB / 81" in said
+    assert asked.startswith("NVIDIA H100 80GB HBM3, 20, 81")
+    assert asked.endswith(", [N/A]\n")
+    assert [each.kind for each in run.made_up] == ["answered", "answered"]
+
+
+def test_a_thread_pool_works_on_the_card_where_work_is_handed_in() -> None:
+    with fxmem.record("h100") as run, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        moved = list(pool.map(lambda each: each.to("cuda"), [torch.ones(1024)] * 3))
+        failed = pool.submit(lambda: 1 / 0)
+        assert isinstance(failed.exception(), ZeroDivisionError)
+        del moved
+    assert run.peak.requested_bytes == 3 * 4096
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_thread_that_uses_the_card_is_refused_by_its_line(is_moved: bool) -> None:
+    batches: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def load(kept: torch.Tensor) -> None:
+        with contextlib.suppress(AnalysisError):
+            batches.put(kept + 1 if is_moved else torch.ones(4).to("cuda"))
+
+    def train() -> None:
+        with fxmem.record("h100"):
+            threading.Thread(target=load, args=(torch.ones(4, device="cuda"),), name="loader", daemon=True).start()
+            batches.get(timeout=60)  # nothing will come
+
+    message = rf"main thread alone uses the card; 'loader' does at .*{Path(__file__).name}:\d+"
+    with pytest.raises(AnalysisError, match=message):
+        train()
+    with pytest.raises(RuntimeError, match="NVIDIA"):
+        torch.ones(4).to("cuda")  # torch has not taken the card for a real one
+
+
+def test_what_is_traced_runs_as_it_was_written() -> None:
+    with fxmem.record("h100") as run:
+        model = nn.Linear(8, 4).cuda()
+        traced = torch.jit.trace(model, torch.ones(2, 8, device="cuda"))
+        assert traced(torch.ones(2, 8, device="cuda")).shape == (2, 4)
+        assert list(traced.graph.nodes()) == []
+        assert [name for name, _ in traced.named_parameters()] == ["weight", "bias"]
+        torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    assert [each.what.partition(":")[0] for each in run.made_up] == ["torch.jit.trace"]
+
+
+def test_a_library_may_say_what_parameters_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        """As accelerate's `init_empty_weights` has it."""
+        own(module, name, parameter)
+        kept = module._parameters[name]
+        if kept is not None:
+            module._parameters[name] = type(kept)(kept.to("meta"), **vars(kept))
+
+    with fxmem.record("h100"), monkeypatch.context() as patched:
+        patched.setattr(nn.Module, "register_parameter", register)
+        model = nn.Linear(2048, 1024)  # large enough to be made without memory
+    assert model.weight.is_meta

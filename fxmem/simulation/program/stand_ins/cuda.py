@@ -15,6 +15,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
+from fxmem.simulation.program.card_thread import CardThread
 
 
 class Stream:
@@ -157,12 +158,15 @@ def convert(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False)
     return torch.Tensor.type(tensor, dtype, non_blocking)
 
 
-def stand_ins(memory: CardMemory, capability: tuple[int, int]) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def stand_ins(
+    memory: CardMemory, capability: tuple[int, int], thread: CardThread
+) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
     cuda, stream = torch.cuda, Stream()
     answers = memory_answers(memory)
     for name, answer in {**answers, **_quiet(stream, capability), **TENSOR_TYPES}.items():
         yield _put(cuda, name, answer)
+    yield _put(cuda, "_lazy_init", thread.require)
     for name, answer in answers.items():
         yield _put(cuda.memory, name, answer)
         yield _put(torch.accelerator, name, answer)
@@ -193,7 +197,7 @@ def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
 def _quiet(stream: Stream, capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
     silent = (
-        *("init", "_lazy_init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect"),
+        *("init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect"),
         *("set_stream", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep"),
     )
     return {

@@ -1,0 +1,84 @@
+"""Threads of a program: the one that runs it may use the card.
+
+The work of a thread pool is done where it is handed in, at once: libraries load the weights of a model so. A thread of
+the program's own that uses the card is refused, since what it would allocate, and when, cannot be observed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError
+from fxmem.simulation.observe.source_lines import program_place
+
+
+class CardThread:
+    """The thread that is recorded: the one that makes this."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._is_open = False
+        self._refusal: AnalysisError | None = None
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """The program runs inside; it ends with what another thread was refused with."""
+        self._is_open = True
+        try:
+            yield
+        except BaseException:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+        finally:
+            self._is_open = False
+        if self._refusal is not None:
+            raise self._refusal
+
+    def is_ours(self) -> bool:
+        """Whether this thread is the one."""
+        return threading.get_ident() == self._thread
+
+    def require(self, *_: Any, **__: Any) -> None:
+        """Refuse work on the card by any other thread, and end the program.
+
+        Raises:
+            AnalysisError: another thread asks.
+        """
+        if self.is_ours():
+            return
+        if self._refusal is None:
+            place = program_place(sys._getframe(1))
+            self._refusal = AnalysisError(
+                f"expected a program whose main thread alone uses the card; {threading.current_thread().name!r} does "
+                f"at {place or 'no line of its own'}. Let other threads hand over tensors of the host, and move them "
+                f"to the card in the main thread."
+            )
+            if self._is_open and self._thread == threading.main_thread().ident:
+                signal.pthread_kill(self._thread, signal.SIGINT)  # wakes it where it waits
+        raise self._refusal
+
+    def pool_patch(self) -> contextlib.AbstractContextManager[Any]:
+        """Thread pools work in the thread that hands work in."""
+
+        def submitting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+                if not self.is_ours() or pool._initializer is not None:
+                    return original(pool, function, *args, **kwargs)
+                future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+                try:
+                    future.set_result(function(*args, **kwargs))
+                except Exception as error:
+                    future.set_exception(error)
+                return future
+
+            return submit
+
+        return torch_common.patch(concurrent.futures.ThreadPoolExecutor, "submit", submitting)

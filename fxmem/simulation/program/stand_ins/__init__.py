@@ -1,0 +1,1 @@
+"""What a program finds in the place of card, driver, processes and files."""

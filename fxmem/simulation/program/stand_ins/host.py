@@ -1,0 +1,80 @@
+"""Data loaders, and what torch traces, of a program that runs on a pretended card."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import programs as torch_programs
+from fxmem.simulation.program.border import Border, has_fake_inside
+from fxmem.simulation.program.made_up import MadeUpNotes
+
+
+def loader_patches(border: Border, *, on_card: bool) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Data loaders work on the host. Where the host is the target, their batches enter as its inputs."""
+    yield torch_programs.loaders_at_home(workers=on_card)
+    if on_card:
+        return
+
+    def quiet(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            border.loading += 1
+            try:
+                with torch_common.no_modes(), torch_common.pause_observers():
+                    return original(self, *args, **kwargs)
+            finally:
+                border.loading -= 1
+
+        return run
+
+    def handing_out(original: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(self: Any) -> Any:
+            batch = quiet(original)(self)
+            return torch_common.tree_map_only(torch.Tensor, _entering, batch)
+
+        return next_batch
+
+    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__init__", quiet)
+    yield torch_common.patch(torch_programs.LOADER_ITERATOR, "__next__", handing_out)
+
+
+def _entering(tensor: torch.Tensor) -> torch.Tensor:
+    """A batch's tensor on the target: integers keep their values."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def trace_patches(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Let `torch.jit.trace` of a model on the card return what runs it as written."""
+
+    def tracing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def trace(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not has_fake_inside((func, example_inputs)):
+                return original(func, example_inputs, *args, **kwargs)
+            notes.note("answered", "torch.jit.trace: the code as it was written")
+            func(*(example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)))
+            return _Untraced(func)
+
+        return trace
+
+    yield torch_common.patch(torch.jit, "trace", tracing)
+
+
+class _Untraced:
+    """A model in the place of its trace, whose graph is empty."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.graph = torch_programs.empty_graph()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
