@@ -73,14 +73,21 @@ def tokens(folder: Path, *, files: list[str], count: int = 200_000, vocabulary: 
 
 
 def text(
-    folder: Path, *, files: list[str], lines: int = 5000, words: int = 20, vocabulary: int = 2000, first: str = ""
+    folder: Path,
+    *,
+    files: list[str],
+    lines: int = 5000,
+    words: int = 20,
+    columns: int = 1,
+    vocabulary: int = 2000,
+    first: str | None = None,
 ) -> None:
-    """Write lines of made-up words, after a first one."""
+    """Write lines of made-up words, in columns between tabs, after a first one."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
-        picked = RANDOM.integers(0, vocabulary, (lines, words))
-        made = (" ".join(f"w{word}" for word in line) for line in picked)
-        (folder / file).write_text("\n".join([first, *made]) + "\n")
+        picked = RANDOM.integers(0, vocabulary, (lines, columns, words // columns))
+        made = ("\t".join(" ".join(f"w{word}" for word in column) for column in line) for line in picked)
+        (folder / file).write_text("\n".join([*([] if first is None else [first]), *made]) + "\n")
 
 
 def records(folder: Path, *, file: str = "train.jsonl", count: int = 256, words: int = 200) -> None:
@@ -123,7 +130,7 @@ def picture_encoder(folder: Path, *, repository: str) -> None:
     """Write an autoencoder of Stable Diffusion's sizes, with fresh weights, where the hub's client keeps downloads."""
     import diffusers
 
-    kept = folder / "hub" / f"models--{repository.replace('/', '--')}"
+    kept, commit = folder / "hub" / f"models--{repository.replace('/', '--')}", "0" * 40
     widths = (128, 256, 512, 512)
     diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -132,9 +139,9 @@ def picture_encoder(folder: Path, *, repository: str) -> None:
         layers_per_block=2,
         latent_channels=4,
         sample_size=256,
-    ).save_pretrained(kept / "snapshots" / "0")
+    ).save_pretrained(kept / "snapshots" / commit)
     (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("0")
+    (kept / "refs" / "main").write_text(commit)
 
 
 MAKERS: Final[dict[str, Callable[..., None]]] = {

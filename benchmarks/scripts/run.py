@@ -15,18 +15,21 @@ same day keep their rows unless they are run again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import fnmatch
 import json
 import os
+import pty
 import re
 import resource
 import shutil
 import subprocess
 import sys
+import termios
 import textwrap
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +103,11 @@ def run(script: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     command = [python, "-m", "fxmem", "run", "--target", TARGET, *until, "--json", str(report), *script["command"]]
     began = processor_seconds()
-    with (folder / "log.txt").open("w") as log:
+    with (folder / "log.txt").open("w") as log, terminal() as keyboard:
+        streams = {"stdin": keyboard, "stdout": log, "stderr": log}
         try:
             done = subprocess.run(
-                command, cwd=start, env=environment(script, start), stdout=log, stderr=log, timeout=SECONDS, check=False
+                command, cwd=start, env=environment(script, start), **streams, timeout=SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
             return {**row, "failed": f"ran for more than {SECONDS} seconds"}
@@ -114,6 +118,18 @@ def run(script: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
         lines = (folder / "log.txt").read_text().strip().splitlines()
         row["failed"] = row.get("ending") or (lines[-1][:300] if lines else f"exit code {done.returncode}")
     return row
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[int]:
+    """A terminal of 80 columns for standard input: some programs ask it for its width. Nobody types."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    try:
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def processor_seconds() -> float:
