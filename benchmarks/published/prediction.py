@@ -11,7 +11,7 @@ from typing import Any
 
 import fxmem
 
-from .steps import build_step
+from .steps import Program, build_step
 from .tables import STATISTICS, Case
 
 
@@ -48,13 +48,21 @@ def predict_step(step: str, target: str, settings: Mapping[str, Any], environmen
 @lru_cache(maxsize=256)
 def _peaks(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     built = build_step(step, dict(settings))
-    peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
+    peak: Any
+    outside = 0
+    if isinstance(built, Program):
+        with fxmem.record(target, out_of_memory="continue") as recorded:
+            built.run()
+        peak = recorded.rounds[-1]
+    else:
+        peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
+        outside = built.outside_bytes
     peaks = {}
     for statistic in STATISTICS:
         nbytes = getattr(peak, f"{statistic}_bytes")
         if nbytes is None:
             raise ValueError(f"the prediction has no {statistic} bytes")
-        peaks[statistic] = nbytes - built.outside_bytes
+        peaks[statistic] = nbytes - outside
     return peaks
 
 

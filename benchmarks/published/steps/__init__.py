@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -21,9 +21,17 @@ class Step:
     """What the published figure leaves out because it was allocated before the measurement began."""
 
 
-def build_step(name: str, settings: Mapping[str, Any]) -> Step:
+@dataclass(frozen=True)
+class Program:
+    """A program of several rounds, the last of which was measured."""
+
+    run: Callable[[], None]
+    """Runs it on the card; `fxmem.mark_step` ends a round."""
+
+
+def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program:
     """Build the step `MODULE.FUNCTION` with these settings."""
     module, _, function = name.partition(".")
     step = getattr(import_module(f"{__name__}.{module}"), function)(**settings)
-    assert isinstance(step, Step)
+    assert isinstance(step, Step | Program)
     return step

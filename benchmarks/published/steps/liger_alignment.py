@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import Step
-from .loops import leaf, linear, meta, repeat_step, train_function
+from . import Program, Step
+from .loops import forward_after_backward, leaf, linear, meta, train_function
 
 BF16 = torch.bfloat16
 HIDDEN, VOCABULARY = 4096, 128256
@@ -167,13 +167,14 @@ def distillation(BT: int, *, soft: str) -> Step:
 # --- mixture of experts -----------------------------------------------------------------------------------------------
 
 
-def mixture_of_experts(T: int, E: int, *, direction: str) -> Step:
+def mixture_of_experts(T: int, E: int, *, direction: str) -> Step | Program:
     """Qwen3-30B-A3B's experts in a loop, as transformers wrote them: each of `T` tokens is sent to 8 of `E` experts.
 
-    The script sends tokens by random logits; here each expert gets the same number, which is the mean.
+    The tokens are sent by random logits, which are other ones on a card.
     """
     width, inner, chosen = 2048, 768, 8
-    share = T * chosen // E
+    logits = torch.randn(T, E, generator=torch.Generator().manual_seed(42))
+    shares = logits.topk(chosen).indices.flatten().bincount(minlength=E).tolist()
 
     def function(m: Any) -> Tensor:
         gate_up, down = m.gate_up * 0.02, m.down * 0.02  # not leaves, and neither are the script's
@@ -182,7 +183,7 @@ def mixture_of_experts(T: int, E: int, *, direction: str) -> Step:
             mask = F.one_hot(m.experts.long(), num_classes=E)
             mask = mask.permute(2, 1, 0)
         for expert in range(E):
-            places = m.places.clone()  # of `torch.where`: one storage for both
+            places = m.places[: shares[expert]].clone()  # of `torch.where`: one storage for both
             position, token = places.unbind(1)
             current = m.x[token]
             gate, up = F.linear(current, gate_up[expert]).chunk(2, dim=-1)
@@ -198,8 +199,8 @@ def mixture_of_experts(T: int, E: int, *, direction: str) -> Step:
         "down": leaf(E, width, inner, dtype=BF16),
         "weights": leaf(T, chosen, dtype=BF16),
         "experts": meta(T, chosen, dtype=torch.int32),
-        "places": meta(share, 2, dtype=torch.int64),
+        "places": meta(max(shares), 2, dtype=torch.int64),
     }
     if direction == "forward":
-        return repeat_step(function, **residents)
+        return forward_after_backward(function, **residents)
     return train_function(function, retain=True, random_gradient=True, **residents)

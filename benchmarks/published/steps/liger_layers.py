@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import Step
-from .loops import leaf, meta, repeat_step, train_function
+from . import Program, Step
+from .loops import forward_after_backward, leaf, meta, repeat_step, train_function
 
 BF16 = torch.bfloat16
 
@@ -111,7 +111,7 @@ def fused_rms_norm(H: int) -> Step:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def llama_mlp(T: int, *, activation: str, direction: str, batch: int, hidden: int, intermediate: int) -> Step:
+def llama_mlp(T: int, *, activation: str, direction: str, batch: int, hidden: int, intermediate: int) -> Step | Program:
     """Llama's MLP of transformers in bfloat16."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaMLP
@@ -119,12 +119,13 @@ def llama_mlp(T: int, *, activation: str, direction: str, batch: int, hidden: in
     config = LlamaConfig(hidden_size=hidden, intermediate_size=intermediate, hidden_act=activation)
     residents = {"x": leaf(batch, T, hidden, dtype=BF16), "layer": LlamaMLP(config).to("meta").to(BF16)}
 
-    def step(m: Any) -> None:
-        m.layer(m.x)
+    def function(m: Any) -> Tensor:
+        y: Tensor = m.layer(m.x)
+        return y
 
     if direction == "forward":
-        return repeat_step(step, **residents)
-    return train_function(lambda m: m.layer(m.x), retain=True, random_gradient=True, **residents)
+        return forward_after_backward(function, **residents)
+    return train_function(function, retain=True, random_gradient=True, **residents)
 
 
 def megatron_swiglu(ffn: int) -> Step:

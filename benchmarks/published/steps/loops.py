@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import Step
+import fxmem
+
+from . import Program, Step
 
 Function = Callable[..., Any]
 
@@ -119,3 +121,22 @@ def train_function(
 
     model = TrainedFunction(function, retain, residents).to("meta")
     return Step(model, (meta(0),), {"mode": "train", "loss": loss, "optimizer": None, "accumulate": accumulate})
+
+
+def forward_after_backward(function: Function, **residents: Any) -> Program:
+    """Make a program that calls a function of leaves once more after a backward, as scripts do that run others first.
+
+    Autograd's thread then keeps its cuBLAS workspace.
+    """
+
+    def run() -> None:
+        module = Residents(residents).to_empty(device="cuda")
+        y = function(module)
+        y.backward(torch.randn_like(y))
+        del y
+        module.zero_grad()
+        fxmem.mark_step()
+        function(module)
+        fxmem.mark_step()
+
+    return Program(run)
