@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +62,55 @@ def torch_preflight(batch: int, model: str) -> Step:
     return train_classifier(make_torchvision(model), batch, precision="bf16", optimizer="adamw")
 
 
+# --- torch of June 2023 -----------------------------------------------------------------------------------------------
+
+
+class EarlyAdam(torch.optim.Adam):
+    """Adam until pytorch/pytorch#104898 and its kind (July 2023): the root and the denominator are there at once."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update every parameter that has a gradient."""
+        params = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        for each in params:
+            if not self.state[each]:
+                self.state[each] = {"exp_avg": torch.zeros_like(each), "exp_avg_sq": torch.zeros_like(each)}
+        means, squares = ([self.state[each][name] for each in params] for name in ("exp_avg", "exp_avg_sq"))
+        grads = [each.grad for each in params]
+        torch._foreach_lerp_(means, grads, 0.1)
+        torch._foreach_mul_(squares, 0.999)
+        torch._foreach_addcmul_(squares, grads, grads, 0.001)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, 1.0)
+        denominators = torch._foreach_add(roots, 1e-8)
+        torch._foreach_addcdiv_(params, means, denominators, -1e-3)
+
+
+class EarlyAttention(nn.Module):
+    """Runs a network whose attention in half precision is that of FlashAttention 1.
+
+    It reads and writes batch x tokens x heads (`_scaled_dot_product_flash_attention_cuda` in attention.cu before torch
+    2.2), where FlashAttention 2 keeps the layout of its query.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        attend = F.scaled_dot_product_attention
+
+        def attend_early(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+            if q.dtype != torch.float32:
+                q, k, v = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (q, k, v))
+            return attend(q, k, v, *arguments, **settings)
+
+        with mock.patch.object(F, "scaled_dot_product_attention", attend_early):
+            logits: Tensor = self.network(images)
+        return logits
+
+
 PRECISIONS = {"32": torch.float32, "16-mixed": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
 
 
@@ -72,14 +123,15 @@ def rasbt(
     cleared after the optimizer's step.
     """
     dtype = PRECISIONS[precision]
-    options: dict[str, Any] = {"optimizer": optimizer}
+    options: dict[str, Any] = {"optimizer": EarlyAdam if optimizer == "adam" else optimizer}
     if precision.endswith("mixed"):
         options["precision"] = {"16-mixed": "fp16", "bf16-mixed": "bf16"}[precision]
     if clears:
         options["zero_grad"] = "before-backward"
     if accumulate > 1:
         options["accumulate"] = accumulate
-    return train_classifier(make_torchvision(model, CIFAR_CLASSES, dtype), batch, dtype=dtype, **options)
+    network = EarlyAttention(make_torchvision(model, CIFAR_CLASSES, dtype))
+    return train_classifier(network, batch, dtype=dtype, **options)
 
 
 class NesterovSGD(torch.optim.SGD):
