@@ -171,6 +171,12 @@ def test_op_of_the_peak(tick: int, op: int | None) -> None:
     assert (peak.op, peak.node) == (op, None if op is None else "abcd"[op])
 
 
+def test_the_peak_is_of_the_first_op_and_not_of_an_empty_one_inside_it() -> None:
+    nodes = [Node(name=name, op="call_function", target=name) for name in "ab"]
+    profile = make_profile(ticks=4, nodes=nodes, ops=[call(0, 1, 3), call(1, 1, 1)], storages=[storage(37, 2, 3)])
+    assert (timeline(profile).peak.op, timeline(profile).peak.node) == (0, "a")
+
+
 def test_empty_profile() -> None:
     result = timeline(make_profile(ticks=0))
     assert (result.live_bytes, result.by_kind, result.alive) == ((), {}, ())

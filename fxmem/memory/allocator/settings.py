@@ -111,10 +111,8 @@ class AllocatorSettings(Record):
             return MIN_BLOCK
         interval = min(max(nbytes.bit_length() - MIB.bit_length(), 0), _INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
-        if divisions <= 1 or nbytes <= MIN_BLOCK * divisions:
-            return round_up(nbytes, MIN_BLOCK)
         floor = 1 << (nbytes.bit_length() - 1)
-        return round_up(nbytes, floor // divisions)
+        return round_up(nbytes, max(MIN_BLOCK, floor // divisions) if divisions > 1 else MIN_BLOCK)
 
     def segment_size(self, size: int) -> int:
         """Bytes requested from the driver for a block of `size` that no free block serves. Source:
