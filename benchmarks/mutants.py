@@ -38,7 +38,10 @@ MODULES = {
         "simulation/observe/test_inplace_nodes.py",
     ],
     "simulation/observe/graph_task.py": ["simulation/observe/test_autograd_engine.py"],
-    "hardware/workspaces/cpu.py": ["simulation/observe/test_inplace_nodes.py"],
+    "hardware/workspaces/cpu.py": [
+        "simulation/kernels/test_composed.py",
+        "simulation/observe/test_inplace_nodes.py",
+    ],
     "hardware/workspaces/attention.py": ["hardware/workspaces"],
     "hardware/workspaces/convolution.py": ["hardware/workspaces"],
     "hardware/workspaces/cublas.py": ["hardware/workspaces"],

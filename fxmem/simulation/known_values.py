@@ -251,7 +251,8 @@ def _select_masked(
             places.append(index)
             continue
         fake = _places(mask, mask.shape if func is aten.index.Tensor else source.shape, mode, source.device)
-        note(fake)
+        if func is aten.index.Tensor or source.is_cuda:  # the CPU's masked_select goes over the mask itself
+            note(fake)
         with mode:
             places += fake.unbind(1)
     if any(index is not None and index.dtype is torch.bool for index in places):

@@ -123,6 +123,13 @@ def _im2col(args: Sequence[Any]) -> HiddenMemory:
     return HiddenMemory(events=events, source="aten/src/ATen/native/Im2Col.cpp, cuda/Im2Col.cu")
 
 
+def _roll(args: Sequence[Any]) -> HiddenMemory | None:
+    """`roll_common` (TensorTransformations.h): the tensor is rolled along one dimension after the other."""
+    dims = args[2] if len(args) > 2 else ()
+    events = (alloc(f"rolled along {dim}", read_layout(args[0]).nbytes) for dim in dims[:-1])
+    return HiddenMemory(events=(*events, output("result")), source="aten/src/ATen/native") if dims[1:] else None
+
+
 _LOSS = "aten/src/ATen/native/Loss.cpp"
 COMPOSED: Mapping[str, Callable[[Sequence[Any]], HiddenMemory | None]] = {
     "mse_loss": _loss,
@@ -131,6 +138,7 @@ COMPOSED: Mapping[str, Callable[[Sequence[Any]], HiddenMemory | None]] = {
     "abs": _complex_to_real,
     "angle": _complex_to_real,
     "im2col": _im2col,
+    "roll": _roll,
     "scatter_reduce": _scatter_reduce,
 }
 """By operator: what a kernel that is written in terms of other kernels allocates, the same on the CPU and on a card."""

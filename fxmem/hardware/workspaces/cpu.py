@@ -11,10 +11,11 @@ from typing import Any
 
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
 from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
+from fxmem.hardware.workspaces.cublas import product_operands
 from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, add_input_copy, operand_copies
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
-from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, read_layout
+from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
 
 
@@ -36,12 +37,14 @@ class CpuCollector:
             memory = add_copies(short, args, result, None)
         elif short in COMPOSED:
             memory = composed_memory(short, args)
+        elif short in _KERNELS:
+            memory = _KERNELS[short](args, result)
         elif short in PROMOTING:
             memory = operand_copies(args)
         elif short in SUMMING:
             memory = add_input_copy(args, result, None)
-        elif short in _KERNELS:
-            memory = _KERNELS[short](args, result)
+        elif operands := product_operands(short, args):
+            memory = _product_copies(operands)
         else:
             memory = undetermined_memory(short)
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
@@ -104,6 +107,42 @@ def _group_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory:
     return HiddenMemory(events=(*outputs, *sums), source="aten/src/ATen/native/cpu/group_norm_kernel.cpp")
 
 
+def _mean(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`mean_out` (ReduceOps.cpp): half precision is summed in a float32 copy, to a float32 sum."""
+    made = read_layout(result)
+    if ITEM_BYTES[made.dtype] > 2:
+        return add_input_copy(args, result, None)
+    source = 4 * read_layout(args[0]).numel
+    events = (output("result"), alloc("mean in float32", 4 * made.numel), alloc("input in float32", source))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/ReduceOps.cpp")
+
+
+def _masked_select(args: Sequence[Any], result: Any) -> HiddenMemory:
+    """`masked_select_out_impl_cpu` (TensorAdvancedIndexing.cpp): the mask is counted in int64. Several threads share
+    the work by sums over it."""
+    counted = alloc("mask in int64", 8 * read_layout(args[1]).numel), *free("mask in int64"), output("result")
+    shared = alloc("temporaries of several threads", None)
+    return HiddenMemory(events=(*counted, shared), source="aten/src/ATen/native/TensorAdvancedIndexing.cpp")
+
+
+def _product_copies(operands: Sequence[TensorLayout]) -> HiddenMemory | None:
+    """`addmm_impl_cpu_`, `bmm_out_or_baddbmm_` (LinearAlgebra.cpp): matrices that BLAS cannot read are copied.
+
+    MKL reads batches; where it cannot, each item is a product of its own. oneDNN's products of half precision are
+    not here.
+    """
+    first, second = operands
+    copied = [each for each in operands if each.numel and not each.is_blas_matrix()]
+    if not copied or ITEM_BYTES[first.dtype] < 4:
+        return None
+    is_batch = first.rank == 3
+    if is_batch and first.shape[1] * first.shape[2] * second.shape[2] < _SMALL_PRODUCT:
+        return None
+    nbytes = (each.nbytes // (each.shape[0] if is_batch else 1) for each in copied)
+    events = (alloc(f"contiguous matrix {number}", each) for number, each in enumerate(nbytes, 1))
+    return HiddenMemory(events=(output("result"), *events), source="aten/src/ATen/native/LinearAlgebra.cpp")
+
+
 def _sort(args: Sequence[Any], result: Any) -> HiddenMemory | None:
     """`fill_indices` (Sorting.cpp): the positions of one row, which are written to all."""
     source = read_layout(args[0])
@@ -158,8 +197,9 @@ def _upsample_bilinear(args: Sequence[Any], result: Any) -> HiddenMemory | None:
     return HiddenMemory(events=(output("result"), *events), source=_UPSAMPLE)
 
 
+_SMALL_PRODUCT = 400
+"""Multiplications of an item of a batch below which a loop of torch's own computes it."""
 _UPSAMPLE = "aten/src/ATen/native/cpu/UpSampleKernel.cpp"
-_NEAREST = "upsample_nearest", "_upsample_nearest_exact"
 _SORTING = "aten/src/ATen/native/Sorting.cpp"
 _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "native_batch_norm": _batch_norm,
@@ -169,6 +209,8 @@ _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "batch_norm_backward": _batch_norm_backward,
     "native_group_norm_backward": _group_norm_backward,
     "native_dropout_backward": _dropout_backward,
+    "mean": _mean,
+    "masked_select": _masked_select,
     "sort": _sort,
     "kthvalue": _kth_value,
     "median": _median,

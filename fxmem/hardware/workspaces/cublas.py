@@ -22,7 +22,7 @@ from typing import cast
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import OP_CLASSES
 from fxmem.hardware.releases import find_release
-from fxmem.hardware.workspaces.tensor_layouts import TensorLike, read_layout
+from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, TensorLike, read_layout
 from fxmem.records.profile import Bytes, Record, Target
 
 _LARGE = 32 << 20
@@ -135,23 +135,22 @@ def matmul_copies(op: str, args: Sequence[object]) -> tuple[int, ...]:
     Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, `aten/src/ATen/native/cuda/`
     (`cuBlasCommonArgs.h`, `Blas.cpp`), torch 2.11.
     """
-    name = _name(op)
-    first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(name)
-    if first is None:
-        return ()
-    operands = (read_layout(cast(TensorLike, tensor)) for tensor in args[first : first + 2])
     return tuple(
         operand.nbytes
-        for operand in operands
-        if operand.numel and not _readable(operand.shape[-2:], operand.stride[-2:])
+        for operand in product_operands(_name(op), args)
+        if operand.numel and not (operand.is_blas_matrix() or _dense(operand.shape[-2:], operand.stride[-2:]))
     )
 
 
-def _readable(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    rows, columns = shape
-    row_major = stride[1] == 1 and stride[0] >= max(1, columns)
-    column_major = stride[0] == 1 and stride[1] >= max(1, rows)
-    return row_major or column_major or _dense(shape, stride)
+def product_operands(short: str, args: Sequence[object]) -> list[TensorLayout]:
+    """The two matrices, or batches of them, that a product multiplies; none for another operator.
+
+    Args:
+        short: the operator, without `aten.` and overload.
+        args: its positional arguments.
+    """
+    first = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_addmm_activation": 1}.get(short)
+    return [] if first is None else [read_layout(cast(TensorLike, each)) for each in args[first : first + 2]]
 
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

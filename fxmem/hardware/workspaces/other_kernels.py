@@ -371,7 +371,7 @@ _LIBRARIES = ("_linalg_", "linalg_", "_fft_", "cholesky", "_cholesky", "lu_", "f
 """Prefixes: LAPACK, cuSOLVER and MAGMA; cuFFT's plans and the FFTs of the CPU; pooling with samples by thread."""
 _UNDETERMINED = frozenset({
     "ormqr", "geqrf", "triangular_solve", "histc", "histogram", "multinomial", "masked_select", "isin", "renorm",
-    "index_reduce", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_embedding_bag_backward",
+    "index_reduce", "_unique", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_embedding_bag_backward",
     "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward",
 })  # fmt: skip
 _DETERMINED = frozenset({"linalg_vector_norm", "linalg_cross", "linalg_pinv", "_linalg_check_errors"})

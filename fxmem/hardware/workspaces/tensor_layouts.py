@@ -100,6 +100,11 @@ class TensorLayout(Record):
             }
         )
 
+    def is_blas_matrix(self) -> bool:
+        """Whether BLAS reads the last two dimensions as they lie: one has stride 1, the other is as long as a row."""
+        (rows, columns), (down, right) = self.shape[-2:], self.stride[-2:]
+        return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))
+
     def fits_32bit_index(self) -> bool:
         """`at::native::canUse32BitIndexMath`: every element's offset is below 2**31 - 1."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))

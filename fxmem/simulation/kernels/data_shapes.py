@@ -74,6 +74,11 @@ def _unique(note: Note, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, 
     return (values, inverse, torch.empty(count, dtype=torch.int64, device=device)), "unique: no two elements equal"
 
 
+def _unique_of_index(note: Note, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, str]:
+    values, no_inverse = torch.empty_like(tensor), torch.empty(0, dtype=torch.int64, device=tensor.device)
+    return (values, no_inverse), "index_fill's gradient: no two indices equal"
+
+
 def _unique_dim(note: Note, tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[Any, str]:
     rows = torch.empty(tensor.shape[dim], dtype=torch.int64, device=tensor.device)
     return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
@@ -88,6 +93,7 @@ _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.masked_select.default": _masked_select,
     "aten.index.Tensor": _index,
     "torchvision.nms.default": _nms,
+    "aten._unique.default": _unique_of_index,
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten._unique2.default": _unique,

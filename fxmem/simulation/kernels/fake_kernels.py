@@ -223,13 +223,43 @@ def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: A
     del args, kwargs
 
 
-def _margin_loss_backward(
+def _input_gradient(
     fakes: torch_common.FakeTensorMode, _: Any, grad: Tensor, source: Tensor, *rest: Any, **kwargs: Any
 ) -> Tensor:
-    """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp; the same in cuda/)."""
+    """A contiguous gradient of the input (LossMultiMargin.cpp, LossMultiLabelMargin.cpp, FractionalMaxPool3d.cpp; the
+    same in cuda/)."""
     del grad, rest, kwargs
     with fakes:
         return source.new_empty(source.shape)
+
+
+def _mixed_norm(fakes: torch_common.FakeTensorMode, func: Any, source: Tensor, *rest: Any) -> Any:
+    """The CPU keeps float32 statistics of half precision where weights are float32.
+
+    `param_scalar_type` (aten/src/ATen/native/cpu/mixed_data_type.h).
+    """
+    if not _is_mixed(source, rest):
+        return NotImplemented
+    result, *statistics = func(source, *rest)
+    with fakes:
+        return result, *(each.new_empty(each.shape, dtype=torch.float32) for each in statistics)
+
+
+def _mixed_norm_backward(fakes: torch_common.FakeTensorMode, func: Any, gradient: Tensor, *rest: Any) -> Any:
+    """Each gradient has its tensor's dtype; torch's decomposition promotes."""
+    if not _is_mixed(gradient, rest):
+        return NotImplemented
+    weight = next(each for each in rest if isinstance(each, Tensor) and each.dim() == 1)
+    dtypes = gradient.dtype, weight.dtype, weight.dtype
+    with fakes:
+        results = zip(func(gradient, *rest), dtypes, strict=True)
+        return tuple(None if each is None else torch.empty_like(each, dtype=dtype) for each, dtype in results)
+
+
+def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
+    """Whether the CPU normalizes half precision with float32 weights."""
+    half = source.device.type == "cpu" and source.dtype in (torch.bfloat16, torch.float16)
+    return half and any(isinstance(each, Tensor) and each.dim() == 1 and each.dtype is torch.float32 for each in rest)
 
 
 EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
@@ -238,13 +268,18 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.soft_margin_loss.default: _elementwise_loss,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.col2im.default: _col2im,
+    aten.native_layer_norm.default: _mixed_norm,
+    aten.native_group_norm.default: _mixed_norm,
+    aten.native_batch_norm.default: _mixed_norm,
+    aten.native_group_norm_backward.default: _mixed_norm_backward,
     aten.equal.default: _check_of_arguments,
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_sgd_.default: _write_only,
     aten._fused_sgd_.tensor_lr: _write_only,
     aten._fused_adagrad_.default: _write_only,
-    aten.multi_margin_loss_backward.default: _margin_loss_backward,
-    aten.multilabel_margin_loss_backward.default: _margin_loss_backward,
+    aten.multi_margin_loss_backward.default: _input_gradient,
+    aten.multilabel_margin_loss_backward.default: _input_gradient,
+    aten.fractional_max_pool3d_backward.default: _input_gradient,
 }
 """The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
 decompositions of some of them."""

@@ -221,7 +221,8 @@ class AutogradEngine:
             # A `CopySlices` calls the node of the op that wrote to the view, which may be the program's.
             formula = FORMULAS.get(type(node).__name__)
             if formula is not None and received[0] is not None and not torch_wrappers.is_transformed(received[0]):
-                return [formula(node, received[0])]
+                made = formula(node, received[0])
+                return made if isinstance(made, list) else [made]
             with self._around() if type(node).__name__ == "CopySlices" else contextlib.nullcontext():
                 outputs = node(*received)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]

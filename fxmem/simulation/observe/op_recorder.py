@@ -120,9 +120,10 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     def _choose_form(self, func: Any, target: torch.Tensor, node: Any) -> Any:
         """The op as an autograd node runs it on plain tensors, maybe in place."""
-        in_place, nodes = IN_PLACE[func]
-        own = type(node).__name__ in nodes and not torch.is_grad_enabled() and self._log.is_of_backward_node(target)
-        return in_place if own or not nodes else func
+        in_place, nodes, never = IN_PLACE[func]
+        name = type(node).__name__
+        own = name in nodes and not torch.is_grad_enabled() and self._log.is_of_backward_node(target)
+        return in_place if own or not (nodes or name in never) else func
 
     def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
@@ -174,7 +175,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
             result = None if needs_no_run else func(*args, **kwargs)
             known_values.follow(func, args, kwargs, result)
-        except torch_common.DATA_DEPENDENT:
+        except (*torch_common.DATA_DEPENDENT, torch_common.UnsupportedOperatorException):
             known, result = known_values.recover(func, args, kwargs, self._fakes, self._log.note_tensors)
             if not known and func is torch_fakes.NUMBER_OF and args[0].dtype is torch.bool:
                 result = self._condition_that_passes()

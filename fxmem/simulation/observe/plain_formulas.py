@@ -17,22 +17,27 @@ from fxmem._torch.autograd import saved_value
 
 _aten = torch.ops.aten
 
-IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str]]]] = {
-    _aten.index_put.default: (_aten.index_put_.default, frozenset()),
-    _aten.index_add.default: (_aten.index_add_.default, frozenset()),
-    _aten.scatter.src: (_aten.scatter_.src, frozenset()),
-    _aten.scatter_add.default: (_aten.scatter_add_.default, frozenset()),
-    _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"})),
-    _aten.sub.Tensor: (_aten.sub_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
-    _aten.mul.Tensor: (_aten.mul_.Tensor, frozenset({"BinaryCrossEntropyWithLogitsBackward0"})),
-    _aten.logical_and.default: (_aten.logical_and_.default, frozenset({"ClampBackward0"})),
-    _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"ClampBackward0"})),
+_BCE = frozenset({"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"})
+_COUNTING = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
+IN_PLACE: Final[dict[Any, tuple[Any, frozenset[str], frozenset[str]]]] = {
+    _aten.index_put.default: (_aten.index_put_.default, frozenset(), frozenset()),
+    _aten.index_add.default: (_aten.index_add_.default, frozenset(), _COUNTING),
+    _aten.scatter.src: (_aten.scatter_.src, frozenset(), frozenset()),
+    _aten.scatter_add.default: (_aten.scatter_add_.default, frozenset(), _COUNTING),
+    _aten.put.default: (_aten.put_.default, frozenset({"TakeBackward0"}), frozenset()),
+    _aten.index_fill.int_Tensor: (_aten.index_fill_.int_Tensor, frozenset({"TraceBackward0"}), frozenset()),
+    _aten.sub.Tensor: (_aten.sub_.Tensor, _BCE, frozenset()),
+    _aten.mul.Tensor: (_aten.mul_.Tensor, _BCE, frozenset()),
+    _aten.logical_and.default: (_aten.logical_and_.default, frozenset({"ClampBackward0"}), frozenset()),
+    _aten.logical_or.default: (_aten.logical_or_.default, frozenset({"ClampBackward0"}), frozenset()),
 }
-"""Ops that a node in C++ runs out of place for subclasses only, on a tensor of its own: in place, and in which nodes.
+"""Ops that a node in C++ runs out of place for subclasses only, on a tensor of its own: in place, in which nodes, and
+in which never.
 
-No nodes: in all, on zeros. `index_backward`, `index_select_backward_symint`, `value_selecting_reduction_backward`,
-`gather_backward`, `take_backward`, `binary_cross_entropy_with_logits_backward`, `clamp_backward_min_max`
-(FunctionsManual.cpp, aten/src/ATen/native/TensorAdvancedIndexing.cpp). A real run has one tensor where a fake one would
+No nodes: in all others, on zeros. `index_backward`, `index_select_backward_symint`, `gather_backward`,
+`value_selecting_reduction_backward`, `take_backward`, `trace_backward`, `binary_cross_entropy_target_backward`,
+`binary_cross_entropy_with_logits_backward`, `clamp_backward_min_max` (FunctionsManual.cpp,
+aten/src/ATen/native/TensorAdvancedIndexing.cpp, TriangularOps.cpp). A real run has one tensor where a fake one would
 have two.
 """
 
@@ -51,14 +56,42 @@ def _differentiate_product_of_rows(node: Any, gradient: torch.Tensor) -> torch.T
     values, result = saved_value(node, "self"), saved_value(node, "result")
     if values.dim() == 0:
         return gradient
-    dim = saved_value(node, "dim")
-    dim = dim if dim < values.dim() else dim - (1 << 64)  # a negative one is read as unsigned
+    dim = _read_dim(node)
     if not saved_value(node, "keepdim"):
         gradient, result = gradient.unsqueeze(dim), result.unsqueeze(dim)
     zeros = values.eq(0)
     counts = zeros.sum(dim, True)
     counts.sum()  # allocated to ask whether there is any zero
     return torch.mul(gradient, (result / values).conj())
+
+
+def _differentiate_running_product(node: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """`cumprod_backward` (ReduceOps.cpp)."""
+    values, result, dim = saved_value(node, "self"), saved_value(node, "result"), _read_dim(node)
+    if values.numel() <= 1 or values.shape[dim] == 1:
+        return gradient
+    products = result.conj() * gradient
+    zeros = values.eq(0)
+    zeros.any()  # allocated to ask whether there is any zero
+    first = products.flip(dim)
+    sums = first.cumsum(dim)
+    backwards = sums.flip(dim)
+    del first, sums
+    return torch.div(backwards, values.conj())
+
+
+def _differentiate_masked_fill(node: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
+    """`masked_fill(mask, value)`, `masked_fill_backward`."""
+    mask = saved_value(node, "mask")
+    (consumer, _), (of_value, _) = node.next_functions
+    filled = None if consumer is None else gradient.masked_fill(mask, 0)
+    return [filled, None if of_value is None else gradient.masked_select(mask).sum()]
+
+
+def _read_dim(node: Any) -> int:
+    """The dimension that a node has saved; a negative one is read as unsigned."""
+    dim: int = saved_value(node, "dim")
+    return dim if dim < 1 << 63 else dim - (1 << 64)
 
 
 def _differentiate_extreme(node: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -73,7 +106,9 @@ def _differentiate_extreme(node: Any, gradient: torch.Tensor) -> torch.Tensor:
     return gradient.new_zeros(values.shape).masked_fill_(mask, gradient / mask.sum())
 
 
-FORMULAS: Final[dict[str, Callable[[Any, torch.Tensor], torch.Tensor]]] = {
+FORMULAS: Final[dict[str, Callable[[Any, torch.Tensor], torch.Tensor | list[torch.Tensor | None]]]] = {
+    "CumprodBackward0": _differentiate_running_product,
+    "MaskedFillBackward1": _differentiate_masked_fill,
     "ProdBackward0": _differentiate_product,
     "ProdBackward1": _differentiate_product_of_rows,
     "MaxBackward1": _differentiate_extreme,
@@ -81,4 +116,4 @@ FORMULAS: Final[dict[str, Callable[[Any, torch.Tensor], torch.Tensor]]] = {
     "MedianBackward0": _differentiate_extreme,
     "NanmedianBackward0": _differentiate_extreme,
 }
-"""By name of a node with one input and one gradient."""
+"""By name of a node with one gradient; what it returns, or all that it returns."""

@@ -42,6 +42,7 @@ SAME = [
     (torch.ldexp, BYTES),
     (lambda a, b: F.bilinear(a, b, a.new_ones(4, COLUMNS, COLUMNS)), BYTES + ROWS * 4),
     (lambda a, b: a.isinf(), BYTES),
+    (lambda a, b: a.roll((1, 2), (0, 1)), BYTES),
     (lambda a, b: F.unfold(a.view(4, 16, 16, 16), 3, padding=1), BYTES),
 ]
 
@@ -75,6 +76,13 @@ ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: F.fold(a.view(4, 64, 64), (16, 16), 2, stride=2),
     lambda a, b: torch.quantile(a, 0.5, dim=1),
     lambda a, b: a.scatter_reduce(0, (b > 0.5).long(), b, "mean"),
+    lambda a, b: a.bfloat16().mean(1),
+    lambda a, b: a[0].expand(ROWS, COLUMNS).t() @ b,
+    lambda a, b: torch.ones(()).expand(4, 64, 64) @ b.view(4, 64, 64),
+    lambda a, b: a.masked_select(torch.ones(ROWS, COLUMNS, dtype=torch.bool)),
+    lambda a, b: F.layer_norm(a.bfloat16(), (COLUMNS,), b[0], b[1]),
+    lambda a, b: F.batch_norm(a.view(-1, ROWS, 4).bfloat16(), None, None, b[0, :ROWS], b[1, :ROWS], training=True),
+    lambda a, b: F.group_norm(a.view(-1, ROWS, 4).bfloat16(), 4, b[0, :ROWS], b[1, :ROWS]),
 ]
 
 
@@ -88,8 +96,10 @@ def test_temporaries_of_the_cpus_kernels_are_counted(
     assert abs(errors[Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH]) <= 16  # single numbers are left out
 
 
-def test_the_gradient_of_a_group_norm_has_two_sums_for_each_channel_on_the_cpu() -> None:
-    found = validate(lambda: nn.GroupNorm(4, ROWS), torch.rand(8, ROWS, 4), loss=lambda out: out.sum(), optimizer=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_group_norm_has_two_sums_for_each_channel_on_the_cpu(dtype: torch.dtype) -> None:
+    inputs = torch.rand(8, ROWS, 4).to(dtype)
+    found = validate(lambda: nn.GroupNorm(4, ROWS), inputs, loss=lambda out: out.sum(), optimizer=None)
     errors = {each.quantity: each.predicted_bytes - each.measured_bytes for each in found.comparisons}
     assert abs(errors[Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH]) <= 16
 
