@@ -122,11 +122,14 @@ class RoundRule:
             return
         self.optimizers.add(optimizer)
         self._stepped[id(optimizer)] += 1
-        waiting = [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
         if self._is_marked:
             return
-        if not waiting or self._stepped[id(optimizer)] > _AGAIN:
+        if not self._find_waiting() or self._stepped[id(optimizer)] > _AGAIN:
             self._finish_round()
+
+    def _find_waiting(self) -> list[torch.optim.Optimizer]:
+        """The optimizers whose step the round still waits for."""
+        return [each for each in list(self.optimizers) if self._counts(each) and not self._stepped[id(each)]]
 
     def _finish_round(self) -> None:
         self._stepped.clear()

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 
 import fxmem.simulation.analysis
 from fxmem.__main__ import main
+from fxmem.cli import progress
 from fxmem.cli.verbs import VERBS
 from fxmem.records.profile import Report
 from fxmem.records.schemas import RECORDS
@@ -640,3 +642,34 @@ def test_a_program_runs_on_a_card_that_is_not_there_and_for_real(tmp_path, monke
     assert "Verdict     within tolerance" in capsys.readouterr().out
     for wrong in (["run", "no.py"], ["run", "--steps", "0", "small.py"], ["validate", "m:f", "--run", "small.py"]):
         assert main(wrong) == 2
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is sent."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_line_on_the_terminal_says_how_far_a_program_is(stream, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS", 0.01)
+    written, shown = stream(), threading.Event()
+    monkeypatch.setattr(sys, "stderr", written)
+
+    def describe():
+        text = written.getvalue()
+        if text.endswith("step 3"):
+            shown.set()
+        return "step 3"
+
+    with progress.StatusLine(describe):
+        print("epoch 1", file=sys.stderr)
+        if written.isatty():
+            assert shown.wait(60)
+        print("epoch 2", file=sys.stderr)
+    text = written.getvalue()
+    assert sys.stderr is written
+    assert re.sub(r"\r\x1b\[K(fxmem: step 3)?", "", text) == "epoch 1\nepoch 2\n"
+    assert ("fxmem: step 3\r\x1b[K" in text) is written.isatty()

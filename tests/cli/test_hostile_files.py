@@ -403,10 +403,14 @@ ALLOWED = {
         "import_module",
     ): "strategies and exporters: modules of this package, or installed entry points",
     **dict.fromkeys(
-        (("simulation/program/launcher.py", "runpy.run_path"), ("simulation/program/launcher.py", "runpy.run_module")),
+        (
+            ("simulation/program/launcher.py", name)
+            for name in ("runpy.run_path", "runpy.run_module", "exec", "compile")
+        ),
         "the program that the command line of `fxmem run` names",
     ),
     ("simulation/program/stand_ins/checkpoints.py", "importlib.import_module"): "safetensors, where it is installed",
+    ("simulation/program/command.py", "importlib.import_module"): "torchrun and accelerate, which that line may name",
     **dict.fromkeys(
         (("simulation/program/stand_ins/checkpoints.py", f"pickle.{name}") for name in ("Pickler", "Unpickler")),
         "what the program itself saves and loads, in memory",

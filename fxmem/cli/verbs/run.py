@@ -9,7 +9,7 @@ from typing import Any
 from fxmem.cli.options import REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument, flag
-from fxmem.cli.progress import say
+from fxmem.cli.progress import StatusLine, say
 from fxmem.cli.step import require_torch
 from fxmem.errors import UsageError
 from fxmem.records.names import MAX_OPERATORS, STEPS
@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         enough=_stopping(options.steps, options.until),
         out_of_memory=options.oom,
         max_operators=options.max_operators,
+        watch=lambda recorded: StatusLine(recorded.progress),
     )
     recorded = launched.recorded
     text = write_report(options, recorded.report(), recorded.timeline)

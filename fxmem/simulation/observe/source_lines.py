@@ -64,7 +64,8 @@ def program_place(frame: types.FrameType | None) -> str:
     while own is not None and _is_installed(own.f_code.co_filename):
         own = user_frame(own.f_back)
     shown = own or found
-    return "" if shown is None else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
+    is_program = shown is not None and not shown.f_code.co_filename.startswith("<frozen")
+    return "" if shown is None or not is_program else f"{package_path(shown.f_code.co_filename)}:{shown.f_lineno}"
 
 
 def exact_types_place(frame: types.FrameType | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fxmem.simulation.program.launcher import Launch, LaunchResult, check_program, launch, run_as_main
+from fxmem.simulation.program.command import Launch
+from fxmem.simulation.program.launcher import LaunchResult, check_program, launch, run_as_main
 from fxmem.simulation.program.recorded_program import RecordedProgram, mark, mark_step, record
 
 __all__ = [

@@ -8,33 +8,21 @@ import os
 import runpy
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 import fxmem
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
+from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
 from fxmem.simulation.program.recorded_program import RecordedProgram, record
 from fxmem.simulation.program.rounds import FinishedRound
 from fxmem.simulation.round_rule import Enough
 
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """A program on the command line: `python train.py --batch-size 64`, or `python -m pkg.train`."""
-
-    program: str
-    """A file, or a module's name."""
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-
-    @property
-    def command(self) -> str:
-        """As it was typed."""
-        return " ".join([*(["-m"] if self.is_module else []), self.program, *self.arguments])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +41,11 @@ def launch(
     enough: Callable[[Sequence[FinishedRound]], bool],
     out_of_memory: str = "raise",
     max_operators: int,
+    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
+
+    It runs inside what `watch` returns.
 
     Raises:
         UsageError: the program cannot be found.
@@ -65,7 +56,8 @@ def launch(
         target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
     ) as recorded:
         try:
-            run_as_main(program)
+            with watch(recorded):
+                run_as_main(program, recorded.note_answer)
         except (Enough, KeyboardInterrupt, FxmemError):
             raise
         except SystemExit as leaving:
@@ -82,17 +74,54 @@ def launch(
 
 def check_program(program: Launch) -> None:
     """Refuse a script that is not there. Raises UsageError."""
-    if not program.is_module and not os.path.isfile(program.program):
+    is_file = os.path.isfile(program.program)
+    if not program.is_module and not is_file and program.program not in LAUNCHERS:
         raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
 
 
-def run_as_main(program: Launch) -> None:
-    """Run a program as `python` would, its standard output on standard error. What it raises passes through."""
-    with _as_main(program), contextlib.redirect_stdout(sys.stderr):
+def run_as_main(program: Launch, note_answer: Callable[[str], None] = lambda what: None) -> None:
+    """Run a program as `python` would, its standard output on standard error. What it raises passes through.
+
+    What a launcher would start runs here. `note_answer` gets what it is told otherwise than the launcher would say.
+    """
+    started = find_started(program)
+    if started.answer:
+        note_answer(started.answer)
+    if started.program != program:
+        check_program(started.program)
+    program = started.program
+    with _as_main(program), _environment(started.environment), contextlib.redirect_stdout(sys.stderr):
         if program.is_module:
             runpy.run_module(program.program, run_name="__main__", alter_sys=True)
+        elif program.is_notebook:
+            _run_notebook(program.program)
         else:
             runpy.run_path(program.program, run_name="__main__")
+
+
+def _run_notebook(file: str) -> None:
+    """Run the cells of a notebook one after another, as one module."""
+    before, module = sys.modules["__main__"], types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    try:
+        for name, source in notebook_cells(file):
+            exec(compile(source, name, "exec"), module.__dict__)
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables of the program's process."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -79,6 +79,14 @@ class RecordedProgram(ProfiledStep):
         step = profile.step.model_copy(update={"program": self.program})
         return profile.model_copy(update={"step": step})
 
+    def progress(self) -> str:
+        """How far the program is, in words; another thread may ask."""
+        return self._recording.rounds.progress()
+
+    def note_answer(self, what: str) -> None:
+        """Note what the program is told otherwise than its launcher would say."""
+        self._recording.notes.note("answered", what)
+
     def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
         """Note that the program ended because the card had no more memory."""
         place = error_place(error)

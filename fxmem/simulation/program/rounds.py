@@ -136,6 +136,17 @@ class Rounds(RoundRule):
             log.resume_call(OPTIMIZER)
             self.tracer.pause()
 
+    def progress(self) -> str:
+        """Which round it is, its operators so far, and what ends it."""
+        waiting = [type(each).__name__ for each in self._find_waiting()]
+        awaited = "a backward" if self._log.phase is Phase.FORWARD or not waiting else f"a step of {', '.join(waiting)}"
+        where = f"step {len(self.finished) + 1}"
+        if self._is_setup:
+            where, awaited = "set-up", "the first call of a module"
+        if self._is_marked:
+            awaited = "fxmem.mark_step()"
+        return f"{where}, {len(self._log.ops):,} operators, waiting for {awaited}"
+
     def _begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._counts(optimizer):
             if self._log.phase is not Phase.OPTIMIZER:

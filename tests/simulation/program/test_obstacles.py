@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import json
 import multiprocessing
+import os
 import queue
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -21,7 +24,7 @@ from torch import nn
 
 import fxmem
 from fxmem.__main__ import _unwind_on_sigterm
-from fxmem.errors import AnalysisError
+from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.simulation.program import Launch, launch
 
@@ -161,3 +164,77 @@ def test_a_library_may_say_what_parameters_become(monkeypatch: pytest.MonkeyPatc
         patched.setattr(nn.Module, "register_parameter", register)
         model = nn.Linear(2048, 1024)  # large enough to be made without memory
     assert model.weight.is_meta
+
+
+_SCRIPT = """
+import os, sys, torch
+assert sys.argv[1:] == ["--lr", "1"]
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("nccl")
+model = torch.nn.Linear(8, 8).cuda()
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "answers"),
+    [
+        (("torchrun", "--nproc_per_node=8", "train.py"), ["torchrun of 8 processes", "init_process_group"]),
+        (("accelerate", "launch", "--mixed_precision", "bf16", "train.py"), []),
+        (("-m", "torch.distributed.run", "-m", "pkg.train"), ["torchrun of 1 processes", "init_process_group"]),
+        (("-m", "pkg.train"), []),
+        (("train.ipynb",), []),
+    ],
+)
+def test_what_starts_a_program_starts_it_here(
+    command: tuple[str, ...], answers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pkg").mkdir()
+    for script in ("train.py", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / script).write_text("" if "__" in script else _SCRIPT)
+    cells = [("markdown", "# A title"), ("code", "%matplotlib inline\n"), ("code", "%%bash\nls"), ("code", _SCRIPT)]
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": [{"cell_type": a, "source": [b]} for a, b in cells]}))
+    is_module = command[0] == "-m"
+    program, *arguments = command[is_module:]
+    launched = launch(
+        Launch(program, (*arguments, "--lr", "1"), is_module),
+        catalogue.target("h100"),
+        enough=lambda rounds: False,
+        max_operators=100,
+    )
+    assert not launched.raised
+    assert launched.recorded.ending == "ran to its end"
+    assert len(launched.recorded.rounds) == 1
+    assert [each.what.partition(":")[0].partition(" on ")[0] for each in launched.recorded.made_up] == answers
+    assert not {"RANK", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys()
+    assert not torch.distributed.is_initialized()
+    monkeypatch.delitem(sys.modules, "pkg", raising=False)
+
+
+@pytest.mark.parametrize(
+    "command", [("torchrun", "--no-python", "ls"), ("accelerate", "config"), ("torchrun", "no.py"), ("no.ipynb",)]
+)
+def test_what_starts_no_program_of_python_is_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        launch(
+            Launch(command[0], command[1:]), catalogue.target("h100"), enough=lambda rounds: False, max_operators=100
+        )
+
+
+def test_a_program_says_what_it_waits_for() -> None:
+    with fxmem.record("h100") as run:
+        said = [run.progress()]
+        model = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(2, 8, device="cuda")).sum()
+        said.append(run.progress())
+        loss.backward()
+        said.append(run.progress())
+        optimizer.step()
+        said.append(run.progress().partition(",")[0])
+    assert said[0] == "set-up, 0 operators, waiting for the first call of a module"
+    assert said[1].startswith("step 1, ")
+    assert said[1].endswith("waiting for a backward")
+    assert said[2].endswith("waiting for a step of SGD")
+    assert said[3] == "step 2"

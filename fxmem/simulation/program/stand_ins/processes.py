@@ -46,6 +46,7 @@ def _distributed(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManag
 
         return init_process_group
 
+    yield _group_of_its_own()
     for owner in (torch.distributed, torch.distributed.distributed_c10d):
         yield torch_common.patch(owner, "init_process_group", beginning)
 
@@ -58,6 +59,17 @@ def _distributed(notes: MadeUpNotes) -> Iterator[contextlib.AbstractContextManag
 
     for holder in (torch.nn.parallel, torch.nn.parallel.distributed):
         yield torch_common.patch(holder, "DistributedDataParallel", lambda _: Replica)
+
+
+@contextlib.contextmanager
+def _group_of_its_own() -> Iterator[None]:
+    """End the process group that the program began and did not end."""
+    before = torch.distributed.is_initialized()
+    try:
+        yield
+    finally:
+        if torch.distributed.is_initialized() and not before:
+            torch.distributed.destroy_process_group()
 
 
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
