@@ -292,13 +292,13 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             else None
         )
         if entry is None:
-            return tensor
+            return _without_graph(tensor)
         value, need, _ = entry
         value.note_version()
         if self._observer is not None:
             self._observer.on_save(value.key)
         if value.kept is not None or value.key not in self._dropped:
-            return tensor
+            return _without_graph(tensor)
         return SavedStandIn(value, need, tensor, checked=self._checked)
 
     @staticmethod
@@ -329,6 +329,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch_common.FakeTensor) or isinstance(
         tensor, torch.nn.Buffer
     )
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory without the node that made it.
+
+    A node that saves its own result (ReLU, softmax, attention) would otherwise own a tensor that owns the node. Backward
+    breaks that ring; without one, for a step that is skipped, it is never freed: it runs through C++, where Python's
+    garbage collector does not look.
+    """
+    return tensor if tensor.grad_fn is None else torch_common.detached_sharing_version(tensor)
 
 
 def _statistics(signature: _Signature, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from timm.layers import BatchNormAct2d
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fxmem
@@ -24,7 +25,7 @@ from fxmem.checkpointing import apply, record_survey, rng_states, tape, tape_val
 from fxmem.cli.specs import build_model
 from fxmem.records.names import Application
 from fxmem.whatif import plan_search, verified_plan
-from tests.checkpointing.test_regions import IMAGES, blocks, same, trained
+from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
 from tests.remade import regions_of, seen
 from tests.remade import remaking as everything
@@ -428,6 +429,78 @@ def test_nothing_is_held_for_longer_than_it_is_needed() -> None:
         ]
     finally:
         gc.enable()
+
+
+class _Storages(TorchDispatchMode):
+    """Of the tensors made meanwhile, the storages that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[weakref.ref[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, (tuple, list)) else (result,)
+        self._seen += [weakref.ref(each.untyped_storage()) for each in made if isinstance(each, torch.Tensor)]
+        return result
+
+    def alive(self) -> int:
+        gc.collect()
+        return len({id(storage) for each in self._seen if (storage := each()) is not None})
+
+
+def _skipped(loss: torch.Tensor, middle: torch.Tensor) -> None:
+    assert loss.isfinite()
+
+
+def _retained(loss: torch.Tensor, middle: torch.Tensor) -> None:
+    loss.backward(retain_graph=True)
+
+
+def _partial(loss: torch.Tensor, middle: torch.Tensor) -> None:
+    torch.autograd.grad(loss, middle)
+
+
+def _interrupted(loss: torch.Tensor, middle: torch.Tensor) -> None:
+    def stop(gradient: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    middle.register_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+
+
+@pytest.mark.parametrize("application", list(Application))
+@pytest.mark.parametrize("use", [_skipped, _retained, _partial, _interrupted])
+def test_a_graph_that_backward_does_not_walk_is_freed(
+    application: Application, use: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    """Operators that save their own results would otherwise keep themselves alive through what a plan saves of them."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Of(lambda y: y.relu().sigmoid().exp())
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            middle = self.first(x)
+            y = middle.tanh().sqrt()
+            return nn.functional.scaled_dot_product_attention(y, y, y).log_softmax(-1).sum(), middle
+
+    model = Model()
+    regions = {
+        OPERATORS: everything(model, X, holds=lambda value: bool(value.call % 2)),
+        Application.MODULES: [region("first")],
+        Application.GRAPH: [region("tanh", "sqrt", of=Application.GRAPH)],
+    }
+    apply(model, regions[application], application)
+    alive = []
+    with _Storages() as storages:
+        for _ in range(2):
+            use(*model(X))
+            model.zero_grad()
+            alive.append(storages.alive())
+    assert alive[0] == alive[1]
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
