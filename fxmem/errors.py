@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-__all__ = ["AnalysisError", "EnvironmentLacksError", "ExceededError", "FxmemError", "UsageError"]
+__all__ = ["AnalysisError", "EnvironmentLacksError", "ExceededError", "FxmemError", "PlanWarning", "UsageError"]
 
 
 class FxmemError(Exception):
@@ -39,6 +39,10 @@ class ExceededError(FxmemError):
     """A budget or a tolerance was exceeded (exit 4)."""
 
     exit_code = 4
+
+
+class PlanWarning(UserWarning):
+    """A checkpoint plan frees less than it promised: the program is not the one it was made for."""
 
 
 # --- text of messages ---------------------------------------------------------------------------------------------

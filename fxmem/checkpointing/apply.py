@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from fxmem._torch import modules as torch_modules
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.checkpointing import subclass
 from fxmem.checkpointing.fx_rewrite import Rewritten
 from fxmem.checkpointing.operators import ByOperator
 from fxmem.checkpointing.recompute import Recomputation
-from fxmem.errors import UsageError, closest
+from fxmem.errors import PlanWarning, UsageError, closest
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 
@@ -33,7 +36,20 @@ def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
         UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On
             the first training step: a region does something that must not be done twice.
     """
-    return apply(model, plan.regions, plan.application)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    if plan.application is Application.OPERATORS and plan.parameters not in (None, elements):
+        raise UsageError(
+            f"this plan is for another model: {plan.model} of {plan.parameters:,} parameters, but this "
+            f"{type(model).__name__} has {elements:,}; plan again for the model as it is, its adapters included"
+        )
+    if plan.application is Application.OPERATORS and plan.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
+        warnings.warn(
+            f"this plan names operators of torch {plan.torch_version}, and this is torch {torch.__version__}, which may "
+            "run others; plan again with it",
+            PlanWarning,
+            stacklevel=2,
+        )
+    return apply(model, plan.regions, plan.application, plan.operators)
 
 
 def uncheckpoint(model: nn.Module) -> nn.Module:
@@ -43,8 +59,16 @@ def uncheckpoint(model: nn.Module) -> nn.Module:
     return model
 
 
-def apply(model: nn.Module, regions: Sequence[Region], application: Application) -> nn.Module:
-    """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`."""
+def apply(
+    model: nn.Module,
+    regions: Sequence[Region],
+    application: Application,
+    operators: Mapping[str, int] = MappingProxyType({}),
+) -> nn.Module:
+    """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`.
+
+    `operators`: as `Plan.operators`; where it is empty, the first step is not compared with it.
+    """
     for path, module in model.named_modules():
         if subclass.find_way(module) is not None:
             raise UsageError(
@@ -55,7 +79,7 @@ def apply(model: nn.Module, regions: Sequence[Region], application: Application)
         return model
     if application is Application.OPERATORS:
         _check_forward(model, "")
-        subclass.become(model, ByOperator.collect(regions))
+        subclass.become(model, ByOperator.collect(regions, dict(operators)))
         return model
     if application is Application.GRAPH:
         _check_forward(model, "")
@@ -194,6 +218,11 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 
 
 def _check_forward(module: nn.Module, path: str) -> None:
+    if torch_wrappers.wrapped_module(module) is not None:
+        raise UsageError(
+            f"{_describe_path(path)} is a model that torch.compile has wrapped; checkpoint the model first and compile "
+            "it afterwards, or compile it in place with model.compile()"
+        )
     if "forward" in vars(module):
         raise UsageError(
             f"{_describe_path(path)} has a forward of its own in place of its class's ({type(module).__name__}); "

@@ -20,6 +20,7 @@ import torch.fx
 from torch import nn
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
 from fxmem.checkpointing.fx_trace import IN_PLACE, trace
 from fxmem.checkpointing.recompute import Recomputation
 from fxmem.errors import UsageError, closest
@@ -69,6 +70,8 @@ class _Code:
     """Arguments it was traced without."""
     modes: dict[str, bool]
     """Modules, and whether they were in `train()` when it was traced, where that matters."""
+    bypassed: frozenset[str]
+    """Modules that it does not call: it calls what is inside them."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it on the parameters of `model`. Raises UsageError for a call where the model might take another way than
@@ -79,6 +82,12 @@ class _Code:
                 raise UsageError(
                     f"expected {path} in {mode}, as when the plan was applied, for its program depends on it; "
                     f"fxmem.uncheckpoint(model), then apply anew"
+                )
+        for path, module in model.named_modules():
+            if path in self.bypassed and (torch_modules.has_hooks(module) or "forward" in vars(module)):
+                raise UsageError(
+                    f"expected {path} without hooks and a forward of its own, for a plan with application 'graph' "
+                    "does not call it but what is inside it; plan with application='operators' or 'modules'"
                 )
         given = next(
             (
@@ -121,7 +130,7 @@ def _code(model: nn.Module, regions: Sequence[Region]) -> _Code:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [*inspect.signature(inspect.unwrap(type(model).forward)).parameters.values()][1:]
     names = tuple(parameter.name for parameter in parameters if parameter.kind in by_position)
-    return _Code(main, names, symbolic.left_out, symbolic.modes)
+    return _Code(main, names, symbolic.left_out, symbolic.modes, symbolic.bypassed)
 
 
 def _cuts(regions: Iterable[Region], positions: Mapping[str, int], model: str) -> tuple[_Cut, ...]:

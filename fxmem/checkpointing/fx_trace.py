@@ -40,6 +40,8 @@ class Symbolic:
     modes: dict[str, bool]
     """Modules whose forward the graph has followed, and whether they were in `train()`; empty if that makes no
     difference to it."""
+    bypassed: frozenset[str]
+    """Modules that the graph does not call: it calls what is inside them."""
 
 
 def _make_in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -97,14 +99,8 @@ def trace(model: nn.Module) -> Symbolic:
     run.
     """
     name = type(model).__name__
-    hooked = next(
-        (
-            path
-            for path, module in model.named_modules()
-            if path and torch_modules.has_hooks(module) and not _is_leaf(module, path)
-        ),
-        None,
-    )
+    bypassed = {path: module for path, module in model.named_modules() if path and not _is_leaf(module, path)}
+    hooked = next((path for path, module in bypassed.items() if torch_modules.has_hooks(module)), None)
     if hooked is not None:
         raise UsageError(
             f"{name} cannot be rewritten as a graph: module {hooked!r} has hooks, and in the graph nothing calls "
@@ -137,7 +133,7 @@ def trace(model: nn.Module) -> Symbolic:
         for node in graph.nodes
         if node.op == "get_attr" and not _has(model, node.target)
     }
-    return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out))
+    return Symbolic(graph, constants, frozenset(left_out), _modes(shadow, graph, left_out), frozenset(bypassed))
 
 
 def _lost_attributes(cls: type[nn.Module]) -> list[str]:

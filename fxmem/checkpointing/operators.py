@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from fxmem.checkpointing import subclass
-from fxmem.checkpointing.tape import rematerialize
+from fxmem.checkpointing.tape import Tape, rematerialize
 from fxmem.checkpointing.tape_survey import Survey
 from fxmem.checkpointing.tape_values import ValueKey
+from fxmem.errors import PlanWarning
 from fxmem.records.plan import Region, Result
+from fxmem.records.units import format_bytes
 
 
 @dataclass
@@ -25,28 +28,65 @@ class ByOperator:
     survey: Survey | None = None
     checked: bool = False
     """Whether a forward has been run whose results, recomputed, were compared with what they were."""
+    operators: Mapping[str, int] = field(default_factory=dict)
+    """How often the forward that the plan was made for calls each operator; empty where that is not known."""
 
     @staticmethod
-    def collect(regions: Iterable[Region]) -> ByOperator:
+    def collect(regions: Iterable[Region], operators: Mapping[str, int]) -> ByOperator:
         """What the regions of a plan say together."""
         found = list(regions)
         return ByOperator(
             _keys(result for region in found for result in region.holds),
             _keys(result for region in found for result in region.remakes),
+            operators=operators,
         )
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `classes.Way`."""
-        if (
-            not (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling()
-        ):  # a compiler decides by itself what it keeps
+        if not (module.training and torch.is_grad_enabled()):
+            return forward(module, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            _warn_of_compiler()
             return forward(module, *args, **kwargs)
         if self.survey is not None:
             self.survey.begin()
-        with rematerialize(self.kept, self.dropped, checked=not self.checked, observer=self.survey):
+        with rematerialize(self.kept, self.dropped, checked=not self.checked, observer=self.survey) as tape:
             result = forward(module, *args, **kwargs)
+        if self.operators and not self.checked:
+            self._compare(tape)
         self.checked = True
         return result
+
+    def _compare(self, tape: Tape) -> None:
+        """Warn where a forward is not the one that the plan was made for."""
+        met = len(tape.met)
+        changed = [
+            f"{tape.recorded.get(name, 0)} {name} where the plan has {self.operators.get(name, 0)}"
+            for name in sorted({*self.operators, *tape.recorded})
+            if tape.recorded.get(name) != self.operators.get(name)
+        ]
+        if not changed and met == len(self.dropped):
+            return
+        others = f" and {len(changed) - 3} operators more" if len(changed) > 3 else ""
+        warnings.warn(
+            f"this step is not the one that the checkpoint plan was made for: {met} of the {len(self.dropped)} results "
+            f"that it recomputes were met, {format_bytes(sum(tape.met.values()))} together"
+            + (f"; the forward calls {', '.join(changed[:3])}{others}" if changed else "")
+            + ". Gradients are right, but less memory is freed; plan again for the program as it is now (autocast, "
+            "dropout, attention, adapters, the release of torch)",
+            PlanWarning,
+            stacklevel=2,
+        )
+
+
+@torch.compiler.disable
+def _warn_of_compiler() -> None:
+    warnings.warn(
+        "a checkpoint plan for operators does nothing in a model under torch.compile, which decides by itself what it "
+        "keeps; plan with application='modules', or set torch._functorch.config.activation_memory_budget",
+        PlanWarning,
+        stacklevel=2,
+    )
 
 
 def record_survey(model: nn.Module) -> Survey:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.checkpointing.audit import Audit
@@ -61,7 +62,8 @@ class Recomputation:
         audit = None if self.audited else Audit(self.where, held, args, kwargs, random=self.random)
         run = _Run(function, args, kwargs, audit)
         del args, kwargs
-        contexts = _Contexts(_RecomputeContext(held), self.keeps)
+        again = _RecomputeContext(held)
+        contexts = _Contexts(again, self.keeps)
         result = checkpoint(
             run,
             *run.leaves.pop(),
@@ -70,6 +72,7 @@ class Recomputation:
             preserve_rng_state=self.random,
             context_fn=contexts,
         )
+        again.note_versions()
         if audit is not None:
             self.audited = audit.has_passed()
         return result
@@ -168,8 +171,29 @@ class _RecomputeContext:
         self._entered: list[contextlib.ExitStack] = []
         self.reusing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         """What hands the results out that the first run kept."""
+        self._versions: list[tuple[nn.Module, str, torch.Tensor, int]] = []
+
+    def note_versions(self) -> None:
+        """Note how often the parameters were written to when the first run had ended."""
+        self._versions = [
+            (module, name, parameter, torch_autograd.version(parameter))
+            for module, _ in self._training
+            for name, parameter in torch_modules.own_parameters(module).items()
+            if parameter is not None
+        ]
+
+    def _check_versions(self) -> None:
+        """Raise as autograd itself does for a saved tensor: the second run would compute with other numbers."""
+        for module, name, parameter, version in self._versions:
+            if torch_autograd.version(parameter) != version:
+                raise RuntimeError(
+                    f"parameter {name} {tuple(parameter.shape)} of {type(module).__name__} has been written to between "
+                    "forward and backward, so what is checkpointed cannot be recomputed; write to it after backward, or "
+                    "fxmem.uncheckpoint(model)"
+                )
 
     def __enter__(self) -> None:
+        self._check_versions()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.reusing)
             for module, training in self._training:

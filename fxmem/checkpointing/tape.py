@@ -166,6 +166,10 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._dropped, self._checked, self._observer = kept, dropped, checked, observer
         self._counts: dict[str, int] = {}
+        self.recorded: dict[str, int] = {}
+        """Up to which call of each operator, from 1, it has noted what was made."""
+        self.met: dict[ValueKey, int] = {}
+        """Values that were dropped, and the bytes of their storages."""
         self._values: dict[int, tuple[TapedValue, Need, weakref.ref[Any]]] = {}
         """By storage that is alive, what it contains now."""
 
@@ -269,6 +273,8 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             self._values[storage] = value, need, self._watch(tensor, storage)
         for each in op.inputs:
             each.users += 1
+        if made:
+            self.recorded[key[0]] = key[1] + 1
         if self._observer is not None and made:
             self._observer.on_call(key, [each.key for each in op.inputs], made)
 
@@ -299,6 +305,7 @@ class Tape(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
             self._observer.on_save(value.key)
         if value.kept is not None or value.key not in self._dropped:
             return _without_graph(tensor)
+        self.met[value.key] = tensor.untyped_storage().nbytes()
         return SavedStandIn(value, need, tensor, checked=self._checked)
 
     @staticmethod
@@ -314,11 +321,11 @@ def rematerialize(
     *,
     checked: bool = False,
     observer: TapeObserver | None = None,
-) -> Iterator[None]:
+) -> Iterator[Tape]:
     """Recompute what autograd saves of `dropped` inside when backward asks for it. Arguments as for `Tape`."""
     tape = Tape(kept, dropped, checked=checked, observer=observer)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
-        yield
+        yield tape
 
 
 class _NotAgainError(Exception):

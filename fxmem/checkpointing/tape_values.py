@@ -286,12 +286,13 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if isinstance(tensor, torch_common.FakeTensor) or not tensor.numel():
         return None
-    if not tensor.is_floating_point():
-        return torch.stack([torch.count_nonzero(tensor)]).double()
-    if tensor.dtype.itemsize < 2:
+    if tensor.is_floating_point() and tensor.dtype.itemsize < 2:
         return None
-    kind = torch.float32 if tensor.dtype.itemsize < 4 and tensor.is_cuda else None
-    return torch.stack([tensor.sum(dtype=kind), torch.linalg.vector_norm(tensor, 1, dtype=kind)]).double()
+    with torch_common.no_modes():  # a tape would count these operators as the program's
+        if not tensor.is_floating_point():
+            return torch.stack([torch.count_nonzero(tensor)]).double()
+        kind = torch.float32 if tensor.dtype.itemsize < 4 and tensor.is_cuda else None
+        return torch.stack([tensor.sum(dtype=kind), torch.linalg.vector_norm(tensor, 1, dtype=kind)]).double()
 
 
 def _are_alike(before: torch.Tensor, now: torch.Tensor | None) -> bool:

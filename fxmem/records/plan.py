@@ -18,9 +18,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
@@ -31,11 +32,13 @@ from fxmem.records.profile import (
     FlopsChange,
     Headed,
     Many,
+    Mapped,
     Peak,
     Record,
     SourceLine,
     Versioned,
 )
+from fxmem.records.units import package_path
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
 """How regions are chosen: the name of a registered strategy, see `fxmem.planning.regions.strategies`."""
@@ -159,6 +162,18 @@ class Certificate(Record):
     """What found the bound, with its version."""
 
 
+def _shorten_paths(value: Any) -> Any:
+    """A dumped record with the files of its `SourceLine`s named relatively."""
+    if isinstance(value, list):
+        return [_shorten_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "file" in value and "line" in value:
+        file = Path(package_path(value["file"]))
+        return {**value, "file": str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)}
+    return {key: _shorten_paths(item) for key, item in value.items()}
+
+
 class Plan(Headed, Versioned):
     """Where checkpoints go, what they free and what they cost."""
 
@@ -193,6 +208,10 @@ class Plan(Headed, Versioned):
     was given."""
     certificate: Certificate | None = None
     """A bound on the cost of any plan within the budget; None if none was requested."""
+    parameters: int | None = None
+    """Elements of the parameters of the model it was made for; None where that was not counted."""
+    operators: Mapped[str, int] = Field(default_factory=dict)
+    """In an OPERATORS plan, how often the planned forward calls each operator: a changed program is noticed by it."""
     assumptions: Many[Assumption] = ()
 
     @property
@@ -223,8 +242,12 @@ class Plan(Headed, Versioned):
             pending += reversed(region.regions)
 
     def to_json(self, path: str | Path | None = None, *, indent: int | None = None) -> str:
-        """The plan as JSON; also written to `path` if given (whole or not at all)."""
-        text = self.model_dump_json(indent=indent)
+        """The plan as JSON; also written to `path` if given (whole or not at all).
+
+        Files below the working directory are named from there on, those of installed packages from the package on: a
+        plan is committed beside the code, and the same on every machine.
+        """
+        text = to_json(_shorten_paths(self.model_dump(mode="json")), indent=indent).decode()
         if path is not None:
             write_text(Path(path), text + "\n")
         return text

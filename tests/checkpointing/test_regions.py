@@ -630,6 +630,36 @@ def test_the_public_function_takes_a_plan():
     assert type(model[0]) is nn.Sequential
 
 
+def test_what_is_put_on_a_module_that_the_graph_bypasses_is_refused() -> None:
+    model = apply(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Tanh())), [region("_1_0", of=GRAPH)], GRAPH)
+    x = torch.randn(2, 4)
+    model(x)
+    hook = model[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(UsageError, match="expected 1 without hooks and a forward of its own"):
+        model(x)
+    model.eval()(x)
+    model.train()
+    hook.remove()
+    model[1].forward = torch.sin
+    with pytest.raises(UsageError, match="expected 1 without hooks"):
+        model(x)
+
+
+@pytest.mark.parametrize("application", [MODULES, GRAPH])
+def test_a_parameter_written_to_before_backward_is_noticed(application) -> None:
+    """Autograd does not save a norm's bias, so that nothing else would."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()), nn.Linear(4, 4))
+    regions = [region("1") if application is MODULES else region("_1_0", "_1_1", of=GRAPH)]
+    model = apply(model, regions, application)
+    for _ in range(2):
+        out = model(torch.randn(3, 4))
+        with torch.no_grad():
+            model[1][0].bias.add_(1.0)
+        with pytest.raises(RuntimeError, match=r"parameter bias \(4,\) of BatchNorm1d has been written to"):
+            out.sum().backward()
+    model(torch.randn(3, 4)).sum().backward()
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

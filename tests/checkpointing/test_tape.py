@@ -10,6 +10,7 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,10 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem.checkpointing import apply, record_survey, rng_states, tape, tape_values, uncheckpoint
 from fxmem.cli.specs import build_model
+from fxmem.errors import PlanWarning
 from fxmem.records.names import Application
+from fxmem.records.plan import Plan
+from fxmem.records.profile import SourceLine
 from fxmem.whatif import plan_search, verified_plan
 from tests.checkpointing.test_regions import IMAGES, blocks, region, same, trained
 from tests.random_models import BATCH, WIDTH, RandomModel
@@ -523,6 +527,88 @@ def test_random_programs(first: int) -> None:
         for holds in (lambda _: False, lambda _: chance.random() < 0.4):  # noqa: B023
             planned = apply(copy.deepcopy(model), everything(model, x, holds=holds), OPERATORS)
             assert all(map(torch.equal, expected, left_behind(planned))), seed
+
+# --- a program that has changed ---------------------------------------------------------------------------------------
+
+
+class _Attending(nn.Module):
+    """Attention that a plan can be made for and that can change afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = 0.0
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout)
+            x = nn.functional.gelu(layer(x)).sigmoid()
+        return x
+
+
+ATTENDED = torch.randn(2, 2, 32, 16, generator=torch.Generator().manual_seed(0))
+
+
+def attending_plan(**options: Any) -> Plan:
+    analysis = fxmem.analyze(_Attending(), ATTENDED, target="cpu", optimizer=None, **options)
+    return fxmem.plan(analysis, "mincut", budget=0.85)
+
+
+def test_a_changed_program_is_warned_of_once() -> None:
+    model = fxmem.checkpoint(_Attending(), attending_plan())
+    model.dropout = 0.1
+    results = sum(len(region.remakes) for region in attending_plan().regions)
+    with pytest.warns(
+        PlanWarning, match=rf"of the {results} results .* 0 aten._scaled_dot_product_flash_attention_for_cpu.default"
+    ):
+        model(ATTENDED)
+    model(ATTENDED)  # warnings are errors
+
+
+def test_autocast_around_a_plan_made_without_it_is_warned_of() -> None:
+    model = fxmem.checkpoint(_Attending(), attending_plan())
+    with pytest.warns(PlanWarning, match=r"\d aten\._to_copy\.default where the plan has 0"), torch.autocast("cpu"):
+        model(ATTENDED)
+
+
+def test_checks_of_the_first_step_do_not_shift_the_count_of_operators() -> None:
+    """Under autocast the program's own casts are among the operators that the plan counts."""
+    plan = attending_plan(precision="bf16")
+    assert plan.operators["aten._to_copy.default"]
+    model = fxmem.checkpoint(_Attending(), plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ATTENDED)  # warnings are errors
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    model = _Attending()
+    model.layers.append(nn.Linear(16, 16))
+    with pytest.raises(fxmem.errors.UsageError, match="_Attending of 1,088 parameters, but this _Attending has 1,360"):
+        fxmem.checkpoint(model, attending_plan())
+
+
+def test_a_plan_made_by_another_release_of_torch_is_warned_of() -> None:
+    plan = attending_plan().model_copy(update={"torch_version": "2.3.1"})
+    with pytest.warns(PlanWarning, match=r"names operators of torch 2\.3\.1"):
+        fxmem.checkpoint(_Attending(), plan)
+
+
+def test_a_compiled_model_is_warned_of() -> None:
+    model = fxmem.checkpoint(_Attending(), attending_plan())
+    with pytest.warns(PlanWarning, match="does nothing in a model under torch.compile"):
+        torch.compile(model, backend="eager")(ATTENDED)
+    with pytest.raises(fxmem.errors.UsageError, match="checkpoint the model first and compile"):
+        fxmem.checkpoint(torch.compile(_Attending(), backend="eager"), attending_plan())
+
+
+def test_a_plan_names_files_relatively(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = SourceLine(file=str(tmp_path / "net.py"), line=4)
+    plan = attending_plan()
+    region = plan.regions[0].model_copy(update={"source": source})
+    monkeypatch.chdir(tmp_path)
+    text = plan.model_copy(update={"regions": (region,)}).to_json()
+    assert str(tmp_path) not in text
+    assert Plan.model_validate_json(text).regions[0].source == source.model_copy(update={"file": "net.py"})
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

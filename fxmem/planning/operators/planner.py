@@ -41,6 +41,11 @@ class OperatorPlanner:
     def _cutter(self) -> Cutter:
         return Cutter(self.profile, *self._survey())
 
+    @property
+    def operators(self) -> dict[str, int]:
+        """How often the surveyed forward calls each operator that can be recomputed."""
+        return dict(sorted({call.name: call.number + 1 for call in self._cutter.calls}.items()))
+
     @cached_property
     def _regions(self) -> Planner:
         return Planner(self.profile, Application.GRAPH)
