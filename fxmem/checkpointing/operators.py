@@ -79,14 +79,15 @@ class ByOperator:
         )
 
 
-@torch.compiler.disable
-def _warn_of_compiler() -> None:
+@torch.compiler.assume_constant_result  # so the compiler runs it while it traces, and does not break the graph
+def _warn_of_compiler() -> bool:
     warnings.warn(
         "a checkpoint plan for operators does nothing in a model under torch.compile, which decides by itself what it "
         "keeps; plan with application='modules', or set torch._functorch.config.activation_memory_budget",
         PlanWarning,
         stacklevel=2,
     )
+    return True
 
 
 def record_survey(model: nn.Module) -> Survey:
