@@ -42,9 +42,10 @@ def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
             f"this plan is for another model: {plan.model} of {plan.parameters:,} parameters, but this "
             f"{type(model).__name__} has {elements:,}; plan again for the model as it is, its adapters included"
         )
-    if plan.application is Application.OPERATORS and plan.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
+    made_by, running = plan.torch_version.split(".")[:2], torch.__version__.split(".")[:2]
+    if plan.application is Application.OPERATORS and made_by != running:
         warnings.warn(
-            f"this plan names operators of torch {plan.torch_version}, and this is torch {torch.__version__}, which may "
+            f"this plan names operators of torch {plan.torch_version}; this is torch {torch.__version__}, which may "
             "run others; plan again with it",
             PlanWarning,
             stacklevel=2,

@@ -79,8 +79,9 @@ class ByOperator:
         )
 
 
-@torch.compiler.assume_constant_result  # so the compiler runs it while it traces, and does not break the graph
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _warn_of_compiler() -> bool:
+    # Run by the compiler while it traces, and taken for a constant, so that its graph does not break here.
     warnings.warn(
         "a checkpoint plan for operators does nothing in a model under torch.compile, which decides by itself what it "
         "keeps; plan with application='modules', or set torch._functorch.config.activation_memory_budget",

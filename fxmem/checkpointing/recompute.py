@@ -188,8 +188,8 @@ class _RecomputeContext:
             if torch_autograd.version(parameter) != version:
                 raise RuntimeError(
                     f"parameter {name} {tuple(parameter.shape)} of {type(module).__name__} has been written to between "
-                    "forward and backward, so what is checkpointed cannot be recomputed; write to it after backward, or "
-                    "fxmem.uncheckpoint(model)"
+                    "forward and backward, so what is checkpointed cannot be recomputed; write to it after backward, "
+                    "or fxmem.uncheckpoint(model)"
                 )
 
     def __enter__(self) -> None:

@@ -341,9 +341,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory without the node that made it.
 
-    A node that saves its own result (ReLU, softmax, attention) would otherwise own a tensor that owns the node. Backward
-    breaks that ring; without one, for a step that is skipped, it is never freed: it runs through C++, where Python's
-    garbage collector does not look.
+    A node that saves its own result (ReLU, softmax, attention) would otherwise own a tensor that owns the node.
+    Backward breaks that ring; without one, for a step that is skipped, it is never freed: it runs through C++, where
+    Python's garbage collector does not look.
     """
     return tensor if tensor.grad_fn is None else torch_common.detached_sharing_version(tensor)
 

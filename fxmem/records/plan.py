@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field
-from pydantic_core import to_json
+from pydantic import Field, RootModel
 
 from fxmem.records.files import write_text
 from fxmem.records.names import Application
@@ -247,7 +246,7 @@ class Plan(Headed, Versioned):
         Files below the working directory are named from there on, those of installed packages from the package on: a
         plan is committed beside the code, and the same on every machine.
         """
-        text = to_json(_shorten_paths(self.model_dump(mode="json")), indent=indent).decode()
+        text = RootModel[Any](_shorten_paths(self.model_dump(mode="json"))).model_dump_json(indent=indent)
         if path is not None:
             write_text(Path(path), text + "\n")
         return text
@@ -270,16 +269,15 @@ class Plan(Headed, Versioned):
             else:
                 source = region.edit.source
                 edits.setdefault((source.file, source.line, region.edit.after), (region.edit, []))[1].append(region)
-        lines = ["from torch.utils.checkpoint import checkpoint"] if edits else []
+        in_loops = any("functools." in edit.after for edit, _ in edits.values())
+        lines = ["import functools", ""] if in_loops else []
+        lines += ["from torch.utils.checkpoint import checkpoint"] if edits else []
         if any(region.keeps for _, regions in edits.values() for region in regions):
             lines.append("import fxmem")
         lines += [""] if edits else []
         for edit, regions in sorted(edits.values(), key=lambda pair: (pair[0].source.file, pair[0].source.line)):
             lines += [
-                (
-                    f"# {edit.source.file}:{edit.source.line}, in {edit.source.function}: "
-                    f"{', '.join(region.title for region in regions)}"
-                )
+                (f"# {edit.source.place}, in {edit.source.function}: {', '.join(region.title for region in regions)}")
             ]
             lines += (
                 [f"- {line}" for line in edit.source.code.splitlines()]

@@ -204,7 +204,7 @@ class PlanSearch:
     def finish(self, proposal: Proposal) -> Plan:
         """Make the plan of a proposal."""
         before, after = self.analysis.profile, proposal.analysis.profile
-        of_operators = isinstance(proposal.way.planner, OperatorPlanner) and bool(proposal.regions)
+        planner = proposal.way.planner
         notes = {way.note for way in self.ways if way.note and proposal.way.application is not Application.OPERATORS}
         return Plan(
             **before.heading(),
@@ -221,7 +221,7 @@ class PlanSearch:
             before_seconds=roofline.step_seconds(before),
             after_seconds=roofline.step_seconds(after),
             parameters=sum(parameter.numel() for parameter in self.analysis.model.parameters()),
-            operators=proposal.way.planner.operators if of_operators else {},
+            operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
 

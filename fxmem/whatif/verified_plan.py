@@ -18,7 +18,7 @@ from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, allowed_applications
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Kind
+from fxmem.records.profile import Kind, Phase
 from fxmem.records.units import exact_bytes, format_bytes, to_words
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
@@ -177,7 +177,7 @@ def _describe_shortfall(search: PlanSearch) -> str:
         f"{exact_bytes(reached.peak_bytes)} at the least (without a plan "
         f"{format_bytes(search.analysis.peak.counted_bytes)}). That peak is in {peak.phase.value}"
         f"{f' at {peak.node}' if peak.node else ''}; of it no plan can free: {', '.join(kept) or 'nothing'}"
-        f"{_describe_batch(search, reached)}"
+        f"{_describe_optimizer(search, reached)}{_describe_batch(search, reached)}"
     )
     if reached.peak_bytes <= budget:
         message += (
@@ -185,6 +185,26 @@ def _describe_shortfall(search: PlanSearch) -> str:
             "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
         )
     return message
+
+
+def _describe_optimizer(search: PlanSearch, reached: Proposal) -> str:
+    """Describe the least form of the same optimizer where the peak is in it.
+
+    No checkpoint helps there.
+    """
+    spec = search.analysis.request.optimizer
+    if reached.analysis.peak.phase is not Phase.OPTIMIZER or not isinstance(spec, str) or ":" in spec:
+        return ""
+    found: list[tuple[int, str]] = []
+    for form in ("fused", "forloop"):
+        with contextlib.suppress(FxmemError):
+            peak = reached.analysis.vary(optimizer=f"{spec}:{form}").peak
+            found.append((peak.counted_bytes, form))
+    if not found or min(found)[0] >= reached.peak_bytes:
+        return ""
+    nbytes, form = min(found)
+    within = search.budget is not None and nbytes <= search.budget.nbytes
+    return f"; optimizer {spec}:{form} takes {format_bytes(nbytes)}{', which is within it' if within else ''}"
 
 
 def _describe_batch(search: PlanSearch, reached: Proposal) -> str:

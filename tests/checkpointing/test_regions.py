@@ -631,7 +631,8 @@ def test_the_public_function_takes_a_plan():
 
 
 def test_what_is_put_on_a_module_that_the_graph_bypasses_is_refused() -> None:
-    model = apply(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Tanh())), [region("_1_0", of=GRAPH)], GRAPH)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Tanh()))
+    apply(model, [region("_1_0", of=GRAPH)], GRAPH)
     x = torch.randn(2, 4)
     model(x)
     hook = model[1].register_forward_hook(lambda *_: None)

@@ -529,6 +529,7 @@ def test_random_programs(first: int) -> None:
             planned = apply(copy.deepcopy(model), everything(model, x, holds=holds), OPERATORS)
             assert all(map(torch.equal, expected, left_behind(planned))), seed
 
+
 # --- a program that has changed ---------------------------------------------------------------------------------------
 
 

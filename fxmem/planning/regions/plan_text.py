@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fxmem.planning.regions.candidates import Span
 from fxmem.planning.regions.dynamic_programs import Stretch
 from fxmem.planning.regions.kept_products import Selection
 from fxmem.records.plan import Edit, Region
-from fxmem.records.profile import SourceLine
+from fxmem.records.profile import ModuleCall, SourceLine
+
+_STATEMENT_LINES = 30
+"""Lines of a statement, at most, that are read for an edit."""
 
 
 def describe_regions(
@@ -19,6 +23,59 @@ def describe_regions(
     """Describe the regions of a plan. One that frees nothing, or keeps more bytes than it frees, is left out."""
     regions = (_region(selection, stretch, spans) for stretch in stretches)
     return tuple(region for region in regions if region.freed_bytes)
+
+
+def write_loop_edits(regions: tuple[Region, ...], calls: Iterable[ModuleCall]) -> tuple[Region, ...]:
+    """Give regions that a loop over a list calls the edit of its one call.
+
+    `for block in self.blocks: x = block(x)` is one line for all blocks; its edit says which of them are checkpointed.
+    A line that also calls the items of another list has none.
+
+    Args:
+        regions: of one plan.
+        calls: of the profile, by which the lists that a line calls the items of are known.
+    """
+    lists: dict[tuple[str, int], set[str]] = {}
+    for call in calls:
+        if call.source is not None:
+            lists.setdefault((call.source.file, call.source.line), set()).add(call.module.rpartition(".")[0])
+    groups: dict[tuple[str, int, str], list[Region]] = {}
+    for region in regions:
+        path, _, item = region.modules[0].rpartition(".") if len(region.modules) == 1 else ("", "", "")
+        if region.edit is None and region.source is not None and path and item.isdecimal():
+            groups.setdefault((region.source.file, region.source.line, path), []).append(region)
+    edits: dict[Region, Edit] = {}
+    for (file, line, path), group in groups.items():
+        if lists.get((file, line)) != {path} or len({region.keeps for region in group}) > 1:
+            continue
+        items = sorted(int(region.modules[0].rpartition(".")[2]) for region in group)
+        edit = _write_loop_edit(group[0].source, path.rpartition(".")[2], items, group[0].keeps)
+        edits |= {region: edit for region in group if edit is not None}
+    return tuple(region.model_copy(update={"edit": edits.get(region, region.edit)}) for region in regions)
+
+
+def _write_loop_edit(source: SourceLine | None, name: str, items: list[int], keeps: tuple[int, ...]) -> Edit | None:
+    statement = None if source is None else _read_statement(source)
+    if source is None or statement is None:
+        return None
+    code, tree = statement
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    if len(found) != 1 or not isinstance(found[0].func, ast.Name):
+        return None
+    item = found[0].func
+    options = ", ".join(ast.unparse(keyword) for keyword in _checkpoint_options(keeps))
+    which = f"range({len(items)})" if items == list(range(len(items))) else f"({', '.join(map(str, items))})"
+    several = f"any({item.id} is self.{name}[i] for i in {which})"
+    condition = several if len(items) > 1 else f"{item.id} is self.{name}[{items[0]}]"
+    lines = code.splitlines()
+    line = lines[item.lineno - 1].encode()
+    lines[item.lineno - 1] = (line[: item.col_offset] + b"run_" + line[item.col_offset :]).decode()
+    choice = [
+        f"run_{item.id} = {item.id}",
+        f"if {condition}:",
+        f"    run_{item.id} = functools.partial(checkpoint, {item.id}, {options})",
+    ]
+    return Edit(source=source.model_copy(update={"code": code}), after="\n".join([*choice, *lines]))
 
 
 def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int], Span]) -> Region:
@@ -56,10 +113,10 @@ def _region(selection: Selection, stretch: Stretch, spans: dict[tuple[int, int],
 def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> Edit | None:
     """Return the source line with the module's call checkpointed, keeping the results of these products. None where the
     line makes no call by the module's own name (in a loop)."""
-    try:
-        tree = ast.parse(textwrap.dedent(source.code))
-    except SyntaxError:  # the first line of a statement that goes on
+    statement = _read_statement(source)
+    if statement is None:
         return None
+    code, tree = statement
     name = module.rpartition(".")[2]
     found = [
         node
@@ -68,19 +125,31 @@ def write_edit(source: SourceLine, module: str, keeps: tuple[int, ...] = ()) -> 
     ]
     if len(found) != 1:
         return None
-    call = found[0]
+    _checkpoint_call(found[0], keeps)
+    return Edit(source=source.model_copy(update={"code": code}), after=ast.unparse(tree))
+
+
+def _read_statement(source: SourceLine) -> tuple[str, ast.Module] | None:
+    """The statement that begins at a line; None where that is not a statement."""
+    lines = [source.code, *linecache.getlines(source.file)[source.line : source.line + _STATEMENT_LINES]]
+    for count in range(1, len(lines) + 1):
+        code = textwrap.dedent("\n".join([source.code, textwrap.dedent("".join(lines[1:count]))])).rstrip()
+        try:
+            return code, ast.parse(code)
+        except SyntaxError:  # the first lines of a statement that goes on
+            continue
+    return None
+
+
+def _checkpoint_call(call: ast.Call, keeps: tuple[int, ...]) -> None:
+    """Make the call of a module a checkpointed one that keeps these products."""
     call.args.insert(0, call.func)
     call.func = ast.Name("checkpoint", ast.Load())
-    call.keywords.append(ast.keyword("use_reentrant", ast.Constant(False)))
+    call.keywords += _checkpoint_options(keeps)
+
+
+def _checkpoint_options(keeps: tuple[int, ...]) -> Iterator[ast.keyword]:
+    yield ast.keyword("use_reentrant", ast.Constant(False))
     if keeps:
-        call.keywords.append(
-            ast.keyword(
-                "context_fn",
-                ast.Call(
-                    ast.Attribute(ast.Name("fxmem", ast.Load()), "keep", ast.Load()),
-                    [ast.Constant(number) for number in keeps],
-                    [],
-                ),
-            )
-        )
-    return Edit(source=source, after=ast.unparse(tree))
+        keep = ast.Attribute(ast.Name("fxmem", ast.Load()), "keep", ast.Load())
+        yield ast.keyword("context_fn", ast.Call(keep, [ast.Constant(number) for number in keeps], []))

@@ -22,7 +22,7 @@ from fxmem.planning.regions.candidates import (
 )
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
-from fxmem.planning.regions.plan_text import describe_regions
+from fxmem.planning.regions.plan_text import describe_regions, write_loop_edits
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
@@ -189,7 +189,7 @@ class Planner:
         most: int | None = None,
     ) -> Plan:
         """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
-        regions = describe_regions(tables.selection, stretches, self.spans)
+        regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
         estimated = tables.estimate(stretches) if most is None else most
         return self.make_plan(
             strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions)
