@@ -60,18 +60,20 @@ class ByOperator:
     def _compare(self, tape: Tape) -> None:
         """Warn where a forward is not the one that the plan was made for."""
         met = len(tape.met)
-        changed = [
-            f"{tape.recorded.get(name, 0)} {name} where the plan has {self.operators.get(name, 0)}"
+        changed = {
+            name: f"{tape.recorded.get(name, 0)} {name} where the plan has {self.operators.get(name, 0)}"
             for name in sorted({*self.operators, *tape.recorded})
             if tape.recorded.get(name) != self.operators.get(name)
-        ]
-        if not changed and met == len(self.dropped):
-            return
-        others = f" and {len(changed) - 3} operators more" if len(changed) > 3 else ""
+        }
+        named = {name for name, _, _ in self.kept | self.dropped}
+        if met == len(self.dropped) and named.isdisjoint(changed):
+            return  # what is kept and recomputed is what was planned; another device has other kernels between
+        told = [*changed.values()]
+        others = f" and {len(told) - 3} operators more" if len(told) > 3 else ""
         warnings.warn(
             f"this step is not the one that the checkpoint plan was made for: {met} of the {len(self.dropped)} results "
             f"that it recomputes were met, {format_bytes(sum(tape.met.values()))} together"
-            + (f"; the forward calls {', '.join(changed[:3])}{others}" if changed else "")
+            + (f"; the forward calls {', '.join(told[:3])}{others}" if told else "")
             + ". Gradients are right, but less memory is freed; plan again for the program as it is now (autocast, "
             "dropout, attention, adapters, the release of torch)",
             PlanWarning,
