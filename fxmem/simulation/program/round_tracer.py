@@ -125,7 +125,7 @@ class RoundTracer(ProgramTracer):
         if not (self._everything or _names_card(function, args, kwargs) or has_fake(args) or has_fake(kwargs)):
             run = self._replacement(function) or function
             return run(*args, **kwargs)
-        if function is torch.Tensor.backward or (not self._writer.stack and function in _BETWEEN):
+        if function in _NO_CALLS or (not self._writer.stack and function in _BETWEEN):
             run = self._replacement(function) or function
             return run(*args, **kwargs)
         result = super().call_torch(function, args, kwargs)
@@ -133,6 +133,9 @@ class RoundTracer(ProgramTracer):
             self._on_gradient()
         return result
 
+
+_NO_CALLS: Final[tuple[Any, ...]] = (torch.Tensor.backward, torch.Tensor.__deepcopy__)
+"""What is no node of the graph: a copy's second argument is all that was copied before it."""
 
 _BETWEEN: Final = frozenset({torch_programs.GET_GRAD, torch_programs.GET_DATA})
 """Reads that are no computation of the program's own, outside its modules: of what is not a call's result."""

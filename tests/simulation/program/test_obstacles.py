@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import json
 import multiprocessing
 import os
@@ -238,3 +239,13 @@ def test_a_program_says_what_it_waits_for() -> None:
     assert said[1].endswith("waiting for a backward")
     assert said[2].endswith("waiting for a step of SGD")
     assert said[3] == "step 2"
+
+
+def test_a_copy_is_no_node_with_all_that_was_copied_before() -> None:
+    with fxmem.record("h100") as run:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).cuda()
+        model(torch.ones(2, 8, device="cuda"))
+        average = copy.deepcopy(model)
+    assert [node.name for node in run.profile.nodes if "deepcopy" in node.name] == []
+    assert {"model.0.weight", "average.0.weight"} <= {storage.name for storage in run.profile.storages}
+    assert average[0].weight is not model[0].weight

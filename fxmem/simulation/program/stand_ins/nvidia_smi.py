@@ -66,7 +66,12 @@ def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
     values = {
         **dict.fromkeys(("name", "gpu_name"), name),
         **dict.fromkeys(("uuid", "gpu_uuid"), _UUID),
-        **{"count": "1", "index": "0", "compute_cap": "{}.{}".format(*target.capability or (0, 0))},
+        **{
+            "count": "1",
+            "index": "0",
+            "driver_version": "580.65.06",
+            "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
+        },
         **{"memory.total": f"{total} MiB", "memory.used": f"{used} MiB", "memory.free": f"{total - used} MiB"},
     }
     settings = {key.lstrip("-"): value for key, _, value in (option.partition("=") for option in options)}
