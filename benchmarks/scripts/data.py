@@ -5,10 +5,11 @@ Each function writes into a folder and takes what `scripts.toml` gives it.
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ def pictures(
     suffix: str = ".png",
     grey: bool = False,
     levels: int = 256,
+    prefix: str = "",
 ) -> None:
     """Write pictures of noise; `levels` 2 gives masks of zeros and ones."""
     from PIL import Image
@@ -59,7 +61,9 @@ def pictures(
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         shape = (height, width) if grey else (height, width, 3)
-        Image.fromarray(RANDOM.integers(0, levels, shape, dtype=np.uint8)).save(folder / f"{number:04d}{suffix}")
+        Image.fromarray(RANDOM.integers(0, levels, shape, dtype=np.uint8)).save(
+            folder / f"{prefix}{number:04d}{suffix}"
+        )
 
 
 def tokens(folder: Path, *, files: list[str], count: int = 200_000, vocabulary: int = 50_257, header: int = 0) -> None:
@@ -90,11 +94,14 @@ def text(
         (folder / file).write_text("\n".join([*([] if first is None else [first]), *made]) + "\n")
 
 
-def records(folder: Path, *, file: str = "train.jsonl", count: int = 256, words: int = 200) -> None:
+def records(
+    folder: Path, *, file: str = "train.jsonl", count: int = 256, words: int = 200, fields: Sequence[str] = ("text",)
+) -> None:
     """Write JSON lines of texts."""
     folder.mkdir(parents=True, exist_ok=True)
-    picked = RANDOM.integers(0, 500, (count, words))
-    lines = (json.dumps({"text": " ".join(f"w{word}" for word in line)}) for line in picked)
+    picked = RANDOM.integers(0, 500, (count, len(fields), words // len(fields)))
+    texts = ([" ".join(f"w{word}" for word in part) for part in line] for line in picked)
+    lines = (json.dumps(dict(zip(fields, line, strict=True))) for line in texts)
     (folder / file).write_text("\n".join(lines) + "\n")
 
 
@@ -130,7 +137,7 @@ def picture_encoder(folder: Path, *, repository: str) -> None:
     """Write an autoencoder of Stable Diffusion's sizes, with fresh weights, where the hub's client keeps downloads."""
     import diffusers
 
-    kept, commit = folder / "hub" / f"models--{repository.replace('/', '--')}", "0" * 40
+    kept = hub_snapshot(folder, repository)
     widths = (128, 256, 512, 512)
     diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -139,12 +146,59 @@ def picture_encoder(folder: Path, *, repository: str) -> None:
         layers_per_block=2,
         latent_channels=4,
         sample_size=256,
-    ).save_pretrained(kept / "snapshots" / commit)
-    (kept / "refs").mkdir()
+    ).save_pretrained(kept)
+
+
+def hub_snapshot(folder: Path, repository: str) -> Path:
+    """Make the folder in which the hub's client keeps a repository's newest files."""
+    kept, commit = folder / "hub" / f"models--{repository.replace('/', '--')}", "0" * 40
+    (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(commit)
+    (kept / "snapshots" / commit).mkdir(parents=True)
+    return kept / "snapshots" / commit
+
+
+def picture_model(folder: Path, *, name: str, repository: str) -> None:
+    """Write a model of timm, with fresh weights, where the hub's client keeps downloads."""
+    import timm
+    from safetensors.torch import save_file
+
+    save_file(timm.create_model(name).state_dict(), hub_snapshot(folder, repository) / "model.safetensors")
+
+
+def checkpoint(folder: Path, *, classes: list[str], **settings: Any) -> None:
+    """Write the checkpoint of a language model of transformers: zeros in bfloat16, a file that takes no disk."""
+    import torch
+    import transformers
+
+    config, model = (getattr(transformers, name) for name in classes)
+    made = config(**settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save_pretrained(folder)
+    with torch.device("meta"):
+        tensors = {name: tensor for name, tensor in model(made).state_dict().items() if name != "lm_head.weight"}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.truncate(8 + len(head) + end)
+
+
+def byte_tokenizer(folder: Path, *, file: str = "tokenizer.model") -> None:
+    """Write a tokenizer of single bytes in the form of tiktoken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (f"{base64.b64encode(bytes([number])).decode()} {number}" for number in range(256))
+    (folder / file).write_text("\n".join(lines) + "\n")
 
 
 MAKERS: Final[dict[str, Callable[..., None]]] = {
     maker.__name__: maker
-    for maker in (mnist, cifar, pictures, tokens, text, records, boxes, language_model, picture_encoder)
+    for maker in (
+        *(mnist, cifar, pictures, tokens, text, records, boxes),
+        *(language_model, picture_encoder, picture_model, checkpoint, byte_tokenizer),
+    )
 }
