@@ -80,6 +80,12 @@ def apply(
         return model
     if application is Application.OPERATORS:
         _check_forward(model, "")
+        devices = sorted({str(parameter.device) for parameter in model.parameters()})
+        if len(devices) > 1:  # backward has a thread for each, and they would recompute at once
+            raise UsageError(
+                f"expected a model on one device for a plan with application 'operators', got parameters on "
+                f"{', '.join(devices)}; plan with application='modules'"
+            )
         subclass.become(model, ByOperator.collect(regions, dict(operators)))
         return model
     if application is Application.GRAPH:

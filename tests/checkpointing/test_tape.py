@@ -600,6 +600,13 @@ def test_a_model_that_is_compiled_already_is_refused_with_the_remedy() -> None:
         fxmem.checkpoint(torch.compile(_Attending(), backend="eager"), attending_plan())
 
 
+def test_a_model_on_two_devices_is_refused() -> None:
+    model = _Attending()
+    model.layers[1].to("meta")
+    with pytest.raises(fxmem.errors.UsageError, match=r"on one device .* got parameters on cpu, meta; plan with"):
+        fxmem.checkpoint(model, attending_plan())
+
+
 def test_a_plan_names_files_relatively(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = SourceLine(file=str(tmp_path / "net.py"), line=4)
     plan = attending_plan()
