@@ -64,6 +64,8 @@ class Job:
 
     spec: str
     modes: tuple[str, ...] = MODES
+    recorded: bool = False
+    """Whether the training step is to be recorded as a script's loop as well, and come out the same to the byte."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +120,10 @@ def prepare() -> None:
 
 def examine(job: Job) -> list[Row]:
     """Build, analyse and check one architecture, a row for each mode."""
-    return [_examine(job.spec, mode) for mode in job.modes]
+    return [_examine(job.spec, mode, job.recorded and mode == "train") for mode in job.modes]
 
 
-def _examine(spec: str, mode: str) -> Row:
+def _examine(spec: str, mode: str, recorded: bool) -> Row:
     from architectures import build
     from calls import make_calls
 
@@ -137,7 +139,7 @@ def _examine(spec: str, mode: str) -> Row:
     for way in make_calls(built):
         if refused and not way.when_refused:
             continue
-        found = dataclasses.replace(_analyse(row, built, way.call), left_out=way.left_out)
+        found = dataclasses.replace(_analyse(row, built, way.call, recorded), left_out=way.left_out)
         first = first or found
         if found.why is None:
             return dataclasses.replace(found, reason=first.reason if way.left_out else "")
@@ -148,7 +150,7 @@ def _examine(spec: str, mode: str) -> Row:
     return first
 
 
-def _analyse(row: Row, built: Any, call: Any) -> Row:
+def _analyse(row: Row, built: Any, call: Any, recorded: bool) -> Row:
     from eager import raises_in_eager
 
     from fxmem.simulation.analysis import analyze_step
@@ -175,6 +177,8 @@ def _analyse(row: Row, built: Any, call: Any) -> Row:
             unknown_flops=tuple(unknown.what for unknown in profile.unknowns if unknown.topic == "flops"),
         )
         _check(analysis, parameters_bytes)
+        if recorded:
+            _check_recording(analysis.peak, built.module, args, kwargs)
     except Exception as error:
         why, reason = _explain(error)
         if why is Why.FXMEM and (raised := raises_in_eager(built, args, kwargs)) is not None:
@@ -204,6 +208,42 @@ def _check(analysis: Any, parameters_bytes: int) -> None:
     too_wide = [line for line in analysis.table(width=100).splitlines() if len(line) > 100]
     if too_wide:
         raise AssertionError(f"a line of the table is {len(too_wide[0])} characters wide, not 100: {too_wide[0]!r}")
+
+
+def _check_recording(analysed: Any, model: Any, args: Any, kwargs: Any) -> None:
+    """Refuse an analysis that is not, to the byte, what the same loop gives where it is recorded as a script's."""
+    import copy
+
+    import torch
+
+    import fxmem
+    from fxmem._torch.common import tree_map_only
+    from fxmem.simulation.step import default_loss
+
+    def to_card(tensor: Any) -> Any:
+        if tensor.device.type != "meta":
+            return tensor.to("cuda")
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+
+    def step() -> None:
+        out = model(*args, **kwargs)
+        loss = default_loss(out)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model = copy.deepcopy(model)
+    with fxmem.record(TARGET, steps=2) as recorded:
+        # As `to`, which meta tensors do not allow.
+        model._apply(lambda tensor: torch.empty_like(tensor, device="cuda") if tensor.is_meta else tensor)
+        optimizer = torch.optim.AdamW(model.parameters())
+        args, kwargs = tree_map_only(torch.Tensor, to_card, (args, kwargs))
+        while True:
+            step()
+    for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
+        mine, theirs = getattr(analysed, name), getattr(recorded.peak, name)
+        if mine != theirs:
+            raise AssertionError(f"{name} at the peak are {mine} analysed and {theirs} recorded")
 
 
 def _explain(error: BaseException) -> tuple[Why, str]:
@@ -377,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for spec in chosen
     }
-    jobs = [Job(spec, modes) for spec, modes in wanted.items() if modes]
+    jobs = [Job(spec, modes, asked.recorded) for spec, modes in wanted.items() if modes]
     written = time.monotonic()
     for number, (job, result) in enumerate(
         run_jobs(
@@ -421,6 +461,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a fixed sample")
     parser.add_argument("--again", action="store_true", help="also what is in the day's table already")
     parser.add_argument("--retry", action="store_true", help="also what failed")
+    parser.add_argument("--recorded", action="store_true", help="also record each training step as a script's loop")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument(
         "--limit", type=float, default=180.0, metavar="SECONDS", help="time an analysis may take (default 180)"

@@ -60,6 +60,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "UncachedFakeMode",
     "UnsupportedOperatorException",
     "detached_sharing_version",
     "device_type",
@@ -104,6 +105,19 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class UncachedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A FakeTensorMode that runs every call.
+
+    torch keeps results of calls that look alike, for the whole process, and makes the next one as large as its sizes
+    and strides span: a storage that the operator padded, such as the gradient of an attention bias, is smaller then
+    (`FakeTensorMode._get_output_tensor_from_cache_entry` in 2.11; `cache_enabled`, since 2.2).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.cache_enabled = False
 
 
 def device_type(tensor: torch.Tensor) -> str:

@@ -71,7 +71,7 @@ class Recording:
         """Whether the program called something compiled."""
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
-        return torch_common.FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        return torch_common.UncachedFakeMode()
 
     def _make_log(self) -> StepLog:
         return StepLog(self.device)

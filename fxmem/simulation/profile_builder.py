@@ -142,10 +142,9 @@ def _build_storages(run: FakeRun, readers: dict[int, int]) -> tuple[tuple[Storag
 def _find_first_readers(run: FakeRun) -> dict[int, int]:
     """The first node to read each parameter, buffer and input."""
     log, readers = run.log, dict[int, int]()
-    modules = dict(run.model.named_modules())
     for position, node in enumerate(run.nodes):
         if node.op == "call_module":
-            module = modules[str(node.target)]
+            module = run.model.get_submodule(str(node.target))
             held = (tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
             read = [log.note_storage(part) for tensor in held for part in torch_wrappers.parts(tensor)]
         elif node.op in ("get_attr", "placeholder"):

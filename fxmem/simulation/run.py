@@ -22,6 +22,7 @@ import torch.fx
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
 from fxmem.errors import EnvironmentLacksError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
@@ -162,9 +163,12 @@ class _FakeStep:
         )
 
     def _name_residents(self) -> None:
+        own = {id(tensor): (Kind.BUFFER, label, tensor) for label, tensor in self._model.named_buffers()}
+        own |= {id(tensor): (Kind.PARAMETER, label, tensor) for label, tensor in self._parameters.items()}
+        moved = [own.pop(id(tensor)) for tensor in _iterate_as_moved(self._model) if id(tensor) in own]
+        for kind, label, tensor in (*moved, *own.values()):
+            self._log.resident(tensor, kind, label)
         named: tuple[tuple[Kind, Iterable[tuple[str, torch.Tensor]]], ...] = (
-            (Kind.PARAMETER, self._parameters.items()),
-            (Kind.BUFFER, self._model.named_buffers()),
             (Kind.INPUT, self._inputs),
             (Kind.INPUT, self._waiting),
             (Kind.BUFFER, _name_behind(self._request.loss)),
@@ -240,6 +244,17 @@ class _FakeStep:
         before = len(self._log.alive())
         gc.collect()
         self._cycles = before - len(self._log.alive())
+
+
+def _iterate_as_moved(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The tensors of a model in the order in which `model.to("cuda")` allocates them.
+
+    `Module._apply` in torch/nn/modules/module.py: a module's children first, then its parameters, then its buffers.
+    """
+    for child in model.children():
+        yield from _iterate_as_moved(child)
+    for _, tensor in torch_modules.own_tensors(model):
+        yield tensor
 
 
 def _name_inputs(

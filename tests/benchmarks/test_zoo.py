@@ -25,12 +25,20 @@ def _this_folder_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+RECORDED = (
+    *("torchvision:alexnet", "torchvision:squeezenet1_1", "torchvision:vit_b_32", "timm:dla34"),
+    *("timm:test_vit_relpos", "hf:GPT2LMHeadModel", "hf:XGLMForCausalLM", "hf:BigBirdForCausalLM"),
+    *("hf:MixtralForCausalLM", "hf:T5ForConditionalGeneration"),
+)
+"""Of the sample; `zoo.py --quick --recorded` holds all of it to that."""
+
+
 @pytest.mark.filterwarnings("ignore")  # a collection's own
 @pytest.mark.parametrize("spec", architectures.SAMPLE)
 def test_a_training_step(spec: str) -> None:
     """`zoo.examine` refuses a profile whose parts do not fit each other, the model's own count of parameters or its own
-    report."""
-    (row,) = zoo.examine(zoo.Job(spec, ("train",)))
+    report; and one that differs from the same loop recorded as a script's."""
+    (row,) = zoo.examine(zoo.Job(spec, ("train",), recorded=spec in RECORDED))
     assert row.why is None, row.reason
     # A weight stays beside its gradient and AdamW's two moments; a few weights get no gradient.
     assert row.peak_bytes > 3.5 * row.parameters_bytes

@@ -787,17 +787,18 @@ def test_shortage_of_a_later_step() -> None:
 
 
 def test_a_gradient_carried_into_the_next_step() -> None:
-    """The old gradient dies after the new one is born: they change places each step, and the loop repeats after two."""
+    """The old gradient dies after the new one is born: from the second step on, which first has an old one, they change
+    places each step, and the loop repeats after two."""
     ticks = 4
     old, new = (30, Kind.GRADIENT, 0, 2), (30, Kind.GRADIENT, 1, ticks)
     result = replay(loop(old, new, ticks=ticks))
     assert (result.requested_bytes, result.reserved_bytes) == (60 * MIB, 60 * MIB)
-    assert (result.steady, result.warmup_steps, result.steps) == (True, 1, 3)
-    result = replay(
-        loop(old, new, ticks=ticks, names=("a", "b"))
-    )  # not the same one: one is dropped, the other made anew
-    assert (result.requested_bytes, result.reserved_bytes) == (60 * MIB, 60 * MIB)
-    assert (result.steady, result.warmup_steps, result.steps) == (True, 1, 2)
+    assert (result.steady, result.warmup_steps, result.steps) == (True, 2, 4)
+    lost = loop(old, new, ticks=ticks, names=("", "logits"))  # a name that is lost when the next step begins
+    assert replay(lost) == result
+    other = loop((20, *old[1:]), new, ticks=ticks)  # not the same one: one is dropped, the other made anew
+    assert replay(other).reserved_bytes == 50 * MIB
+    assert replay(other).warmup_steps == 1
 
 
 def test_a_batch_that_dies_within_the_step_is_made_anew() -> None:

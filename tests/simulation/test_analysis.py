@@ -198,10 +198,10 @@ def test_a_model_that_raises_leaves_torch_as_it_was():
         def forward(self, x):
             raise ValueError("no such luck")
 
-    before = nn.Module.__call__, torch.nn.functional.scaled_dot_product_attention, torch.cuda.is_available()
+    before = nn.Module.__call__, nn.functional.scaled_dot_product_attention, torch.cuda.is_available()
     with pytest.raises(AnalysisError, match=r"ValueError: no such luck.*test_analysis\.py"):
         analyze(Raising(2, 2), X, target="h100")
-    assert before == (nn.Module.__call__, torch.nn.functional.scaled_dot_product_attention, torch.cuda.is_available())
+    assert before == (nn.Module.__call__, nn.functional.scaled_dot_product_attention, torch.cuda.is_available())
 
 
 def test_an_analysis_inside_an_analysis_is_refused_and_leaves_the_next_alone():
@@ -356,3 +356,38 @@ def test_the_gradient_of_a_node_that_reads_an_element_is_its_own() -> None:
     # The weight's gradient is a product of 4 x 5 and 4 x 8, the bias's the sums of 5 columns of 4.
     assert (of["linear"].backward_flops, of["getitem"].backward_flops) == (2 * 4 * 5 * 8 + 4 * 5, 0)
     assert {profile.nodes[op.node].name for op in profile.ops if op.name == "aten.mm.default"} == {"linear"}
+
+
+def test_parameters_and_buffers_are_placed_in_the_order_in_which_to_moves_them() -> None:
+    """The allocator hands out blocks in that order, and where a block lies decides what fits beside it."""
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    model = nn.Sequential(inner, nn.BatchNorm2d(4))
+    model.register_parameter("scale", nn.Parameter(torch.ones(7)))
+    moved: list[tuple[int, ...]] = []
+    model._apply(lambda tensor: [tensor, moved.append(tuple(tensor.shape))][0])
+    storages = analyze(model, torch.empty(2, 3, 8, 8)).profile.storages
+    placed = [storage.shape for storage in storages if storage.kind in (Kind.PARAMETER, Kind.BUFFER)]
+    assert placed == moved
+
+
+class Biased(nn.Module):
+    """Attention with a trained bias of 20 columns, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1, 4, 20, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=self.bias.expand(2, 4, 20, 20))
+        return x
+
+
+def test_the_gradient_of_an_attention_bias_is_padded_each_time() -> None:
+    """To a multiple of 16 columns: `_efficient_attention_backward` in
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu."""
+    profile = analyze(Biased(), torch.empty(2, 4, 20, 32)).profile
+    backward = "aten._scaled_dot_product_efficient_attention_backward.default"
+    at = {index for index, op in enumerate(profile.ops) if op.name == backward}
+    made = [storage for storage in profile.storages if storage.op in at and storage.shape == (2, 4, 20, 20)]
+    assert [storage.nbytes for storage in made] == [2 * 4 * 20 * 32 * 4] * 2

@@ -57,8 +57,8 @@ def replay(
     - Optimizer state is placed in the first step when its optimizer phase begins, one after another, with the gradients
       alive, as `torch.optim` creates it. So the first step's layout, which later steps inherit, is the real one.
     - What the step leaves behind (born in it, dead at its end) goes when the function returns, in order of birth;
-      unless the step also begins with such a storage left over (same kind, name and size): then it stays and becomes
-      that one.
+      unless the step also begins with such a storage left over (same kind, name and size, else the same size): then it
+      stays and becomes that one. The first step finds none: nothing ran before it.
     - What a step finds left over without leaving such a one behind (a new batch each time) is placed when a step
       begins.
 

@@ -139,7 +139,7 @@ class TrainingLoop:
             for storage in self._residents:
                 self._place(storage)
         self._phase, self._tick, self._peak = self._spans[0].phase, 0, _NO_PEAK
-        for storage in self._leftovers if self.step == 1 else self._renewed:
+        for storage in self._renewed:
             self._place(storage)
         peaks = []
         position = 0
@@ -256,12 +256,22 @@ class TrainingLoop:
 
 
 def _pairs(storages: tuple[Storage, ...], left_behind: list[int], leftovers: list[int]) -> dict[int, int]:
-    """Pair what a step leaves behind with what the next step finds left over: same kind, name and size, in order."""
-    waiting: defaultdict[tuple[Kind, str, int], list[int]] = defaultdict(list)
-    for i in reversed(leftovers):
-        waiting[storages[i].kind, storages[i].name, storages[i].nbytes].append(i)
-    found = {}
-    for i in left_behind:
-        if same := waiting[storages[i].kind, storages[i].name, storages[i].nbytes]:
-            found[i] = same.pop()
+    """Pair what a step leaves behind with what the next finds left over.
+
+    Two of the same kind, name and size are one; of what remains, two of the same size: what a program still holds of
+    the step before, such as its logits, has lost its name by then.
+    """
+    found: dict[int, int] = {}
+
+    def label(index: int) -> Hashable:
+        return storages[index].kind, storages[index].name, storages[index].nbytes
+
+    for key in (label, lambda index: storages[index].nbytes):
+        waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for i in reversed(leftovers):
+            if i not in found.values():
+                waiting[key(i)].append(i)
+        for i in left_behind:
+            if i not in found and (same := waiting[key(i)]):
+                found[i] = same.pop()
     return found

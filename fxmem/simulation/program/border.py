@@ -94,14 +94,14 @@ class Border:
             return real.zero_() if known is None else real.copy_(known)
 
 
-class CardMode(torch_common.FakeTensorMode):  # type: ignore[no-untyped-call]
+class CardMode(torch_common.UncachedFakeMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode that runs what has nothing to do with the card for real.
 
     Being one matters: torch asks for one on the stack before it initialises CUDA.
     """
 
     def __init__(self, border: Border, thread: CardThread) -> None:
-        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        super().__init__()
         self._border = border
         self._require_thread = thread.require
         self._inside = 0

@@ -74,7 +74,7 @@ class RecordedProgram(ProfiledStep):
 
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
-        """The round with the highest peak, the first of equals. Raises AnalysisError if nothing ran on the target."""
+        """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target."""
         profile = self._largest()[1]
         step = profile.step.model_copy(update={"program": self.program})
         return profile.model_copy(update={"step": step})

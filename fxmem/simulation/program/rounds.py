@@ -185,12 +185,19 @@ class Rounds(RoundRule):
         log = self._log
         sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
         record = self._record()
-        highest = max((each.record.requested_bytes for each in self.finished if each.profile is not None), default=0)
-        profile = self._build() if record.requested_bytes > highest else None
+        profile = self._build() if self._is_shown(record, sizes) else None
         self.finished.append(FinishedRound(record, sizes, profile))
         if self._enough(self.finished):
             raise Enough
         self._start()
+
+    def _is_shown(self, record: Round, sizes: Counter[int]) -> bool:
+        """Whether a round has the highest peak so far; of equals the later one, which is the steadier: in the first,
+        optimizers make their state. One that allocates the same as the round shown is not looked at again."""
+        shown = next((each for each in reversed(self.finished) if each.profile is not None), None)
+        if shown is None or record.requested_bytes != shown.record.requested_bytes:
+            return shown is None or record.requested_bytes > shown.record.requested_bytes
+        return sizes != shown.sizes
 
     def _start(self) -> None:
         self._begin()
