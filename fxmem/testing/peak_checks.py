@@ -6,9 +6,9 @@ beside the tests and compares them here. Nothing needs a GPU or weights, so a pu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -17,24 +17,43 @@ from fxmem.memory.budget import parse_budget, parse_bytes
 from fxmem.memory.facts import alive_by_node
 from fxmem.records import json_reader
 from fxmem.records.sizes import BASELINE_SCHEMA_VERSION, Baseline, PeakBaseline
+from fxmem.records.units import exact_bytes
 from fxmem.show.text.peak_check import describe_excess, describe_growth
 from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.profiled_step import ProfiledStep
 
 _SMALL = 1000
 """A node whose share of the peak is less than one in this many is left out of a baseline."""
 
 
+_StepT = TypeVar("_StepT", bound=ProfiledStep)
+
+
+@overload
+def assert_peak_below(model: _StepT, *, budget: int | str) -> _StepT: ...
+
+
+@overload
 def assert_peak_below(
     model: torch.nn.Module | Callable[[], torch.nn.Module], inputs: Any, budget: int | str, **options: Any
-) -> Analysis:
+) -> Analysis: ...
+
+
+def assert_peak_below(
+    model: torch.nn.Module | Callable[[], torch.nn.Module] | ProfiledStep,
+    inputs: Any = None,
+    budget: int | str | None = None,
+    **options: Any,
+) -> ProfiledStep:
     """Assert that a step's peak is at most `budget`; return the analysis.
 
     The budget bounds the allocated bytes, `torch.cuda.max_memory_allocated()` (the requested ones for the CPU); on a
     card a loop over the step also has to run where the driver gives the allocator no more than that. `fxmem analyze
-    --budget` asks the same.
+    --budget` asks the same. Of a recorded program set-up and every step are bounded.
 
     Args:
-        model: as for `fxmem.analyze`.
+        model: as for `fxmem.analyze`; or what was analysed or recorded already, without inputs and options:
+            `assert_peak_below(run, budget="16GiB")` after `with fxmem.record("h100") as run`.
         inputs: as for `fxmem.analyze`.
         budget: bytes or "16GiB".
         options: further ones of `fxmem.analyze`; without `target`, the step is that of its default card.
@@ -45,17 +64,40 @@ def assert_peak_below(
         AnalysisError: the model cannot be analysed.
     """
     __tracebackhide__ = True
+    if budget is None:
+        raise UsageError('expected a budget in bytes or with a unit: assert_peak_below(..., budget="16GiB")')
     limit = parse_bytes(budget)
-    analysis = analyze(model, inputs, **options)
-    if not limit.keeps(analysis.profile, analysis.peak):
-        raise AssertionError(describe_excess(analysis.profile, analysis.timeline, limit))
-    return analysis
+    step = find_step(model, inputs, options)
+    if not limit.keeps(step.profile, step.peak):
+        raise AssertionError(describe_excess(step.profile, step.timeline, limit))
+    program = step.profile.step.program
+    for each in () if program is None else (program.setup, *program.rounds):
+        used = 0 if each is None else each.requested_bytes if each.allocated_bytes is None else each.allocated_bytes
+        if each is not None and used > limit.nbytes:
+            raise AssertionError(
+                f"expected a program within {exact_bytes(limit.nbytes)}; at {each.place or 'no line of its own'}, in "
+                f"{each.phase}, it has {exact_bytes(used)}"
+            )
+    return step
+
+
+def find_step(model: Any, inputs: Any, options: Mapping[str, Any]) -> ProfiledStep:
+    """A step that is given, or the analysis of a model.
+
+    Raises:
+        UsageError: a step together with what a model needs.
+    """
+    if not isinstance(model, ProfiledStep):
+        return analyze(model, inputs, **options)
+    if inputs is not None or options:
+        raise UsageError("expected an analysis or a recording alone: it has its inputs and settings already")
+    return model
 
 
 # --- against a baseline -----------------------------------------------------------------------------------------------
 
 
-def make_baseline(analysis: Analysis) -> PeakBaseline:
+def make_baseline(analysis: ProfiledStep) -> PeakBaseline:
     """The peak of an analysis, as a baseline keeps it."""
     profile, peak = analysis.profile, analysis.peak
     nodes = {profile.nodes[index].name: nbytes for index, nbytes in alive_by_node(profile, analysis.timeline).items()}
@@ -64,7 +106,7 @@ def make_baseline(analysis: Analysis) -> PeakBaseline:
         torch_version=profile.torch_version,
         target=profile.target.name,
         inputs=profile.inputs,
-        step=profile.step,
+        step=profile.step.model_copy(update={"program": None}),
         requested_bytes=peak.requested_bytes,
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
@@ -92,7 +134,7 @@ def allowed_growth(tolerance: str | int | float, before: PeakBaseline) -> int:
     return allowed.resolve(before.counted_bytes).nbytes
 
 
-def growth(before: PeakBaseline, analysis: Analysis, allowed_bytes: int) -> str:
+def growth(before: PeakBaseline, analysis: ProfiledStep, allowed_bytes: int) -> str:
     """How a peak has grown beyond a baseline and what grew, in some lines; empty if it has not."""
     now = make_baseline(analysis)
     if now.counted_bytes - before.counted_bytes <= allowed_bytes:

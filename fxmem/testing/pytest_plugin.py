@@ -22,7 +22,7 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from fxmem.simulation.analysis import Analysis
+    from fxmem.simulation.profiled_step import ProfiledStep
 
 _Measured = dict[str, Any]
 """One peak on its way from the test's process to the one that writes the file, as plain data."""
@@ -81,18 +81,18 @@ class PeakCheck:
 
     def __call__(
         self,
-        model: torch.nn.Module | Callable[[], torch.nn.Module],
-        inputs: Any,
+        model: torch.nn.Module | Callable[[], torch.nn.Module] | ProfiledStep,
+        inputs: Any = None,
         *,
         name: str = "",
         budget: int | str | None = None,
         tolerance: int | float | str | None = None,
         **options: Any,
-    ) -> Analysis:
+    ) -> ProfiledStep:
         """Fail the test if the peak has grown since it was written to the baseline.
 
         Args:
-            model: as for `fxmem.analyze`.
+            model: as for `fxmem.analyze`; or what was analysed or recorded already, without inputs and options.
             inputs: as for `fxmem.analyze`.
             name: tells the peaks of one test apart.
             budget: the peak must not be above this either, as for `fxmem.testing.assert_peak_below`.
@@ -103,7 +103,6 @@ class PeakCheck:
             The analysis, for further assertions.
         """
         __tracebackhide__ = True
-        from fxmem.simulation.analysis import analyze
         from fxmem.testing import peak_checks
 
         config = self._item.config
@@ -112,11 +111,9 @@ class PeakCheck:
         before = None if config.getoption("fxmem_update") else peak_checks.load_baseline(path).peaks.get(key)
         if tolerance is None:
             tolerance = config.getoption("fxmem_tolerance") or config.getini("fxmem_tolerance")
-        analysis = (
-            peak_checks.assert_peak_below(model, inputs, budget, **options)
-            if budget is not None
-            else analyze(model, inputs, **options)
-        )
+        analysis = peak_checks.find_step(model, inputs, options)
+        if budget is not None:
+            peak_checks.assert_peak_below(analysis, budget=budget)
         now = peak_checks.make_baseline(analysis)
         if before is not None:
             allowed = peak_checks.allowed_growth(tolerance, before)

@@ -16,6 +16,7 @@ from torch import nn
 from fxmem.errors import UsageError
 from fxmem.records.sizes import PeakBaseline
 from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.program import RecordedProgram, record
 from fxmem.testing import peak_checks
 from tests import ROOT
 
@@ -78,6 +79,33 @@ def test_what_fits_in_blocks_but_not_in_a_loop_is_beyond_the_budget() -> None:
     assert peak.allocated_bytes is not None
     with pytest.raises(AssertionError, match=r"is within the budget .* but in a loop the allocator runs out of it"):
         peak_checks.assert_peak_below(net, batch(), peak.allocated_bytes, target="rtx4090")
+
+
+def test_a_recorded_program_is_held_to_a_budget_and_to_a_baseline() -> None:
+    def train() -> RecordedProgram:
+        with record("cpu", steps=2) as run:
+            torch.empty(64, 128, 1024).sum()  # 32 MiB, before its first step
+            model = net()
+            optimizer = torch.optim.AdamW(model.parameters())
+            while True:
+                model(torch.empty(64, 128)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return run
+
+    run = train()
+    assert peak_checks.assert_peak_below(run, budget="33MiB") is run
+    with pytest.raises(AssertionError, match=r"expected a program within 31\.0 MiB .*; at .*test_testing\.py:\d+, in"):
+        peak_checks.assert_peak_below(run, budget="31MiB")
+    with pytest.raises(AssertionError, match="1 B above the budget"):
+        peak_checks.assert_peak_below(run, budget=run.peak.requested_bytes - 1)
+    baseline = peak_checks.make_baseline(run)
+    assert baseline.step.program is None
+    assert peak_checks.growth(baseline, run, 0) == ""
+    with pytest.raises(UsageError, match="expected an analysis or a recording alone"):
+        peak_checks.find_step(run, batch(), {})
+    with pytest.raises(UsageError, match="expected a budget"):
+        peak_checks.assert_peak_below(net, batch(), None)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
