@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fxmem.errors import ExceededError, UsageError
 from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, Planner, allowed_applications
 from fxmem.records.names import Application
-from fxmem.records.plan import CurvePoint, Plan
+from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Assumption, Peak, Profile
 
 
@@ -20,6 +20,9 @@ def estimate(
     application: Application | str | None = None,
 ) -> Plan:
     """Return the plan a planner proposes for a profile. Its peak is the planner's estimate; `analysed` is False.
+
+    A program's plan is of modules of one of its models, named as that model names them, for `fxmem.checkpoint(model,
+    plan)` in the program.
 
     Args as for `fxmem.whatif.verified_plan.plan`; `peak` is the profile's. Only the requested bytes are estimated; what
     the allocator adds to them is taken to stay what it is without a plan.
@@ -36,14 +39,53 @@ def estimate(
         )
     limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).nbytes
     overhead = peak.counted_bytes - peak.requested_bytes
+    if profile.step.program is not None:
+        if application not in (None, Application.MODULES):
+            raise UsageError(
+                f"expected application 'modules' for a program's report, got {str(application)!r}, which needs the "
+                f"model and its inputs"
+            )
+        application = Application.MODULES
     plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
     chosen = min(plans, key=lambda plan: plan.extra_flops or 0)
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
+    if profile.step.program is not None:
+        note = "the plan has not been applied; run the program with fxmem.checkpoint(model, plan) in it for its peak"
+        chosen = _name_in_model(chosen)
     if chosen.application is Application.GRAPH:
         note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
     assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
     return chosen.model_copy(
         update={"strategy": strategy, "budget_bytes": limit, "before": peak, "assumptions": assumptions}
+    )
+
+
+def _name_in_model(plan: Plan) -> Plan:
+    """A program's plan with paths that begin within its model.
+
+    Raises:
+        UsageError: its regions are in several models.
+    """
+    points = [plan.regions, *(point.regions for point in plan.curve)]
+    roots = {path.partition(".")[0] for regions in points for region in regions for path in region.modules}
+    if len(roots) > 1:
+        raise UsageError(
+            f"expected a program with one model to checkpoint; regions would be in {', '.join(sorted(roots))}, and a "
+            f"plan is for one"
+        )
+    curve = tuple(point.model_copy(update={"regions": _rename(point.regions)}) for point in plan.curve)
+    return plan.model_copy(update={"regions": _rename(plan.regions), "curve": curve})
+
+
+def _rename(regions: Iterable[Region]) -> tuple[Region, ...]:
+    return tuple(
+        region.model_copy(
+            update={
+                "modules": tuple(path.partition(".")[2] for path in region.modules),
+                "regions": _rename(region.regions),
+            }
+        )
+        for region in regions
     )
 
 

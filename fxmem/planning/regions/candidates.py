@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,13 +32,16 @@ class Span:
 
 def module_spans(profile: Profile) -> tuple[Span, ...]:
     """Every module that is called once, and slices of Sequentials. A module called again and again is left out: it is
-    checkpointed in all its calls or none."""
+    checkpointed in all its calls or none. Calls that evaluate do not count: nothing is checkpointed there."""
     calls = [Span(call.first_node, call.last_node, (call.module,), call.source) for call in profile.calls]
     calls += [
         Span(index, index + 1, (node.module,), node.source)
         for index, node in enumerate(profile.nodes)
         if node.op == "call_module"
     ]
+    evaluated = sorted({op.node for op in profile.ops if op.phase is Phase.EVALUATION})
+    if evaluated:
+        calls = [span for span in calls if bisect_left(evaluated, span.first) == bisect_left(evaluated, span.last)]
     times = Counter(span.modules[0] for span in calls)
     single = sorted((span for span in calls if times[span.modules[0]] == 1), key=lambda span: (span.first, -span.last))
     return (*single, *_slices(profile, single))

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fxmem
 from fxmem._torch.common import FakeTensor
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase
 
 
@@ -579,3 +580,47 @@ def training_with_a_look_at_the_loss(model: nn.Module, optimizer: torch.optim.Op
         optimizer.step()
         optimizer.zero_grad()
         assert loss.item() > 0
+
+
+def recorded_with_evaluation(plan: fxmem.Plan | None = None) -> fxmem.RecordedProgram:
+    """A net of eight blocks, trained and evaluated; with checkpoints if there is a plan."""
+    with fxmem.record("h100", steps=2) as recorded:
+        net = nn.Sequential(*(Mlp() for _ in range(8))).cuda()
+        if plan is not None:
+            fxmem.checkpoint(net, plan)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(4096, 256, device="cuda")
+        while True:
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            net.eval()
+            with torch.no_grad():
+                net(x)
+            net.train()
+    return recorded
+
+
+def test_a_plan_from_a_recording_is_carried_out_in_the_program() -> None:
+    before = recorded_with_evaluation()
+    plan = estimate(before.profile, before.peak, "flat", "75%")
+    assert plan.regions
+    assert {path for region in plan.all_regions() for path in region.modules} <= set("01234567")
+    after = recorded_with_evaluation(plan)
+    assert after.peak.requested_bytes == pytest.approx(plan.after.requested_bytes, rel=0.02)
+    assert after.peak.counted_bytes < 0.77 * before.peak.counted_bytes
+    assert after.rounds[-1].phases[-1] is before.rounds[-1].phases[-1]
+    with pytest.raises(UsageError, match="expected application 'modules' for a program's report, got 'graph'"):
+        estimate(before.profile, before.peak, "flat", "75%", "graph")
+
+
+def test_a_plan_is_for_one_of_the_models_of_a_program() -> None:
+    with fxmem.record("h100", steps=2) as recorded:
+        first, second = (nn.Sequential(*(Mlp() for _ in range(4))).cuda() for _ in range(2))
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        while True:
+            second(first(torch.randn(4096, 256, device="cuda"))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(UsageError, match="regions would be in first, second, and a plan is for one"):
+        estimate(recorded.profile, recorded.peak, "flat", "75%")
