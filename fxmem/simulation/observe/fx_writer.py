@@ -145,6 +145,10 @@ class GraphWriter:
         for key, path in _tensor_attributes(module).items():
             self._attributes.setdefault(key, f"{name}.{path}")
 
+    def forget_attributes(self, name: str) -> None:
+        """Forget the tensors of a child that is no more: others may have their identity."""
+        self._attributes = {key: path for key, path in self._attributes.items() if not path.startswith(f"{name}.")}
+
     def placeholder(self, name: str, value: Any) -> None:
         """Write down an input."""
         node = self.graph.placeholder(name)

@@ -28,7 +28,7 @@ from fxmem.simulation.program.made_up import MadeUpNotes
 from fxmem.simulation.program.program_log import ProgramLog
 from fxmem.simulation.program.program_recorder import ProgramRecorder
 from fxmem.simulation.program.roots import Roots, has_target_tensors
-from fxmem.simulation.program.round_tracer import RoundTracer
+from fxmem.simulation.program.round_tracer import ProgramRoot, RoundTracer
 from fxmem.simulation.program.rounds import FinishedRound, Rounds
 from fxmem.simulation.program.stand_ins.checkpoints import Checkpoints
 from fxmem.simulation.program.stand_ins.cuda import stand_ins
@@ -233,11 +233,14 @@ class ProgramRecording(Recording):
             mode: Mode = "train" if trains else "infer"
             step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
             optimizer = next(iter(self.rounds.optimizers), None)
+            root = ProgramRoot()
+            for child, module in self.roots.children():
+                root.add_module(child, module)
             run = FakeRun(
                 name=self.name,
                 notes=(),
                 step=step,
-                model=self.tracer.root,
+                model=root,
                 inputs=(),
                 optimizer=optimizer,
                 recording=self,

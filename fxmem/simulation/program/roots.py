@@ -23,6 +23,18 @@ class Roots:
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._moved: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._classes: dict[str, dict[str, type[torch.nn.Module]]] = {}
+        """Of each root of the round, by its name: the classes of its modules by their paths in it."""
+
+    def begin_round(self) -> None:
+        """Forget the roots that the program has dropped."""
+        self._classes = {name: self._classes[name] for name in self._names.values()}
+
+    def children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The roots of the round by their names; modules without tensors stand for those that were dropped."""
+        there = {name: module for module, name in self}
+        for name, classes in self._classes.items():
+            yield name, there[name] if name in there else _without_tensors(classes)
 
     def note_move(self, module: torch.nn.Module) -> None:
         """Note that a module was moved; what it is called is found when it is first used, for then a variable has
@@ -55,9 +67,10 @@ class Roots:
 
     def _name(self, module: torch.nn.Module) -> None:
         self._moved.discard(module)
-        wanted, taken = _find_variable(module), set(self._names.values())
-        name = next(each for each in _numbered(wanted) if each not in taken)
+        wanted = _find_variable(module)
+        name = next(each for each in _numbered(wanted) if each not in self._classes)
         self._names[module] = name
+        self._classes[name] = {path: type(inner) for path, inner in module.named_modules()}
         for path, inner in module.named_modules():
             # The first root to hold it names it, as `named_modules` has it.
             self._paths.setdefault(inner, f"{name}.{path}".rstrip("."))
@@ -72,6 +85,17 @@ def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:
 
 def _contains(root: torch.nn.Module, module: torch.nn.Module) -> bool:
     return root is not module and any(each is module for each in root.modules())
+
+
+def _without_tensors(classes: dict[str, type[torch.nn.Module]]) -> torch.nn.Module:
+    made: dict[str, torch.nn.Module] = {}
+    for path, cls in classes.items():
+        made[path] = cls.__new__(cls)
+        torch.nn.Module.__init__(made[path])
+        if path:
+            parent, _, name = path.rpartition(".")
+            made[parent].add_module(name, made[path])
+    return made[""]
 
 
 def _numbered(name: str) -> Iterator[str]:

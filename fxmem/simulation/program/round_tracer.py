@@ -21,7 +21,7 @@ from fxmem.simulation.program.roots import Roots, has_target_tensors
 
 
 class ProgramRoot(torch.nn.Module):
-    """The program, whose children are its modules."""
+    """The program, whose children are its modules; while it runs, none, for it may drop them."""
 
 
 class RoundTracer(ProgramTracer):
@@ -56,11 +56,11 @@ class RoundTracer(ProgramTracer):
 
     def restart(self) -> None:
         """Begin the graph of another round."""
-        self.root = ProgramRoot()
-        for module, name in self._roots:
-            self.root.add_module(name, module)
+        self._roots.begin_round()
         self._start_graph()
         self._names = {}
+        self._noted = set[str]()
+        self._note_roots()
         self._state = "tracing"
         self._cursor = 0
 
@@ -114,11 +114,12 @@ class RoundTracer(ProgramTracer):
 
     def _note_roots(self) -> None:
         """Let the graph name the tensors of roots that have just come."""
-        children = dict(self.root.named_children())
-        for module, name in self._roots:
-            if name not in children:
-                self.root.add_module(name, module)
-                self._writer.note_attributes(module, name)
+        there = {name: module for module, name in self._roots}
+        for name in self._noted - there.keys():
+            self._writer.forget_attributes(name)
+        for name in there.keys() - self._noted:
+            self._writer.note_attributes(there[name], name)
+        self._noted = set(there)
 
     def call_torch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A torch function or method that the program calls."""

@@ -540,6 +540,26 @@ def test_what_a_function_drops_is_freed_although_its_module_was_named() -> None:
         train(Mlp().cuda())
 
 
+def test_a_model_that_the_program_drops_is_freed_and_its_calls_keep_their_names() -> None:
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 1)).cuda()
+        for _ in range(2):
+            model(torch.randn(4, 256, device="cuda")).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    with fxmem.record("h100") as recorded:
+        train()
+        train()
+    first, _, third, _ = recorded.rounds
+    assert third.requested_bytes == first.requested_bytes
+    with fxmem.record("h100") as recorded:
+        nn.Conv2d(3, 8, 3).cuda()(torch.randn(1, 3, 8, 8, device="cuda"))
+        model = nn.Linear(256, 256).cuda()
+        model(torch.randn(4, 256, device="cuda")).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert recorded.profile.modules == {"": "ProgramRoot", "conv2d": "Conv2d", "model": "Linear"}
+
+
 def test_lbfgs_goes_on_as_where_nothing_has_converged() -> None:
     calls = 0
     with fxmem.record("h100", steps=2) as recorded:
