@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 
 import fxmem
 
-from .steps import Program, build_step
+from .steps import Peaks, Program, build_step
 from .tables import STATISTICS, Case
 
 
@@ -48,22 +48,22 @@ def predict_step(step: str, target: str, settings: Mapping[str, Any], environmen
 @lru_cache(maxsize=256)
 def _peaks(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     built = build_step(step, dict(settings))
-    peak: Any
-    outside = 0
     if isinstance(built, Program):
-        with fxmem.record(target, out_of_memory="continue") as recorded:
-            built.run()
-        peak = recorded.rounds[-1]
-    else:
-        peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
-        outside = built.outside_bytes
+        return dict(_run_program(built.run, target)[built.case])
+    peak = fxmem.analyze(built.model, built.inputs, target=target, **built.options).peak
     peaks = {}
     for statistic in STATISTICS:
         nbytes = getattr(peak, f"{statistic}_bytes")
         if nbytes is None:
             raise ValueError(f"the prediction has no {statistic} bytes")
-        peaks[statistic] = nbytes - outside
+        peaks[statistic] = nbytes - built.outside_bytes
     return peaks
+
+
+@lru_cache(maxsize=4)
+def _run_program(run: Callable[[], Mapping[str, Peaks]], target: str) -> Mapping[str, Peaks]:
+    with fxmem.record(target, out_of_memory="continue"):
+        return run()
 
 
 @contextmanager

@@ -21,12 +21,16 @@ class Step:
     """What the published figure leaves out because it was allocated before the measurement began."""
 
 
+Peaks = Mapping[str, int]
+"""Bytes by statistic."""
+
+
 @dataclass(frozen=True)
 class Program:
-    """A program of several rounds, the last of which was measured."""
+    """A program that reads its own peaks, by the names of its cases."""
 
-    run: Callable[[], None]
-    """Runs it on the card; `fxmem.mark_step` ends a round."""
+    run: Callable[[], Mapping[str, Peaks]]
+    case: str
 
 
 def build_step(name: str, settings: Mapping[str, Any]) -> Step | Program:

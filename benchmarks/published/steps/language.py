@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from . import Step
 from .loops import meta
 
-WITHOUT_HEAD = ("BertModel", "DistilBertModel")
 LLAMA_3_8B = {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
 
 
@@ -22,30 +21,6 @@ def make_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
     with torch.device("meta"):
         model: nn.Module = cls(cls.config_class(**changes))
     return model.to(dtype)
-
-
-class MeanSquare(nn.Module):
-    """The mean square of an encoder's last hidden state in float32."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the loss; the encoder's output stays bound until then."""
-        output = self.encoder(input_ids=ids)
-        loss: Tensor = output.last_hidden_state.float().pow(2).mean()
-        return loss
-
-
-def torch_preflight(batch: int, tokens: int, *, model: str) -> Step:
-    """A training step under autocast with AdamW (highwaterlabs/torch-preflight, tests/calibration/measure_cuda.py)."""
-    ids = meta(batch, tokens, dtype=torch.int64)
-    options = {"mode": "train", "precision": "bf16", "optimizer": "adamw"}
-    made = make_model(model)
-    if model in WITHOUT_HEAD:
-        return Step(MeanSquare(made), (ids,), options)
-    return Step(made, {"input_ids": ids, "labels": ids}, options)
 
 
 class LossOnly(nn.Module):

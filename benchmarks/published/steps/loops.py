@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import fxmem
-
-from . import Program, Step
+from . import Peaks, Program, Step
 
 Function = Callable[..., Any]
 
@@ -123,20 +121,26 @@ def train_function(
     return Step(model, (meta(0),), {"mode": "train", "loss": loss, "optimizer": None, "accumulate": accumulate})
 
 
+def measure(function: Callable[[], object]) -> Peaks:
+    """Call a function; its peaks, as the program reads them."""
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    stats = torch.cuda.memory_stats()
+    return {name: stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved")}
+
+
 def forward_after_backward(function: Function, **residents: Any) -> Program:
     """Make a program that calls a function of leaves once more after a backward, as scripts do that run others first.
 
     Autograd's thread then keeps its cuBLAS workspace.
     """
 
-    def run() -> None:
+    def run() -> dict[str, Peaks]:
         module = Residents(residents).to_empty(device="cuda")
         y = function(module)
         y.backward(torch.randn_like(y))
         del y
         module.zero_grad()
-        fxmem.mark_step()
-        function(module)
-        fxmem.mark_step()
+        return {"": measure(lambda: function(module))}
 
-    return Program(run)
+    return Program(run, "")

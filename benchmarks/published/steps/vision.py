@@ -53,15 +53,6 @@ def train_classifier(
     return Step(Classifier(network), inputs, {"mode": "train", "loss": lambda out: out[0], **options})
 
 
-def torch_preflight(batch: int, model: str) -> Step:
-    """A training step of a torchvision model under autocast with AdamW.
-
-    Source: highwaterlabs/torch-preflight, tests/calibration/measure_cuda.py. It takes bfloat16 where
-    `torch.cuda.is_bf16_supported()`, which includes emulation and so is true on a T4.
-    """
-    return train_classifier(make_torchvision(model), batch, precision="bf16", optimizer="adamw")
-
-
 # --- torch of June 2023 -----------------------------------------------------------------------------------------------
 
 
