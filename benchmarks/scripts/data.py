@@ -51,19 +51,20 @@ def pictures(
     width: int = 64,
     height: int = 64,
     suffix: str = ".png",
-    grey: bool = False,
     levels: int = 256,
     prefix: str = "",
+    classes: int = 0,
 ) -> None:
-    """Write pictures of noise; `levels` 2 gives masks of zeros and ones."""
+    """Write pictures of noise, in a folder for each class; `levels` 2 gives grey masks of zeros and ones."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        shape = (height, width) if grey else (height, width, 3)
-        Image.fromarray(RANDOM.integers(0, levels, shape, dtype=np.uint8)).save(
-            folder / f"{prefix}{number:04d}{suffix}"
-        )
+        shape = (height, width) if levels == 2 else (height, width, 3)
+        noise = RANDOM.integers(0, levels, shape, dtype=np.uint8)
+        into = folder / f"class{number % classes}" if classes else folder
+        into.mkdir(exist_ok=True)
+        Image.fromarray(noise).save(into / f"{prefix}{number:04d}{suffix}")
 
 
 def tokens(folder: Path, *, files: list[str], count: int = 200_000, vocabulary: int = 50_257, header: int = 0) -> None:

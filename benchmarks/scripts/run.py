@@ -97,7 +97,8 @@ def run(script: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
     try:
         start = prepare(script, folder, python)
     except subprocess.CalledProcessError as error:
-        return {**row, "failed": f"could not be prepared: {' '.join(map(str, error.cmd))[:100]}"}
+        what = "its repository could not be fetched" if error.cmd[0] == "git" else "it could not be prepared"
+        return {**row, "failed": f"{what} where this table was made"}
     until = ["--until", script["until"]] if "until" in script else ["--steps", str(STEPS)]
     report = folder / "report.json"
     report.unlink(missing_ok=True)
