@@ -22,7 +22,7 @@ def insert_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held
     """
     if not memory and not held:
         return profile
-    log = _Log(profile.ticks)
+    log = _Log()
     ops, shift_before = [], [0]
     for index, op in enumerate(profile.ops):
         ops.append(log.run(index, op, memory[index].events if index in memory else ()))
@@ -50,8 +50,8 @@ def insert_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held
 class _Log:
     """Copies a log tick by tick, making room as it goes."""
 
-    def __init__(self, ticks: int) -> None:
-        self.moved = list(range(ticks + 1))
+    def __init__(self) -> None:
+        self.moved: list[int] = []
         """Where each old tick is now."""
         self.shift = 0
         """How many ticks were put in so far."""
@@ -60,8 +60,7 @@ class _Log:
 
     def keep(self, until: int) -> None:
         """The old ticks before `until` follow."""
-        for tick in range(self._tick, until):
-            self.moved[tick] = tick + self.shift
+        self.moved += (tick + self.shift for tick in range(self._tick, until))
         self._tick = max(self._tick, until)
 
     def run(self, index: int, op: Op, events: Sequence[HiddenEvent]) -> Op:

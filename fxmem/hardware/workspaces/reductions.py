@@ -136,7 +136,7 @@ def _buffers(dims: Sequence[_Dim], accumulated: int, target: Target) -> tuple[in
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:
     """`ReduceConfig::set_block_dimension`: width and height of a block of threads."""
-    width, height = (min(1 << max(0, size.bit_length() - 1), threads) for size in (width, height))
+    width, height = (min(1 << (size.bit_length() - 1), threads) for size in (width, height))
     block_height = min(height, threads // min(width, _WARP))
     return min(width, threads // block_height), block_height
 

@@ -63,3 +63,18 @@ def test_what_is_unknown_is_left_out():
     profile = small_profile()
     after = insert_workspaces(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
     assert after == profile
+
+
+def test_what_is_held_needs_no_op_that_hides_something():
+    profile = small_profile()
+    after = insert_workspaces(profile, {}, {"held": 4099})
+    assert (after.storages[-1].name, after.ops, after.ticks) == ("held", profile.ops, profile.ticks)
+
+
+def test_a_result_that_allocates_nothing_moves_nothing():
+    profile = small_profile()
+    index, op = next((i, op) for i, op in enumerate(profile.ops) if op.end - op.begin == 1)
+    result = HiddenEvent(action="output", name="result")
+    after = insert_workspaces(profile, {index: HiddenMemory(events=(result, result, _alloc("workspace", 7)))}, {})
+    workspace = after.storages[len(profile.storages)]
+    assert (workspace.birth, workspace.death, after.ops[index].end) == (op.begin + 1, op.begin + 2, op.begin + 2)

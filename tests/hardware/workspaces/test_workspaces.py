@@ -54,6 +54,7 @@ from fxmem.hardware.workspaces import (
     uses_cublaslt,
 )
 from fxmem.hardware.workspaces.hidden_memory import alloc, output
+from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
 
@@ -811,6 +812,9 @@ def test_operands_blas_cannot_read_are_copied() -> None:
         == ()
     )
     assert matmul_copies("aten.add.Tensor", (expanded, expanded)) == ()
+    batches = (tensor(3, 8, 30), TensorLayout(shape=(3, 8, 20), stride=(0, 0, 0), dtype="float32"), tensor(3, 20, 30))
+    assert matmul_copies("aten.baddbmm.default", batches) == (3 * 8 * 20 * 4,)
+    assert matmul_copies("aten._addmm_activation.default", (tensor(30), expanded, transposed)) == (8 * 20 * 2,)
 
 
 # Attention.
@@ -903,6 +907,11 @@ def test_memory_efficient_backward_depends_on_shared_memory() -> None:
     assert large.events[-1].nbytes == 4 * 2 * 1 * (16 + 128 * 128 * 4)
     assert staged.events[-1].nbytes == 4 * (4 * 64 * (128 + 128) * 4 + 4 * 2 * (16 + 64 * 64 * 4))
     assert efficient_backward(shape, shape, shape, "bfloat16", T4).unknown_buffers == ("workspace",)
+    shape = (1, 4, 256, 96)  # without dropout, blocks of 128 x 64
+    assert efficient_backward(shape, shape, shape, "bfloat16", H100).events[-1].nbytes == 4 * 4 * (16 + 128 * 64 * 4)
+    shape = (1, 4, 256, 256)  # blocks of 128 x 64 do not fit an L4 in float32
+    on_l4 = efficient_backward(shape, shape, shape, "float32", target("l4"))
+    assert on_l4.events[-1].nbytes == 4 * 4 * 4 * (16 + 64 * 64 * 4)
 
 
 CUDNN_ATTENTION = [
@@ -1075,6 +1084,7 @@ def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> No
         ("native_group_norm_backward", (x, x, mean, mean, None, *sizes, [True, False, False])),
         ("native_group_norm_backward", (x, x, mean, mean, weight, *sizes, [False, True, True])),
         ("native_group_norm_backward", (x, x, mean, mean, weight, 8, 64, 1, 32, [True, True, True])),
+        ("native_group_norm", (x, weight, None, *sizes, 1e-5)),
     ]
     for at, (name, args) in enumerate(calls):
         collector.note(at, f"aten.{name}.default", args, (x, weight, weight), Phase.BACKWARD)
@@ -1089,7 +1099,15 @@ def test_group_norm_sums_by_channel_and_has_factors_by_channel_and_group() -> No
         5: 2 * channel + 2 * group,
         6: 2 * channel,
         7: 2 * group,
+        8: 2 * channel,
     }
+
+
+@pytest.mark.parametrize(("shape", "several"), [((8, 399), False), ((8, 400), True), ((399,), True)])
+def test_long_slices_are_searched_by_several_blocks(shape: tuple[int, ...], several: bool) -> None:
+    memory = kernel_memory("aten.topk.default", [shape], ["float32"], H100)
+    assert memory is not None
+    assert bool(memory.unknown_buffers) == several
 
 
 def test_rms_norm_backward_copies_an_expanded_gradient_and_sums_as_layer_norm_does() -> None:
@@ -1151,6 +1169,11 @@ def test_one_row_is_all_that_a_further_kernel_needs(monkeypatch: pytest.MonkeyPa
         ((4096, 2048), [1], 0),
         # One number from 64 Mi: 512 threads, 131,072 values each, 512 blocks at least, 132 x 4 fill the card: 528.
         ((8192, 8192), None, 528 * 4 + 4),
+        # 32-bit offsets reach half of these 4 GiB: 512 threads, 256 values each.
+        ((1000, 1 << 20), None, 500 * (1 << 20) // 512 // 256 * 4 + 4),
+        # Two columns in one thread, 256 threads, 16 of 256 values each share a column.
+        ((65536, 2), [0], 16 * 2 * 2 * 4 + 4),
+        ((1, 1), [0], 0),
     ],
 )
 def test_a_reduction_by_several_blocks_keeps_their_parts(
@@ -1161,3 +1184,9 @@ def test_a_reduction_by_several_blocks_keeps_their_parts(
     overload = "default" if dims is None else "dim_IntList"
     collector.note(0, f"aten.sum.{overload}", arguments, tensor(1), Phase.BACKWARD)
     assert {at: memory.peak_bytes() for at, memory in collector.settle().items()} == ({0: expected} if expected else {})
+
+
+def test_where_all_strides_are_equal_a_block_is_as_wide_as_the_results() -> None:
+    expanded = TensorLayout(shape=(2, 65536), stride=(0, 0), dtype="float32")
+    events = reduction_events(expanded, [1], 4, H100)
+    assert [event.nbytes for event in events] == [16 * 2 * 2 * 4, 4]

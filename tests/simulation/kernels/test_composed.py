@@ -73,6 +73,7 @@ ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: F.interpolate(a.view(1, 4, 64, 64), scale_factor=2, mode="bilinear"),
     lambda a, b: F.interpolate(a.view(1, 4, 64, 64), scale_factor=0.5, mode="bilinear"),
     lambda a, b: F.interpolate(a.view(1, 4, 64, 64), scale_factor=2, mode="nearest"),
+    lambda a, b: F.interpolate(a[:48].view(1, 64, 64, 3).permute(0, 3, 1, 2), scale_factor=2, mode="nearest"),
     lambda a, b: F.fold(a.view(4, 64, 64), (16, 16), 2, stride=2),
     lambda a, b: torch.quantile(a, 0.5, dim=1),
     lambda a, b: a.scatter_reduce(0, (b > 0.5).long(), b, "mean"),
