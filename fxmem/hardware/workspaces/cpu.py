@@ -187,16 +187,43 @@ def _upsample(taps: int) -> Callable[[Sequence[Any], Any], HiddenMemory | None]:
     return rule
 
 
-def _upsample_bilinear(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+def _upsample_image(taps: int) -> Callable[[Sequence[Any], Any], HiddenMemory | None]:
     """`_use_vectorized_kernel_cond_2d` (cpu/UpSampleKernel.cpp): small images are computed as channels-last copies."""
-    source, made = read_layout(args[0]), read_layout(result)
-    if sum(made.shape[2:]) > 128:
-        return _upsample(2)(args, result)
-    copied = [each for each in (source, made) if not each.is_contiguous(MemoryFormat.CHANNELS_LAST)]
-    events = (alloc(f"channels-last copy {number}", each.nbytes) for number, each in enumerate(copied, 1))
-    return HiddenMemory(events=(output("result"), *events), source=_UPSAMPLE)
+    large = _upsample(taps)
+
+    def rule(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+        source, made = read_layout(args[0]), read_layout(result)
+        if sum(made.shape[2:]) > 128:
+            return large(args, result)
+        copied = [each for each in (source, made) if not each.is_contiguous(MemoryFormat.CHANNELS_LAST)]
+        events = (alloc(f"channels-last copy {number}", each.nbytes) for number, each in enumerate(copied, 1))
+        return HiddenMemory(events=(output("result"), *events), source=_UPSAMPLE)
+
+    return rule
 
 
+def _dense_gradient(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """Kernels that read a dense gradient copy one that is not.
+
+    Such is a sum's: one number seen from everywhere.
+    """
+    gradient = read_layout(args[0])
+    if gradient.is_contiguous() or gradient.is_contiguous(MemoryFormat.CHANNELS_LAST):
+        return None
+    return HiddenMemory(
+        events=(output("result"), alloc("dense gradient", gradient.nbytes)), source="aten/src/ATen/native"
+    )
+
+
+_NEAREST = "upsample_nearest", "_upsample_nearest_exact"
+_READ_DENSE = (
+    "gelu_backward", "_softmax_backward_data", "col2im", "pixel_shuffle", "pixel_unshuffle",
+    *(f"max_pool{rank}d_with_indices_backward" for rank in (2, 3)),
+    *(f"{name}{rank}d_backward" for name in ("avg_pool", "_adaptive_avg_pool", "adaptive_max_pool") for rank in (2, 3)),
+    *(f"{name}_pad{rank}d_backward" for name in ("reflection", "replication") for rank in (1, 2, 3)),
+    *(f"{name}{rank}d_backward" for name in _NEAREST for rank in (1, 2, 3)),
+    *(f"upsample_{name}_backward" for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+)  # fmt: skip
 _SMALL_PRODUCT = 400
 """Multiplications of an item of a batch below which a loop of torch's own computes it."""
 _UPSAMPLE = "aten/src/ATen/native/cpu/UpSampleKernel.cpp"
@@ -209,17 +236,17 @@ _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "batch_norm_backward": _batch_norm_backward,
     "native_group_norm_backward": _group_norm_backward,
     "native_dropout_backward": _dropout_backward,
+    **dict.fromkeys(_READ_DENSE, _dense_gradient),
     "mean": _mean,
     "masked_select": _masked_select,
     "sort": _sort,
     "kthvalue": _kth_value,
     "median": _median,
     "nanmedian": _median,
-    **{
-        f"{name}{rank}d": _upsample(1) for name in ("upsample_nearest", "_upsample_nearest_exact") for rank in (1, 2, 3)
-    },
+    **{f"{name}{rank}d": _upsample(1) for name in _NEAREST for rank in (1, 3)},
+    **{f"{name}2d": _upsample_image(1) for name in _NEAREST},
     "upsample_linear1d": _upsample(2),
-    "upsample_bilinear2d": _upsample_bilinear,
+    "upsample_bilinear2d": _upsample_image(2),
     "upsample_trilinear3d": _upsample(2),
     "upsample_bicubic2d": _upsample(4),
 }

@@ -97,6 +97,25 @@ def test_temporaries_of_the_cpus_kernels_are_counted(
     assert abs(errors[Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH]) <= 16  # single numbers are left out
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample(scale_factor=2, mode="bicubic"),
+        nn.ReflectionPad2d(2),
+        nn.PixelShuffle(2),
+        nn.GELU(),
+        nn.Softmax(1),
+    ],
+)
+def test_a_gradient_that_is_not_dense_is_copied_on_the_cpu(last: nn.Module) -> None:
+    found = validate(lambda: nn.Sequential(nn.Linear(16, 16), last), torch.rand(4, 8, 16, 16), optimizer=None)
+    errors = {each.quantity: each.predicted_bytes - each.measured_bytes for each in found.comparisons}
+    assert abs(errors[Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH]) <= 16
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_group_norm_has_two_sums_for_each_channel_on_the_cpu(dtype: torch.dtype) -> None:
     inputs = torch.rand(8, ROWS, 4).to(dtype)
