@@ -28,6 +28,9 @@ RNN_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 """The builtins behind `nn.LSTM`, `nn.GRU` and `nn.RNN` (since 1.0)."""
 
+ISTFT: Final[Callable[..., Any]] = torch._C._VariableFunctions.istft
+"""The builtin behind `torch.istft` (since 1.5)."""
+
 CALL_SITES: Final[tuple[tuple[Any, str, Callable[..., Any]], ...]] = (
     (torch.nn.functional, "scaled_dot_product_attention", SDPA),
     # `torch._VF` is the module-like object through which nn.modules.rnn calls them (since 1.0).
@@ -73,6 +76,12 @@ def sdpa_order() -> tuple[int, ...]:
 def without_autocast() -> contextlib.AbstractContextManager[Any]:
     """Run what an autocast wrapper calls: no op inside is cast again (`torch._C._DisableAutocast`, since 1.13)."""
     return torch._C._DisableAutocast()
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Hand ops to dispatch modes as they are, before autograd takes composite ones apart
+    (`torch._C._AutoDispatchBelowAutograd`, since 1.10)."""
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def rnn_weights(module: torch.nn.Module) -> list[torch.Tensor] | None:

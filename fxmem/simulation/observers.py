@@ -28,7 +28,7 @@ from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
-from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.inner_ops import inner_memory
 from fxmem.simulation.model.fake_model import deep_recursion
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
@@ -228,7 +228,10 @@ class FakeRun:
 
 def replacement(function: Any) -> Callable[..., Any] | None:
     """What to run instead of a torch function, for the target's kernels or for values; None for every other."""
-    return card_emulation.replacement(function) or known_values.replacement(function)
+    return next(
+        (found for module in (card_emulation, subclass_ways, known_values) if (found := module.replacement(function))),
+        None,
+    )
 
 
 @contextlib.contextmanager

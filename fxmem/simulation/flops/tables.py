@@ -222,6 +222,7 @@ FORMULAS: dict[str, formulas.Rule] = {
         5 * c.saved_v.numel() + 3 * c.saved_g.numel()
     ),  # dg = sum(dw v) / |v|, (g / |v|) (dw - v (dg / |v|))
     # Pooling: an operation per place of the window, one more for an average.
+    "max_pool1d": lambda c: c.made * formulas.window(1, c.kernel_size),
     "max_pool2d_with_indices": lambda c: c.made * formulas.window(2, c.kernel_size),
     "max_pool3d_with_indices": lambda c: c.made * formulas.window(3, c.kernel_size),
     "avg_pool2d": lambda c: c.made * (formulas.window(2, c.kernel_size) + 1),

@@ -84,6 +84,10 @@ def _unique_dim(note: Note, tensor: torch.Tensor, dim: int, *_: Any, **__: Any) 
     return (torch.empty_like(tensor), rows, torch.empty_like(rows)), "unique: no two rows equal"
 
 
+def _whether_nested(note: Note, *_: Any) -> tuple[Any, str]:
+    return False, "nested tensors of an encoder: every token, padding too"
+
+
 def _nms(note: Note, boxes: torch.Tensor, *_: Any) -> tuple[Any, str]:
     return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device), "nms: every box"
 
@@ -94,6 +98,7 @@ _BOUNDS: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten.index.Tensor": _index,
     "torchvision.nms.default": _nms,
     "aten._unique.default": _unique_of_index,
+    "aten._nested_tensor_from_mask_left_aligned.default": _whether_nested,
 }
 _DISTINCT: Final[dict[str, Callable[..., tuple[Any, str]]]] = {
     "aten._unique2.default": _unique,

@@ -7,7 +7,8 @@ arguments are torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -210,11 +211,34 @@ def _col2im(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, size: An
         return torch.empty_like(source).resize_((*source.shape[:-2], channels, *output))
 
 
+_passing = [True]
+
+
+@contextlib.contextmanager
+def answer_checks(value: bool) -> Iterator[None]:
+    """Within this context torch's own checks of values pass where they find this one."""
+    _passing.append(value)
+    try:
+        yield
+    finally:
+        _passing.pop()
+
+
 def _check_of_arguments(_: torch_common.FakeTensorMode, __: Any, first: Tensor, second: Tensor) -> Any:
     """Torch's own checks of values, which raise if they fail, are taken to hold: `is_scalar_tensor_true`
     (TensorSubclassLikeUtils.h, in `quantile`, `cov`)."""
     is_check = first.dim() == second.dim() == 0 and first.dtype is second.dtype is torch.bool
-    return True if is_check else NotImplemented
+    return _passing[-1] if is_check else NotImplemented
+
+
+def _max_pool1d(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
+    """The CPU has a kernel without indices (MaxPooling.cpp); a card finds the indices all the same."""
+    if source.device.type != "cpu":
+        return NotImplemented
+    with torch_common.no_modes():
+        shape = torch.max_pool1d(torch.empty(source.shape, device="meta"), *rest).shape
+    with fakes:
+        return source.new_empty(shape)
 
 
 def _write_only(_: torch_common.FakeTensorMode, __: Any, *args: Any, **kwargs: Any) -> None:
@@ -273,6 +297,7 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.native_batch_norm.default: _mixed_norm,
     aten.native_group_norm_backward.default: _mixed_norm_backward,
     aten.equal.default: _check_of_arguments,
+    aten.max_pool1d.default: _max_pool1d,
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_sgd_.default: _write_only,
     aten._fused_sgd_.tensor_lr: _write_only,

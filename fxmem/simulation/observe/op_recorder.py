@@ -106,7 +106,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
-        if torch_common.is_composite(func):
+        if torch_common.is_composite(func) and (func not in EVERYWHERE or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
         if func in IN_PLACE and (caller := sys._getframe(1)).f_code is NODE_CALL:
