@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    _BypassDispatchCache,
 )
 from torch.fx.passes.shape_prop import (
     _extract_tensor_metadata as tensor_metadata,
@@ -53,6 +54,7 @@ __all__ = [
     "DATA_DEPENDENT",
     "DispatchMode",
     "DynamicOutputShapeException",
+    "FakeMode",
     "FakeTensor",
     "FakeTensorMode",
     "InstanceNorm",
@@ -60,7 +62,6 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
-    "UncachedFakeMode",
     "UnsupportedOperatorException",
     "detached_sharing_version",
     "device_type",
@@ -107,17 +108,38 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-class UncachedFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode that runs every call.
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A FakeTensorMode whose storages are as large as the operators make them.
 
     torch keeps results of calls that look alike, for the whole process, and makes the next one as large as its sizes
-    and strides span: a storage that the operator padded, such as the gradient of an attention bias, is smaller then
-    (`FakeTensorMode._get_output_tensor_from_cache_entry` in 2.11; `cache_enabled`, since 2.2).
+    and strides span: a storage that the operator padded, such as the gradient of an attention bias, is smaller then.
+    So padded results are not kept (`FakeTensorMode._validate_output_for_cache_entry`, since 2.3), and what other modes
+    have kept is not used (`_cache_key`, since 2.2).
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-        self.cache_enabled = False
+
+    def _cache_key(self, *call: Any) -> Any:
+        key = super()._cache_key(*call)
+        return type(key)((*key.key, FakeMode))
+
+    def _validate_output_for_cache_entry(
+        self, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        super()._validate_output_for_cache_entry(state, key, func, args, kwargs, output)
+        if any(output is each for each in args) or getattr(func, "is_view", False):
+            return
+        if output is not None and output.untyped_storage().nbytes() > _span(output):
+            raise _BypassDispatchCache("padded storage")
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the beginning of a tensor's storage to the end of its last element."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() + last + 1) * tensor.itemsize
 
 
 def device_type(tensor: torch.Tensor) -> str:

@@ -71,7 +71,7 @@ class Recording:
         """Whether the program called something compiled."""
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
-        return torch_common.UncachedFakeMode()
+        return torch_common.FakeMode()
 
     def _make_log(self) -> StepLog:
         return StepLog(self.device)

@@ -94,7 +94,7 @@ class Border:
             return real.zero_() if known is None else real.copy_(known)
 
 
-class CardMode(torch_common.UncachedFakeMode):  # type: ignore[no-untyped-call]
+class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode that runs what has nothing to do with the card for real.
 
     Being one matters: torch asks for one on the stack before it initialises CUDA.
