@@ -221,12 +221,12 @@ class ProgramRecording(Recording):
 
     def _begin_round(self) -> None:
         gc.collect()
+        if self.memory is not None:
+            self.memory.ask_cudnn()
         self.begin()
         self.log.results = {}  # of nodes of another graph
 
     def _build_profile(self) -> Profile:
-        if self.memory is not None:
-            self.memory.ask_cudnn()
         with torch_common.no_modes(), torch_common.pause_observers():
             names = "+".join(self.rounds.stepped_names) or None
             trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)

@@ -383,6 +383,23 @@ def test_torch_cuda_answers_with_the_prediction() -> None:
     assert recorded.rounds[0].requested_bytes == 4000 + (4 << 20)
 
 
+def test_the_card_counts_workspaces_of_convolutions_in_rounds_below_the_peak() -> None:
+    """From the second of them on: cuDNN is asked between rounds."""
+    peaks = []
+    with fxmem.record("h100"):
+        large, conv = nn.Linear(4096, 4096, device="cuda"), nn.Conv2d(64, 128, 3, padding=1, device="cuda")
+        optimizer = torch.optim.SGD([*large.parameters(), *conv.parameters()])
+        images = torch.empty(4, 64, 32, 32, device="cuda")
+        for model, x in ((large, torch.empty(512, 4096, device="cuda")), (conv, images), (conv, images)):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            model(x).sum().backward()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert peaks[1] < peaks[2] < peaks[0]
+
+
 def test_out_of_memory_is_raised_where_the_card_would_raise_it() -> None:
     with fxmem.record("rtx3090") as recorded:
         kept = [torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(10)]
