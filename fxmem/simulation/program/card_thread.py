@@ -18,29 +18,53 @@ from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.simulation.observe.source_lines import program_place
 
+_WAKE = signal.SIGUSR2
+"""Not SIGINT, which programs handle, and which a shell has what it runs in the background ignore."""
+
 
 class CardThread:
     """The thread that is recorded: the one that makes this."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()
         self._is_open = False
+        """Whether the program runs; guarded by the lock, so that nothing wakes what runs after it."""
         self._refusal: AnalysisError | None = None
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """The program runs inside; it ends with what another thread was refused with."""
-        self._is_open = True
-        try:
-            yield
-        except BaseException:
-            if self._refusal is not None:
-                raise self._refusal from None
-            raise
-        finally:
-            self._is_open = False
+        with self._wakeable():
+            self._is_open = True
+            try:
+                yield
+            except BaseException:
+                if self._refusal is not None:
+                    raise self._refusal from None
+                raise
+            finally:
+                with self._lock:
+                    self._is_open = False
         if self._refusal is not None:
             raise self._refusal
+
+    @contextlib.contextmanager
+    def _wakeable(self) -> Iterator[None]:
+        """Let another thread wake this one where it waits, by a signal: nothing else ends `queue.get()`."""
+        if self._thread != threading.main_thread().ident:
+            yield
+            return
+
+        def wake(*_: Any) -> None:
+            if self._is_open and self._refusal is not None:
+                raise self._refusal
+
+        before = signal.signal(_WAKE, wake)
+        try:
+            yield
+        finally:
+            signal.signal(_WAKE, signal.SIG_DFL if before is None else before)
 
     def is_ours(self) -> bool:
         """Whether this thread is the one."""
@@ -61,8 +85,9 @@ class CardThread:
                 f"at {place or 'no line of its own'}. Let other threads hand over tensors of the host, and move them "
                 f"to the card in the main thread."
             )
-            if self._is_open and self._thread == threading.main_thread().ident:
-                signal.pthread_kill(self._thread, signal.SIGINT)  # wakes it where it waits
+            with self._lock:
+                if self._is_open and self._thread == threading.main_thread().ident:
+                    signal.pthread_kill(self._thread, _WAKE)
         raise self._refusal
 
     def pool_patch(self) -> contextlib.AbstractContextManager[Any]:
