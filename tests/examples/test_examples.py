@@ -202,11 +202,12 @@ def test_thousand_layers(run: Run) -> None:
     )  # of one layer, 16 MiB; each keeps what it is given but the first, whose input is the step's
     layer = (1024 * 1024 + 1024) * 4  # weight and bias, 4 MiB and 4 KiB
     assert f"saved by the first layers: [0, {result}, {result}], in all {999 * result:,} bytes" in text
-    # Going back one layer frees 16 MiB and adds the 4 MiB of its gradients. Highest is the second: all weights, the
-    # input, the output, the results of layers 0 to 997, the gradients that enter and leave layer 998, those of two
-    # layers, and of the loss 4 bytes and its gradient's 4.
-    peak = 1000 * layer + result + result + 998 * result + 2 * result + 2 * layer + 8
-    assert f"peak: {peak:,} bytes in backward, while _998 runs" in text
+    # Going back one layer frees 16 MiB and adds the 4 MiB of its gradients. Highest is the first: all weights, the
+    # input, the output, the results of layers 0 to 998, the gradient that leaves layer 999, that of its weight, the
+    # sum's gradient, which is one number seen everywhere, copied for the product, and of the loss 4 bytes and its
+    # gradient's 4.
+    peak = 1000 * layer + result + result + 999 * result + result + 1024 * 1024 * 4 + result + 8
+    assert f"peak: {peak:,} bytes in backward, while _999 runs" in text
     # It starts and ends with the weights and the input, 1000 x 4,198,400 + 16,777,216 bytes = 3.93 GiB.
     bars = [line.split()[:2] for line in text.splitlines() if "GiB" in line]
     assert (bars[0], bars[-1]) == (["forward", "3.93"], ["optimizer", "3.93"])

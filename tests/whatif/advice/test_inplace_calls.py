@@ -84,7 +84,7 @@ def real_peak(model: nn.Module, x: torch.Tensor, **step: Any) -> int:
     return measure_cpu(
         model,
         StepRequest(args=(x,), **step),
-    ).peak_without_scratch_bytes
+    ).peak_bytes
 
 
 ALLOWED = """\
