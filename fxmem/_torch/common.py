@@ -130,7 +130,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super()._validate_output_for_cache_entry(state, key, func, args, kwargs, output)
         if any(output is each for each in args) or getattr(func, "is_view", False):
             return
-        if output is not None and output.untyped_storage().nbytes() > _span(output):
+        if isinstance(output, torch.Tensor) and output.untyped_storage().nbytes() > _span(output):
             raise _BypassDispatchCache("padded storage")
 
 
