@@ -20,9 +20,10 @@ from fxmem.planning import STRATEGIES, Planner, register
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
 from fxmem.planning.regions.kept_products import Selection
-from fxmem.planning.regions.plan_text import describe_regions, write_edit
+from fxmem.planning.regions.plan_text import describe_regions, write_edit, write_loop_edits
 from fxmem.records.names import Application
-from fxmem.records.profile import Profile, SourceLine
+from fxmem.records.plan import Region
+from fxmem.records.profile import ModuleCall, Profile, SourceLine
 from fxmem.whatif.plan_search import apply_regions
 from tests.random_models import BATCH, WIDTH, RandomModel
 
@@ -277,6 +278,37 @@ def test_a_region_says_what_it_frees_where_it_is_and_what_line_to_change(resnet:
 def test_the_edit_of_a_line(code: str, module: str, expected: str | None) -> None:
     edit = write_edit(SourceLine(file="net.py", line=3, function="forward", code=code), module)
     assert (edit.after if edit else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "called"),
+    [
+        ("x = layer(x, self.rope(x))", "x = run_layer(x, self.rope(x))"),
+        ("x = norm(self.layers[i](x))", None),  # the name that is called is no item of the list
+        ("return sum(layer(x) for layer in self.layers)", None),  # it exists within the statement alone
+        ("return torch.stack([layer(x) for layer in self.layers])", None),
+        ("for layer in self.layers: x = layer(x)", None),
+        ("return list(map(lambda layer: layer(x), self.layers))", None),
+    ],
+)
+def test_the_edit_of_a_loop_over_layers(code: str, called: str | None) -> None:
+    source = SourceLine(file="net.py", line=3, function="forward", code=code)
+    regions = tuple(Region(first_node=n, last_node=n + 1, modules=(f"layers.{n}",), source=source) for n in (0, 2))
+    calls = [ModuleCall(module=f"layers.{n}", first_node=n, last_node=n + 1, source=source) for n in range(3)]
+    edits = {region.edit for region in write_loop_edits(regions, calls)}
+    if called is None:
+        assert edits == {None}
+        return
+    (edit,) = edits
+    assert edit is not None
+    assert edit.after.splitlines() == [
+        "run_layer = layer",
+        "if any(layer is self.layers[i] for i in (0, 2)):",
+        "    run_layer = functools.partial(checkpoint, layer, use_reentrant=False)",
+        called,
+    ]
+    elsewhere = ModuleCall(module="others.0", first_node=3, last_node=4, source=source)
+    assert {region.edit for region in write_loop_edits(regions, [*calls, elsewhere])} == {None}
 
 
 def test_a_region_that_would_keep_more_than_it_frees_is_none() -> None:

@@ -35,34 +35,44 @@ def write_loop_edits(regions: tuple[Region, ...], calls: Iterable[ModuleCall]) -
         regions: of one plan.
         calls: of the profile, by which the lists that a line calls the items of are known.
     """
-    lists: dict[tuple[str, int], set[str]] = {}
+    lists: dict[SourceLine, set[str]] = {}
     for call in calls:
         if call.source is not None:
-            lists.setdefault((call.source.file, call.source.line), set()).add(call.module.rpartition(".")[0])
-    groups: dict[tuple[str, int, str], list[Region]] = {}
+            lists.setdefault(call.source, set()).add(call.module.rpartition(".")[0])
+    groups: dict[tuple[SourceLine, str], list[tuple[int, Region]]] = {}
     for region in regions:
         path, _, item = region.modules[0].rpartition(".") if len(region.modules) == 1 else ("", "", "")
         if region.edit is None and region.source is not None and path and item.isdecimal():
-            groups.setdefault((region.source.file, region.source.line, path), []).append(region)
-    edits: dict[Region, Edit] = {}
-    for (file, line, path), group in groups.items():
-        if lists.get((file, line)) != {path} or len({region.keeps for region in group}) > 1:
-            continue
-        items = sorted(int(region.modules[0].rpartition(".")[2]) for region in group)
-        edit = _write_loop_edit(group[0].source, path.rpartition(".")[2], items, group[0].keeps)
-        edits |= {region: edit for region in group if edit is not None}
+            groups.setdefault((region.source, path), []).append((int(item), region))
+    edits: dict[Region, Edit | None] = {}
+    for (source, path), group in groups.items():
+        keeps = {region.keeps for _, region in group}
+        if lists.get(source) == {path} and len(keeps) == 1:
+            items = sorted(item for item, _ in group)
+            edits |= dict.fromkeys(
+                (region for _, region in group), _write_loop_edit(source, path.rpartition(".")[2], items, keeps.pop())
+            )
     return tuple(region.model_copy(update={"edit": edits.get(region, region.edit)}) for region in regions)
 
 
-def _write_loop_edit(source: SourceLine | None, name: str, items: list[int], keeps: tuple[int, ...]) -> Edit | None:
-    statement = None if source is None else _read_statement(source)
-    if source is None or statement is None:
+def _write_loop_edit(source: SourceLine, name: str, items: list[int], keeps: tuple[int, ...]) -> Edit | None:
+    """Return the statement with its call of a list's item checkpointed.
+
+    Which items they are is decided where it runs. None where the statement calls other variables, or what no name
+    stands for, and where it binds the variable itself.
+    """
+    statement = _read_statement(source)
+    if statement is None:
         return None
     code, tree = statement
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    if len(found) != 1 or not isinstance(found[0].func, ast.Name):
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    names = [each for each in called if isinstance(each, ast.Name)]
+    others = [each for each in called if not isinstance(each, (ast.Name, ast.Attribute))]
+    if others or len(names) != 1 or names[0].id in bound:
         return None
-    item = found[0].func
+    item = names[0]
     options = ", ".join(ast.unparse(keyword) for keyword in _checkpoint_options(keeps))
     which = f"range({len(items)})" if items == list(range(len(items))) else f"({', '.join(map(str, items))})"
     several = f"any({item.id} is self.{name}[i] for i in {which})"
