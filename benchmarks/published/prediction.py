@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 import fxmem
 
@@ -39,14 +39,20 @@ def predict(case: Case) -> Prediction:
 def predict_step(step: str, target: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Prediction:
     """Predict a step with these settings and environment variables; an exception of any kind is a refusal."""
     try:
-        with _environment(environment):
-            return Prediction(_peaks(step, target, tuple(settings.items())))
+        return Prediction(_peaks(step, target, tuple(settings.items()), tuple(environment.items())))
     except Exception as error:
         return Prediction({}, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
 
 @lru_cache(maxsize=256)
-def _peaks(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
+def _peaks(
+    step: str, target: str, settings: tuple[tuple[str, Any], ...], environment: tuple[tuple[str, str], ...]
+) -> dict[str, int]:
+    with mock.patch.dict(os.environ, environment):
+        return _analyse(step, target, settings)
+
+
+def _analyse(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     built = build_step(step, dict(settings))
     if isinstance(built, Program):
         return dict(_run_program(built.run, target)[built.case])
@@ -64,17 +70,3 @@ def _peaks(step: str, target: str, settings: tuple[tuple[str, Any], ...]) -> dic
 def _run_program(run: Callable[[], Mapping[str, Peaks]], target: str) -> Mapping[str, Peaks]:
     with fxmem.record(target, out_of_memory="continue"):
         return run()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
