@@ -113,8 +113,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     torch keeps results of calls that look alike, for the whole process, and makes the next one as large as its sizes
     and strides span: a storage that the operator padded, such as the gradient of an attention bias, is smaller then.
-    So padded results are not kept (`FakeTensorMode._validate_output_for_cache_entry`, since 2.3), and what other modes
-    have kept is not used (`_cache_key`, since 2.2).
+    So padded results are not kept (`FakeTensorMode._validate_output_for_cache_entry`), and what other modes have kept
+    is not used (`_cache_key`); both are the same in 2.11 to 2.15.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,22 +34,30 @@ def checkpoint(model: nn.Module, plan: Plan) -> nn.Module:
     Raises:
         UsageError: the plan was made for another model; the model is checkpointed already, or cannot be rewritten. On
             the first training step: a region does something that must not be done twice.
+
+    Warns with PlanWarning where a plan of operators frees less than it promised: made by another release of torch; on
+    the first training step, for another program than the one that runs.
     """
+    if plan.application is Application.OPERATORS:
+        _check_program(model, plan)
+    return apply(model, plan.regions, plan.application, plan.operators)
+
+
+def _check_program(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan of operators of another model; warn of one of another release of torch."""
     elements = sum(parameter.numel() for parameter in model.parameters())
-    if plan.application is Application.OPERATORS and plan.parameters not in (None, elements):
+    if plan.parameters not in (None, elements):
         raise UsageError(
             f"this plan is for another model: {plan.model} of {plan.parameters:,} parameters, but this "
             f"{type(model).__name__} has {elements:,}; plan again for the model as it is, its adapters included"
         )
-    made_by, running = plan.torch_version.split(".")[:2], torch.__version__.split(".")[:2]
-    if plan.application is Application.OPERATORS and made_by != running:
+    if plan.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
         warnings.warn(
             f"this plan names operators of torch {plan.torch_version}; this is torch {torch.__version__}, which may "
             "run others; plan again with it",
             PlanWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return apply(model, plan.regions, plan.application, plan.operators)
 
 
 def uncheckpoint(model: nn.Module) -> nn.Module:
@@ -64,11 +71,11 @@ def apply(
     model: nn.Module,
     regions: Sequence[Region],
     application: Application,
-    operators: Mapping[str, int] = MappingProxyType({}),
+    operators: Mapping[str, int] | None = None,
 ) -> nn.Module:
     """Make `model`, real, on meta or of FakeTensors, recompute these regions; see `checkpoint`.
 
-    `operators`: as `Plan.operators`; where it is empty, the first step is not compared with it.
+    `operators`: as `Plan.operators`; without them the first step is not compared with the planned one.
     """
     for path, module in model.named_modules():
         if subclass.find_way(module) is not None:
@@ -86,7 +93,7 @@ def apply(
                 f"expected a model on one device for a plan with application 'operators', got parameters on "
                 f"{', '.join(devices)}; plan with application='modules'"
             )
-        subclass.become(model, ByOperator.collect(regions, dict(operators)))
+        subclass.become(model, ByOperator.collect(regions, dict(operators or {})))
         return model
     if application is Application.GRAPH:
         _check_forward(model, "")

@@ -168,8 +168,8 @@ def _shorten_paths(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "file" in value and "line" in value:
-        file = Path(package_path(value["file"]))
-        return {**value, "file": str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)}
+        file, folder = Path(package_path(value["file"])), Path.cwd()
+        return {**value, "file": str(file.relative_to(folder) if file.is_relative_to(folder) else file)}
     return {key: _shorten_paths(item) for key, item in value.items()}
 
 

@@ -268,8 +268,9 @@ def _pairs(storages: tuple[Storage, ...], left_behind: list[int], leftovers: lis
 
     for key in (label, lambda index: storages[index].nbytes):
         waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
+        taken = set(found.values())
         for i in reversed(leftovers):
-            if i not in found.values():
+            if i not in taken:
                 waiting[key(i)].append(i)
         for i in left_behind:
             if i not in found and (same := waiting[key(i)]):

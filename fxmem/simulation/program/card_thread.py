@@ -12,14 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.simulation.observe.source_lines import program_place
 
-_WAKE = signal.SIGUSR2
-"""Not SIGINT, which programs handle, and which a shell has what it runs in the background ignore."""
+_WAKE: Final[int | None] = getattr(signal, "SIGUSR2", None)
+"""Not SIGINT, which programs handle, and which a shell has what it runs in the background ignore. None on
+Windows, where no signal can be sent to a thread."""
 
 
 class CardThread:
@@ -52,7 +53,7 @@ class CardThread:
     @contextlib.contextmanager
     def _wakeable(self) -> Iterator[None]:
         """Let another thread wake this one where it waits, by a signal: nothing else ends `queue.get()`."""
-        if self._thread != threading.main_thread().ident:
+        if _WAKE is None or self._thread != threading.main_thread().ident:
             yield
             return
 
@@ -66,7 +67,7 @@ class CardThread:
         finally:
             signal.signal(_WAKE, signal.SIG_DFL if before is None else before)
 
-    def is_ours(self) -> bool:
+    def _is_ours(self) -> bool:
         """Whether this thread is the one."""
         return threading.get_ident() == self._thread
 
@@ -76,7 +77,7 @@ class CardThread:
         Raises:
             AnalysisError: another thread asks.
         """
-        if self.is_ours():
+        if self._is_ours():
             return
         if self._refusal is None:
             place = program_place(sys._getframe(1))
@@ -86,7 +87,7 @@ class CardThread:
                 f"to the card in the main thread."
             )
             with self._lock:
-                if self._is_open and self._thread == threading.main_thread().ident:
+                if _WAKE is not None and self._is_open and self._thread == threading.main_thread().ident:
                     signal.pthread_kill(self._thread, _WAKE)
         raise self._refusal
 
@@ -95,7 +96,7 @@ class CardThread:
 
         def submitting(original: Callable[..., Any]) -> Callable[..., Any]:
             def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-                if not self.is_ours() or pool._initializer is not None:
+                if not self._is_ours() or pool._initializer is not None:
                     return original(pool, function, *args, **kwargs)
                 future: concurrent.futures.Future[Any] = concurrent.futures.Future()
                 try:

@@ -87,9 +87,8 @@ def run_as_main(program: Launch, note_answer: Callable[[str], None] = lambda wha
     started = find_started(program)
     if started.answer:
         note_answer(started.answer)
-    if started.program != program:
-        check_program(started.program)
     program = started.program
+    check_program(program)
     with _as_main(program), _environment(started.environment), contextlib.redirect_stdout(sys.stderr):
         if program.is_module:
             runpy.run_module(program.program, run_name="__main__", alter_sys=True)

@@ -69,7 +69,7 @@ def _answer(options: Sequence[str], target: Target, memory: CardMemory) -> str:
         **{
             "count": "1",
             "index": "0",
-            "driver_version": "580.65.06",
+            "driver_version": "580.65.06",  # the first of CUDA 13.0
             "compute_cap": "{}.{}".format(*target.capability or (0, 0)),
         },
         **{"memory.total": f"{total} MiB", "memory.used": f"{used} MiB", "memory.free": f"{total - used} MiB"},
