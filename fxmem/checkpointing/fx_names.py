@@ -24,7 +24,7 @@ from fxmem.records.profile import Node, Profile
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.model.fake_model import fake_inputs, fake_model, shadow_model
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
-from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.process_guard import postpone_interrupts, process_unchanged
 from fxmem.simulation.step import set_training
 
 
@@ -114,7 +114,14 @@ def _calls(
     running = _Running(symbolic, lambda: len(tracer.nodes))
     subclass.become(fake, running)
     try:
-        with process_unchanged(), mode, observer, tracer.observe_calls(), torch_common.silence_fake_kernels():
+        with (
+            postpone_interrupts(),
+            process_unchanged(),
+            mode,
+            observer,
+            tracer.observe_calls(),
+            torch_common.silence_fake_kernels(),
+        ):
             fake(*args, **kwargs)
     except FxmemError:
         raise

@@ -19,6 +19,7 @@ from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
+from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
 from fxmem.simulation.run import TracedStep, trace_step
@@ -148,7 +149,7 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
     if request.mode == "train":
         check_gradients(model)
-    with one_at_a_time(), _set_mode(model, request.mode), apply_settings(request.settings):
+    with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):
         traced = trace_step(model, request, progress or (lambda _: None))
     return Analysis(traced.profile, model, traced, request)
 

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib
 import random
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any, TextIO
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final, TextIO
 
 import torch
+
+_LOSE_INTERRUPTS: Final = frozenset({"__torch_dispatch__", "find_torch_dispatch_rule", "_on_death", "__del__"})
+"""Functions that C++ calls where it ends the process for an exception, or drops it.
+
+Torch asks a fake tensor for its device from within `InputMetadata` of torch/csrc/autograd/input_metadata.h, by
+`find_torch_dispatch_rule` and `__torch_dispatch__`. Callbacks of weak references and `__del__` run wherever an object
+is freed.
+"""
+_SETS_STATE: Final = frozenset({"__enter__", "__exit__"})
+"""Functions of contextlib that set the state of torch, or put it back, as a whole."""
+_INTERVAL: Final = 0.001
+"""Seconds after which a postponed interrupt is sent again."""
+_MOST_TIMES: Final = 1_000
+"""How often an interrupt is postponed: a program's own operator may never end."""
 
 
 @contextlib.contextmanager
@@ -41,6 +59,98 @@ def process_unchanged(stdout: TextIO | None = None) -> Iterator[None]:
             numpy_random.set_state(numpy_state)
         random.setstate(python_state)
         sys.path[:] = path
+
+
+@contextlib.contextmanager
+def postpone_interrupts() -> Iterator[None]:
+    """Let SIGINT wait where C++ calls Python. An exception there would end the process, or be lost.
+
+    It is handled right after, by the handler that was there before. Only the main thread handles signals.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    interrupts, drop = _Interrupts(handler), sys.unraisablehook
+
+    def note_dropped(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            interrupts.postpone()
+        else:
+            drop(dropped)
+
+    ours = interrupts.handle
+    signal.signal(signal.SIGINT, ours)
+    sys.unraisablehook = note_dropped
+    try:
+        yield
+    finally:
+        interrupts.close()
+        if sys.unraisablehook is note_dropped:
+            sys.unraisablehook = drop
+        if signal.getsignal(signal.SIGINT) == ours:
+            signal.signal(signal.SIGINT, handler)
+        if interrupts.waiting:
+            handler(signal.SIGINT, sys._getframe())
+
+
+class _Interrupts:
+    """Interrupts of the thread that makes this, and the one that waits."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._is_open = True
+        """Whether a signal may be sent; guarded by the lock."""
+        self._is_resent = False
+        self._times = 0
+        self.waiting = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT, now or later."""
+        resent, self._is_resent = self._is_resent, False
+        if resent and not self.waiting:
+            return  # sent once more just when it was handled
+        if self._times < _MOST_TIMES and _must_not_raise(frame):
+            self.postpone()
+        else:
+            self.waiting, self._times = False, 0
+            self._handler(number, frame)
+
+    def postpone(self) -> None:
+        """Have the interrupt sent again until it can be handled. A sleeping program wakes for a signal only."""
+        self._times += 1
+        if not self.waiting:
+            self.waiting = True
+            _thread.start_new_thread(self._resend, ())  # takes no lock that the interrupted code may have
+
+    def close(self) -> None:
+        """Send no signal from here on."""
+        with self._lock:
+            self._is_open = False
+
+    def _resend(self) -> None:
+        while True:
+            time.sleep(_INTERVAL)
+            with self._lock:
+                if not (self.waiting and self._is_open):
+                    return
+                self._is_resent = True
+                if hasattr(signal, "pthread_kill"):
+                    signal.pthread_kill(self._thread, signal.SIGINT)
+                else:  # Windows
+                    _thread.interrupt_main()
+
+
+def _must_not_raise(frame: FrameType | None) -> bool:
+    """Whether an exception must not be raised here: lost, the end of the process, or torch half changed."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _LOSE_INTERRUPTS or (name in _SETS_STATE and frame.f_code.co_filename == contextlib.__file__):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

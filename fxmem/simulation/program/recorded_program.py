@@ -16,6 +16,7 @@ from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
+from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.program_run import ProgramRecording
@@ -188,7 +189,7 @@ def record(
         max_operators=max_operators,
     )
     recorded = RecordedProgram(recording)
-    with one_at_a_time(), contextlib.ExitStack() as stack:
+    with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:
         _active.append(recording)
         stack.callback(_active.remove, recording)
         try:
