@@ -22,7 +22,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
-from fxmem.hardware.workspaces import Collector, CpuCollector, HiddenMemory, Seen
+from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector, HiddenMemory, Seen
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
@@ -64,7 +64,15 @@ class Recording:
                 cudnn=chosen_cudnn(),
             )
         self.log = self._make_log()
-        context = target, convolutions, torch.are_deterministic_algorithms_enabled(), deterministic
+        context = (
+            target,
+            torch.__version__,
+            convolutions,
+            torch.are_deterministic_algorithms_enabled(),
+            deterministic,
+            tuple(map(os.environ.get, CUBLAS_VARIABLES)),
+            frozenset(flops.torch_formulas().items()),
+        )
         cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
         self.recorder = self._make_recorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
         self.ran_compiled = False
@@ -126,6 +134,7 @@ class Recording:
             card_emulation.target_kernels(self.target),
             known_values.libraries_ask_for_values() as self.ask_libraries,
             torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
+            torch_fakes.group_in_python(),
             torch_common.silence_fake_kernels(),
             self.fakes,
         ):

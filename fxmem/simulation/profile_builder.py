@@ -11,7 +11,7 @@ import torch.fx
 from fxmem import __version__
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
-from fxmem.hardware.workspaces import insert_workspaces
+from fxmem.hardware.workspaces import TimedOp, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import (
     Assumption,
@@ -20,7 +20,6 @@ from fxmem.records.profile import (
     Node,
     Op,
     Phase,
-    PhaseBytes,
     Profile,
     RecomputedOp,
     RestoredTensor,
@@ -36,8 +35,11 @@ def build_profile(run: FakeRun) -> Profile:
     """Build the profile of a run."""
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
-    storages, renumbered = _build_storages(run, readers)
-    nodes = _build_nodes(run, storages, renumbered)
+    ops = [TimedOp(run.row(op.node), op.begin, op.end) for op in log.ops]
+    hidden = insert_workspaces(ops, log.phases, log.tick, collector.settle(), collector.held_bytes())
+    storages, renumbered = _build_storages(run, readers, hidden.moved)
+    noted = (Assumption(topic="model", text=note) for note in run.notes)
+    assumed = dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))
     profile = Profile.model_construct(
         fxmem_version=__version__,
         torch_version=torch.__version__,
@@ -45,50 +47,24 @@ def build_profile(run: FakeRun) -> Profile:
         inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in run.inputs),
         step=run.step,
         target=run.recording.target,
-        ticks=log.tick,
-        phases=tuple(log.phases),
-        nodes=nodes,
+        ticks=hidden.ticks,
+        phases=hidden.phases,
+        nodes=(None,) * (len(run.nodes) + 2),  # their live bytes follow from all else
         ops=tuple(
-            Op(name=op.name, node=run.row(op.node), phase=op.phase, begin=op.begin, end=op.end, flops=op.flops)
-            for op in log.ops
+            Op(name=op.name, node=node, phase=op.phase, begin=begin, end=end, flops=op.flops)
+            for op, (node, _, _), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
         ),
-        storages=storages,
+        storages=(*storages, *hidden.storages),
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
         calls=tuple(sorted(tracer.calls, key=lambda call: (call.first_node, -call.last_node, call.module.count(".")))),
         recomputed=tuple(sorted(tracer.recomputed, key=lambda region: (region.first_node, -region.last_node))),
         recomputed_ops=tuple(RecomputedOp(op=op, read_bytes=nbytes) for op, nbytes in log.recomputed.items()),
-        restored=_find_restored(run, nodes, renumbered),
         saved_bytes=sum(log.nbytes[index] for index in log.saved_at_end),
-        assumptions=tuple(assumptions(run, readers)),
-        unknowns=tuple(unknowns(run)),
+        assumptions=tuple(assumed),
+        unknowns=(*unknowns(run), *collector.unknowns()),
     )
-    profile = insert_workspaces(profile, collector.settle(), collector.held_bytes())
-    noted = (Assumption(topic="model", text=note) for note in run.notes)
-    assumed = tuple(dict.fromkeys((*profile.assumptions, *collector.assumptions(), *noted)))
-    unknown = (*profile.unknowns, *collector.unknowns())
-    profile = profile.model_copy(update={"assumptions": assumed, "unknowns": unknown})
-    return _annotate_nodes(profile)
-
-
-def _annotate_nodes(profile: Profile) -> Profile:
-    """Add to each node what only the finished log shows: live bytes, scratch and FLOPs."""
-    live, scratch, counted = (
-        liveness.node_live_bytes(profile),
-        liveness.node_scratch_bytes(profile),
-        _sum_node_flops(profile.ops, len(profile.nodes)),
-    )
-    nodes = (
-        node.model_copy(
-            update={
-                "live_bytes": live[i],
-                "scratch_bytes": scratch[i],
-                "forward_flops": counted[i][0],
-                "backward_flops": counted[i][1],
-            }
-        )
-        for i, node in enumerate(profile.nodes)
-    )
-    return profile.model_copy(update={"nodes": tuple(nodes)})
+    nodes = _build_nodes(run, profile, storages, renumbered)
+    return profile.model_copy(update={"nodes": nodes, "restored": _find_restored(run, nodes, renumbered)})
 
 
 def _find_restored(run: FakeRun, nodes: Sequence[Node], renumbered: dict[int, int]) -> tuple[RestoredTensor, ...]:
@@ -112,8 +88,10 @@ def _sum_node_flops(ops: Sequence[Op], nodes: int) -> list[tuple[int | None, int
 # --- storages ---------------------------------------------------------------------------------------------------------
 
 
-def _build_storages(run: FakeRun, readers: dict[int, int]) -> tuple[tuple[Storage, ...], dict[int, int]]:
-    """The storages that were alive at some moment of the step, with their new indices."""
+def _build_storages(
+    run: FakeRun, readers: dict[int, int], moved: Sequence[int]
+) -> tuple[tuple[Storage, ...], dict[int, int]]:
+    """The storages that were alive at some moment of the step, with their new indices; `moved` has the ticks."""
     log = run.log
     storages: list[Storage] = []
     renumbered: dict[int, int] = {}
@@ -127,8 +105,8 @@ def _build_storages(run: FakeRun, readers: dict[int, int]) -> tuple[tuple[Storag
             Storage(
                 nbytes=nbytes,
                 kind=log.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
-                birth=birth,
-                death=log.tick if death is None else death,
+                birth=moved[birth] if birth else 0,
+                death=moved[log.tick if death is None else death],
                 op=log.op_of[index],
                 node=None if node is None else run.row(node),
                 name=log.name[index],
@@ -160,11 +138,12 @@ def _find_first_readers(run: FakeRun) -> dict[int, int]:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-_NOT_YET = PhaseBytes(forward=0, backward=None)
-"""A placeholder until the profile exists; pydantic would copy the default for each node."""
-
-
-def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int, int]) -> tuple[Node, ...]:
+def _build_nodes(
+    run: FakeRun, profile: Profile, storages: Sequence[Storage], renumbered: dict[int, int]
+) -> tuple[Node, ...]:
+    """The nodes of a profile that has all else; `storages` are without the hidden ones."""
+    live, scratch = liveness.node_live_bytes(profile), liveness.node_scratch_bytes(profile)
+    flops = _sum_node_flops(profile.ops, len(profile.nodes))
     log, rows = run.log, len(run.nodes) + 2
     position = {node: i for i, node in enumerate(run.nodes)}
     parameters, saved = [0] * rows, [0] * rows
@@ -205,8 +184,10 @@ def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int
                 output_bytes=sum(log.nbytes[s] for s in fresh),
                 saved_bytes=saved[i],
                 saved=kept.get(i, ()),
-                scratch_bytes=_NOT_YET,
-                live_bytes=_NOT_YET,
+                scratch_bytes=scratch[i],
+                live_bytes=live[i],
+                forward_flops=flops[i][0],
+                backward_flops=flops[i][1],
             )
         )
     loss, step = run.row(LOSS), run.row(OPTIMIZER)
@@ -220,9 +201,24 @@ def _build_nodes(run: FakeRun, storages: Sequence[Storage], renumbered: dict[int
             params_bytes=parameters[loss],
             saved_bytes=saved[loss],
             saved=kept.get(loss, ()),
+            scratch_bytes=scratch[loss],
+            live_bytes=live[loss],
+            forward_flops=flops[loss][0],
+            backward_flops=flops[loss][1],
         )
     )
-    nodes.append(Node(name="optimizer", op="optimizer", target=optimizer, params_bytes=parameters[step]))
+    nodes.append(
+        Node(
+            name="optimizer",
+            op="optimizer",
+            target=optimizer,
+            params_bytes=parameters[step],
+            scratch_bytes=scratch[step],
+            live_bytes=live[step],
+            forward_flops=flops[step][0],
+            backward_flops=flops[step][1],
+        )
+    )
     return tuple(nodes)
 
 

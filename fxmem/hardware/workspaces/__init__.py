@@ -29,6 +29,7 @@ from fxmem.hardware.workspaces.convolution import (
 )
 from fxmem.hardware.workspaces.cpu import CpuCollector
 from fxmem.hardware.workspaces.cublas import (
+    CUBLAS_VARIABLES,
     CublasWorkspaces,
     cublas_workspaces,
     matmul_copies,
@@ -44,12 +45,13 @@ from fxmem.hardware.workspaces.cudnn_client import (
     read_cudnn_folder,
 )
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
-from fxmem.hardware.workspaces.insertion import insert_workspaces
+from fxmem.hardware.workspaces.insertion import TimedOp, insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
 
 __all__ = [
     "CONVOLUTIONS",
+    "CUBLAS_VARIABLES",
     "NO_SCRATCH",
     "Collector",
     "ConvBackend",
@@ -64,6 +66,7 @@ __all__ = [
     "MemoryFormat",
     "Seen",
     "TensorLayout",
+    "TimedOp",
     "Workspace",
     "alloc",
     "cache_directory",

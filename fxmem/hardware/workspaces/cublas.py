@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Final, cast
 
 from fxmem.errors import UsageError
 from fxmem.hardware.op_classes import OP_CLASSES
@@ -53,6 +53,16 @@ class CublasWorkspaces(Record):
             lt_threads: how many of them run a cuBLASLt matmul (`uses_cublaslt`).
         """
         return threads * self.handle_bytes + lt_threads * self.lt_bytes
+
+
+CUBLAS_VARIABLES: Final = (
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_ADDMM_CUDA_LT",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
+)
+"""Variables of the environment that the functions here read."""
 
 
 def cublas_workspaces(target: Target, torch_version: str, environ: Mapping[str, str]) -> CublasWorkspaces:

@@ -1,4 +1,4 @@
-"""A profile with the memory its ops allocate unseen written into its log.
+"""The memory that ops allocate unseen, written into the log of a step.
 
 Each hidden buffer becomes a storage of kind `workspace` whose live range lies inside its op's ticks, in the order torch
 allocates and frees; later ticks move up. What is kept for good is there before the step and after it.
@@ -6,45 +6,67 @@ allocates and frees; later ticks move up. What is kept for good is there before 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory
-from fxmem.records.profile import Kind, Op, Profile, Storage
+from fxmem.records.profile import Kind, PhaseSpan, Storage
 
 
-def insert_workspaces(profile: Profile, memory: Mapping[int, HiddenMemory], held: Mapping[str, int]) -> Profile:
-    """The same step with hidden buffers as storages.
+class TimedOp(NamedTuple):
+    """When an op runs, and the node that it runs for."""
+
+    node: int
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkspaceLog:
+    """Hidden buffers, and the ticks of everything else beside them."""
+
+    ticks: int
+    moved: Sequence[int]
+    """Where each old tick is now."""
+    ops: Sequence[tuple[int, int]]
+    """Begin and end of each op."""
+    phases: tuple[PhaseSpan, ...]
+    storages: tuple[Storage, ...]
+    """The hidden buffers."""
+
+
+def insert_workspaces(
+    ops: Sequence[TimedOp],
+    phases: Sequence[PhaseSpan],
+    ticks: int,
+    memory: Mapping[int, HiddenMemory],
+    held: Mapping[str, int],
+) -> WorkspaceLog:
+    """Put hidden buffers into the log of a step.
 
     Args:
-        profile: a profile without workspaces.
+        ops: of the log, with its `phases` and how many `ticks` it has, without workspaces.
         memory: by index of the op, what it hides. Buffers of unknown size are left out.
         held: name and bytes of what is there all the time.
     """
-    if not memory and not held:
-        return profile
     log = _Log()
-    ops, shift_before = [], [0]
-    for index, op in enumerate(profile.ops):
-        ops.append(log.run(index, op, memory[index].events if index in memory else ()))
+    spans, shift_before = [], [0]
+    for index, op in enumerate(ops):
+        spans.append(log.run(index, op, memory[index].events if index in memory else ()))
         shift_before.append(log.shift)
-    log.keep(profile.ticks + 1)
-    ticks = profile.ticks + log.shift
-    storages = [
-        s.model_copy(update={"birth": log.moved[s.birth] if s.birth else 0, "death": log.moved[s.death]})
-        for s in profile.storages
-    ]
+    log.keep(ticks + 1)
+    ticks += log.shift
     residents = [
         Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, name=name) for name, nbytes in held.items()
     ]
-    spans = tuple(
-        span.model_copy(
-            update={"begin": span.begin + shift_before[span.first_op], "end": span.end + shift_before[span.last_op]}
+    moved_phases = (
+        phase.model_copy(
+            update={"begin": phase.begin + shift_before[phase.first_op], "end": phase.end + shift_before[phase.last_op]}
         )
-        for span in profile.phases
+        for phase in phases
     )
-    return profile.model_copy(
-        update={"ticks": ticks, "ops": tuple(ops), "storages": (*storages, *log.added, *residents), "phases": spans}
-    )
+    return WorkspaceLog(ticks, log.moved, spans, tuple(moved_phases), (*log.added, *residents))
 
 
 class _Log:
@@ -52,7 +74,6 @@ class _Log:
 
     def __init__(self) -> None:
         self.moved: list[int] = []
-        """Where each old tick is now."""
         self.shift = 0
         """How many ticks were put in so far."""
         self.added: list[Storage] = []
@@ -60,11 +81,13 @@ class _Log:
 
     def keep(self, until: int) -> None:
         """The old ticks before `until` follow."""
-        self.moved += (tick + self.shift for tick in range(self._tick, until))
-        self._tick = max(self._tick, until)
+        if until > self._tick:
+            self.moved += range(self._tick + self.shift, until + self.shift)
+            self._tick = until
 
-    def run(self, index: int, op: Op, events: Sequence[HiddenEvent]) -> Op:
-        """One op with its hidden events; its range ends before the buffers it leaves to go at its return."""
+    def run(self, index: int, op: TimedOp, events: Sequence[HiddenEvent]) -> tuple[int, int]:
+        """Where one op with its hidden events begins and ends; it ends before the buffers that it leaves to go at its
+        return."""
         self.keep(op.begin)
         begin = op.begin + self.shift
         buffers: dict[str, Storage] = {}
@@ -88,7 +111,7 @@ class _Log:
         end = op.end + self.shift
         for buffer in buffers.values():
             self._end(buffer)
-        return op.model_copy(update={"begin": begin, "end": end})
+        return begin, end
 
     def _insert(self) -> int:
         self.shift += 1

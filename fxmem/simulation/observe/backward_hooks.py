@@ -6,13 +6,17 @@ and Python cannot list them.
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 
 from fxmem._torch import autograd as torch_autograd
+
+_KEYS: Final = {kind: ("fxmem", kind) for kind in ("tensors", "register_prehook", "register_hook")}
+_NONE: Final[Mapping[int, Any]] = types.MappingProxyType({})
 
 
 class BackwardHooks:
@@ -29,7 +33,7 @@ class BackwardHooks:
     def note_tensor_hook(self, tensor: torch.Tensor) -> None:
         """Note that `tensor.register_hook` was called; a leaf keeps its hooks itself."""
         if tensor.grad_fn is not None:
-            kept = _find_hooks(tensor.grad_fn, "tensors")
+            kept = _table(tensor.grad_fn, "tensors")
             kept[torch_autograd.output_number(tensor)] = torch_autograd.tensor_hooks(tensor)
 
     def note_retain_grad(self, tensor: torch.Tensor) -> None:
@@ -40,7 +44,7 @@ class BackwardHooks:
 
     def note_node_hook(self, node: Any, kind: str, hook: Callable[..., Any]) -> None:
         """Note that the method `kind` of a node, `register_hook` or `register_prehook`, was called."""
-        kept = _find_hooks(node, kind)
+        kept = _table(node, kind)
         kept[len(kept)] = hook
 
     def run_tensor_hooks(self, node: Any, received: list[torch.Tensor | None]) -> None:
@@ -87,7 +91,13 @@ class BackwardHooks:
         return gradient
 
 
-def _find_hooks(node: Any, kind: str) -> dict[int, Any]:
+def _table(node: Any, kind: str) -> dict[int, Any]:
     """A node's hooks of one kind, in a table that is freed with the node. C++ frees them so."""
-    found: dict[int, Any] = node.metadata.setdefault(("fxmem", kind), {})
+    found: dict[int, Any] = node.metadata.setdefault(_KEYS[kind], {})
+    return found
+
+
+def _find_hooks(node: Any, kind: str) -> Mapping[int, Any]:
+    """As `_table`, to be read."""
+    found: Mapping[int, Any] = node.metadata.get(_KEYS[kind], _NONE)
     return found

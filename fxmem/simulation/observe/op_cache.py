@@ -76,13 +76,15 @@ class _Plain:
 _Output = FreshOutput | _View | _Same | _Plain | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class OpReplay:
     """How to make the result of a call: one object for all calls that look alike."""
 
     outputs: tuple[_Output, ...]
     container: type[list[Any]] | type[tuple[Any, ...]] | None
     """The type of the sequence of outputs; None for a single output."""
+    facts: Any = None
+    """What the recorder keeps with calls of this kind; None before its first."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,7 +104,8 @@ class OpCache:
     Args:
         mode: whose tensors these are.
         check: the value of `FXMEM_CHECK`.
-        context: what else results depend on: the target, torch's flags. Calls of another context are kept apart.
+        context: what else results and facts depend on: the target, torch's flags. Calls of another context are kept
+            apart.
     """
 
     def __init__(self, mode: torch_common.FakeTensorMode, check: str = "", context: Hashable = None) -> None:
@@ -136,7 +139,7 @@ class OpCache:
         return CachedCall(table, looks, tensors, table.get(looks))
 
     def number(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """The result of a call that makes a tensor of one float32; None of any other.
+        """The result of a call that makes a tensor of one floating-point number or none; None of any other.
 
         Raises AnalysisError if both ways are run and differ.
         """

@@ -34,14 +34,45 @@ _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
 
 
-def _is_silent(func: Any, name: str) -> bool:
-    """Whether an op that allocates nothing need not be noted: it computes nothing either."""
-    return (
-        name in _SILENT_NAMES
-        or name.startswith("aten.sym_")
-        or name.partition(".")[0] in _SILENT_NAMESPACES
-        or bool(getattr(func, "is_view", False))
+class OpTraits:
+    """What an operator is, whatever it is called with: one lookup for each call, since `OpOverload.__hash__` is slow.
+
+    Args:
+        func: the operator.
+    """
+
+    __slots__ = (
+        "everywhere",
+        "func",
+        "in_place",
+        "is_composite",
+        "is_in_place_foreach",
+        "is_silent",
+        "name",
+        "needs_one_dtype",
     )
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        self.name = name = str(func)
+        self.is_composite = torch_common.is_composite(func)
+        self.everywhere = EVERYWHERE.get(func)
+        self.in_place: Any = IN_PLACE.get(func)
+        self.needs_one_dtype = func in ONE_DTYPE
+        self.is_silent = (
+            name in _SILENT_NAMES
+            or name.startswith("aten.sym_")
+            or name.partition(".")[0] in _SILENT_NAMESPACES
+            or bool(getattr(func, "is_view", False))
+        )
+        """Whether a call that allocates nothing need not be noted: it computes nothing either."""
+        self.is_in_place_foreach = name.startswith("aten._foreach_") and name.split(".")[1].endswith("_")
+        """Whether it writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not run
+        it.
+
+        FakeTensorMode hashes every tensor of every list first, which was a seventh of a ResNet-50 step. Scalars are
+        left to it: step counters have values.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,10 +113,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = fakes
         self._inspect = inspect
         self._note_hidden = note_hidden
-        self._facts: dict[OpReplay, OpFacts] = {}
         self._cache = cache
-        self._keys: dict[Any, tuple[str, bool]] = {}
-        self._in_place_foreach: dict[Any, bool] = {}
+        self._traits: dict[Any, OpTraits] = {}
         self.made_up_scalars = 0
         """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
         self.bounded: dict[tuple[str, str], None] = {}
@@ -106,73 +135,85 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch_fakes.NUMBER_OF and (number := torch_fakes.constant_number(args[0])) is not None:
             return number
         kwargs = kwargs or {}
-        if torch_common.is_composite(func) and (func not in EVERYWHERE or args[0].is_cuda):
+        op = self._find_traits(func)
+        if op.is_composite and (op.everywhere is None or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        if func in IN_PLACE and (caller := sys._getframe(1)).f_code is NODE_CALL:
-            func = self._choose_form(func, args[0], variables(caller)["node"])
+        if op.in_place is not None and (caller := sys._getframe(1)).f_code is NODE_CALL:
+            op = self._choose_form(op, args[0], variables(caller)["node"])
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
-        result, replay = self._run_or_replay(func, args, kwargs)
+        result, replay = self._run_or_replay(op, args, kwargs)
         if not self._log.setting_up:
-            self._note_op(func, args, kwargs, result, replay, begin)
+            self._note_op(op, args, kwargs, result, replay, begin)
         return result
 
-    def _choose_form(self, func: Any, target: torch.Tensor, node: Any) -> Any:
+    def _find_traits(self, func: Any) -> OpTraits:
+        traits = self._traits.get(func)
+        if traits is None:
+            traits = self._traits[func] = OpTraits(func)
+        return traits
+
+    def _choose_form(self, op: OpTraits, target: torch.Tensor, node: Any) -> OpTraits:
         """The op as an autograd node runs it on plain tensors, maybe in place."""
-        in_place, nodes, never = IN_PLACE[func]
+        in_place, nodes, never = op.in_place
         name = type(node).__name__
         own = name in nodes and not torch.is_grad_enabled() and self._log.is_of_backward_node(target)
-        return in_place if own or not (nodes or name in never) else func
+        return self._find_traits(in_place) if own or not (nodes or name in never) else op
 
-    def _run_or_replay(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpReplay | None]:
+    def _run_or_replay(
+        self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, OpReplay | None]:
         """The result of a call, with its storages noted; equal calls are replayed from here on."""
-        fresh = self._is_in_place_foreach(func) or picks_by_mask(func, args)
-        call = None if fresh else self._cache.call(func, args, kwargs)
+        fresh = op.is_in_place_foreach or picks_by_mask(op.func, args)
+        call = None if fresh else self._cache.call(op.func, args, kwargs)
         replay = None if call is None else call.replay
         if call is None or replay is None or self._cache.compares:
-            result = self._run(func, args, kwargs)
+            result = self._run(op, args, kwargs)
             self._log.note_tensors(result)
             if call is not None:
-                replay = self._cache.learn(call, func, args, kwargs, result)
+                replay = self._cache.learn(call, op.func, args, kwargs, result)
         else:
             result = self._cache.make(replay, call.tensors)
             self._note_outputs(result, replay)
         return result, replay
 
     def _note_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, replay: OpReplay | None, begin: int
+        self,
+        op: OpTraits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        replay: OpReplay | None,
+        begin: int,
     ) -> None:
         """Note an op that began at this tick, unless it does nothing at all."""
-        key = self._keys.get(func)
-        if key is None:
-            name = str(func)
-            key = self._keys[func] = name, _is_silent(func, name)
-        name, silent = key
-        if silent and self._log.tick == begin:
+        if op.is_silent and self._log.tick == begin:
             return
-        facts = None if replay is None else self._facts.get(replay)
+        facts: OpFacts | None = None if replay is None else replay.facts
         if facts is None:
-            facts = self._inspect(func, name, args, kwargs, result)
+            facts = self._inspect(op.func, op.name, args, kwargs, result)
             if replay is not None:
-                self._facts[replay] = facts
-        elif self._cache.compares and facts != self._inspect(func, name, args, kwargs, result):
-            raise AnalysisError(describe_mismatch(func))
-        index = self._log.note_op(name, begin, facts.flops, (args, kwargs))
+                replay.facts = facts
+        elif self._cache.compares and facts != self._inspect(op.func, op.name, args, kwargs, result):
+            raise AnalysisError(describe_mismatch(op.func))
+        index = self._log.note_op(op.name, begin, facts.flops, (args, kwargs))
         if facts.hidden is not None:
             self._note_hidden(index, facts.hidden, self._log.phase)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call on fakes."""
+        func = op.func
         number = self._cache.number(func, args)
         if number is not None:
             return number
-        if func in ONE_DTYPE:
+        if op.needs_one_dtype:
             check_one_dtype(func, args)
-        if func in EVERYWHERE and (made := EVERYWHERE[func](self._fakes, func, *args, **kwargs)) is not NotImplemented:
+        everywhere = op.everywhere
+        if everywhere is not None and (made := everywhere(self._fakes, func, *args, **kwargs)) is not NotImplemented:
             return made
         try:
-            needs_no_run = self._is_in_place_foreach(func) and all(tensor.dim() for tensor in args[0])
+            needs_no_run = op.is_in_place_foreach and all(tensor.dim() for tensor in args[0])
             result = None if needs_no_run else func(*args, **kwargs)
             known_values.follow(func, args, kwargs, result)
         except (*torch_common.DATA_DEPENDENT, torch_common.UnsupportedOperatorException):
@@ -206,21 +247,6 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         passed = None if frame is None else find_passing_value(frame)
         self.passed_checks += passed is not None
         return passed
-
-    def _is_in_place_foreach(self, func: Any) -> bool:
-        """Whether the op writes to lists of tensors, returns nothing and allocates nothing: then fake tensors need not
-        run it.
-
-        FakeTensorMode hashes every tensor of every list first, which was a seventh of a ResNet-50 step. Scalars are
-        left to it: step counters have values.
-        """
-        known = self._in_place_foreach.get(func)
-        if known is None:
-            name = str(func)
-            known = self._in_place_foreach[func] = name.startswith("aten._foreach_") and name.split(".")[1].endswith(
-                "_"
-            )
-        return known
 
     def _is_scalar_of_optimizer(self, func: Any) -> bool:
         return self._log.phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default

@@ -12,7 +12,7 @@ from fxmem._torch import fakes as torch_fakes
 from fxmem.records.profile import Kind
 from fxmem.simulation import known_values
 from fxmem.simulation.observe.assertions import find_going_on_value
-from fxmem.simulation.observe.op_recorder import OpRecorder
+from fxmem.simulation.observe.op_recorder import OpRecorder, OpTraits
 from fxmem.simulation.observe.source_lines import optimizer_frame
 from fxmem.simulation.program.border import Border
 from fxmem.simulation.program.card_memory import CardMemory
@@ -89,14 +89,15 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
                 self._log.note_op(str(func), begin, 0)
         return result
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        func = op.func
         if func is _UNSCALE:
             return None
         if func is aten._to_copy.default and (moved := self._move(args[0], kwargs)) is not None:
             known_values.follow(func, args, kwargs, moved)
             return moved
         try:
-            return super()._run(func, args, kwargs)
+            return super()._run(op, args, kwargs)
         except torch_common.DATA_DEPENDENT:
             if func is torch_fakes.NUMBER_OF:
                 self._notes.note("read", str(args[0].dtype)[6:])

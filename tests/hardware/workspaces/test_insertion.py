@@ -1,6 +1,6 @@
 """Hidden buffers written into a log by hand."""
 
-from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, insert_workspaces
+from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, TimedOp, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile
@@ -8,6 +8,24 @@ from tests.profiles import small_profile
 
 def _alloc(name, nbytes):
     return HiddenEvent(action="alloc", name=name, nbytes=nbytes)
+
+
+def _insert(profile, memory, held):
+    """The profile with hidden buffers as storages."""
+    ops = [TimedOp(op.node, op.begin, op.end) for op in profile.ops]
+    log = insert_workspaces(ops, profile.phases, profile.ticks, memory, held)
+    moved = [
+        s.model_copy(update={"birth": log.moved[s.birth] if s.birth else 0, "death": log.moved[s.death]})
+        for s in profile.storages
+    ]
+    spans = zip(profile.ops, log.ops, strict=True)
+    update = {
+        "ticks": log.ticks,
+        "ops": tuple(op.model_copy(update={"begin": begin, "end": end}) for op, (begin, end) in spans),
+        "storages": (*moved, *log.storages),
+        "phases": log.phases,
+    }
+    return profile.model_copy(update=update)
 
 
 def test_a_buffer_before_and_a_buffer_after_the_output():
@@ -21,7 +39,7 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
             _alloc("workspace", 1009),
         )
     )
-    after = insert_workspaces(profile, {index: memory}, {})
+    after = _insert(profile, {index: memory}, {})
     liveness.check(after)
     copy, workspace = after.storages[len(profile.storages) :]
     assert {copy.kind, workspace.kind} == {Kind.WORKSPACE}
@@ -40,7 +58,7 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
 def test_everything_else_keeps_its_order_and_its_bytes():
     profile = small_profile()
     memory = {i: HiddenMemory(events=(_alloc("workspace", 11 + i),)) for i in range(len(profile.ops))}
-    after = insert_workspaces(profile, memory, {"held": 4099})
+    after = _insert(profile, memory, {"held": 4099})
     liveness.check(after)
     visible = after.storages[: len(profile.storages)]
     assert [s.nbytes for s in visible] == [s.nbytes for s in profile.storages]
@@ -61,13 +79,13 @@ def test_everything_else_keeps_its_order_and_its_bytes():
 
 def test_what_is_unknown_is_left_out():
     profile = small_profile()
-    after = insert_workspaces(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
+    after = _insert(profile, {0: HiddenMemory(events=(_alloc("who knows", None),))}, {})
     assert after == profile
 
 
 def test_what_is_held_needs_no_op_that_hides_something():
     profile = small_profile()
-    after = insert_workspaces(profile, {}, {"held": 4099})
+    after = _insert(profile, {}, {"held": 4099})
     assert (after.storages[-1].name, after.ops, after.ticks) == ("held", profile.ops, profile.ticks)
 
 
@@ -75,6 +93,6 @@ def test_a_result_that_allocates_nothing_moves_nothing():
     profile = small_profile()
     index, op = next((i, op) for i, op in enumerate(profile.ops) if op.end - op.begin == 1)
     result = HiddenEvent(action="output", name="result")
-    after = insert_workspaces(profile, {index: HiddenMemory(events=(result, result, _alloc("workspace", 7)))}, {})
+    after = _insert(profile, {index: HiddenMemory(events=(result, result, _alloc("workspace", 7)))}, {})
     workspace = after.storages[len(profile.storages)]
     assert (workspace.birth, workspace.death, after.ops[index].end) == (op.begin + 1, op.begin + 2, op.begin + 2)

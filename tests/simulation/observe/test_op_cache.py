@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -301,6 +302,16 @@ def test_a_number_is_made_as_fake_tensor_mode_makes_it(fakes: torch_common.FakeT
     assert repr(lifted(fakes, real).item()) == repr(value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_numbers_of_every_precision_and_empty_lists_of_them_are_made_so_too(
+    fakes: torch_common.FakeTensorMode, dtype: torch.dtype
+) -> None:
+    with torch_common.no_modes():
+        one, none = torch.tensor(1.5, dtype=dtype), torch.tensor([], dtype=dtype)
+    assert lifted(fakes, one).item() == 1.5
+    assert (lifted(fakes, none) + 1).tolist() == []
+
+
 def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(
     fakes: torch_common.FakeTensorMode,
 ) -> None:
@@ -322,7 +333,8 @@ def test_a_number_keeps_its_value_until_it_is_written_to_with_what_is_not_known(
     [
         torch.zeros(2),
         torch.tensor(1),
-        torch.tensor(1.0).double(),
+        torch.zeros(1),
+        torch.zeros(0, 2),
         torch.zeros((), requires_grad=True),
         torch.zeros((), device="meta"),
     ],
@@ -348,3 +360,48 @@ def test_a_number_that_comes_out_otherwise_is_an_error(
     monkeypatch.setattr(torch_fakes.Maker, "number", lambda maker, _: make(maker, two))
     with pytest.raises(AnalysisError, match="another result than a call before it"):
         cache.number(aten.lift_fresh.default, (one,))
+
+
+# --- groups of tensors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indices", [True, False])
+@pytest.mark.parametrize(
+    ("others", "asks_cpp"),
+    [
+        ({}, False),
+        ({"device": "cpu"}, False),
+        ({"device": "cpu", "dtype": torch.float64}, True),
+        ({"dtype": torch.float16}, True),
+        (None, True),
+    ],
+)
+def test_tensors_are_grouped_as_torch_does(
+    fakes: torch_common.FakeTensorMode, others: dict[str, object] | None, asks_cpp: bool, indices: bool
+) -> None:
+    asked: list[object] = []
+
+    def original(*args: object) -> object:
+        asked.append(args)
+        return torch._C._group_tensors_by_device_and_dtype(*args)  # type: ignore[attr-defined]
+
+    def group(find: Callable[..., Any]) -> object:
+        """The groups, tensors as numbers; or the error."""
+        try:
+            found = find([first, second, []], indices)
+        except RuntimeError as error:
+            return str(error)
+        return {
+            key: ([[id(t) for t in tensors] for tensors in lists], places) for key, (lists, places) in found.items()
+        }
+
+    first = [x(device="cuda") for _ in range(3)]
+    second = [None if others is None else x(**{"device": "cuda", **others}) for _ in first]
+    assert group(torch_fakes.make_grouping(original)) == group(original)
+    assert len(asked) == 1 + asks_cpp
+
+
+def test_several_groups_are_left_to_torch(fakes: torch_common.FakeTensorMode) -> None:
+    several = [[x(), x(dtype=torch.float64)]]
+    assert torch_fakes.make_grouping(lambda *_: "several")(several) == "several"
+    assert torch_fakes.make_grouping(lambda *_: "none")([[]]) == "none"
