@@ -6,14 +6,12 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fxmem.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument of a verb, as data."""
 
     names: tuple[str, ...]
@@ -45,13 +43,39 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
+        self._waiting: list[Argument] = []
         super().__init__(allow_abbrev=False, **settings)
 
     def add_arguments(self, arguments: Iterable[Argument]) -> Parser:
-        """Add them in this order, and return the parser."""
-        for each in arguments:
-            self.add_argument(*each.names, **each.settings)
+        """Add them in this order, and return the parser.
+
+        argparse sees them when the parser is first used: of all verbs' parsers one is, and four hundred arguments are a
+        sixth of what `fxmem --help` takes.
+        """
+        self._waiting += arguments
         return self
+
+    def _add_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self.add_argument(*each.names, **each.settings)
+
+    def parse_known_args(  # type: ignore[override]  # argparse also takes a namespace of another class
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does."""
+        self._add_waiting()
+        return super().parse_known_args(args, namespace)
+
+    def format_usage(self) -> str:
+        """As argparse does."""
+        self._add_waiting()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        """As argparse does."""
+        self._add_waiting()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` that says in our words what argparse complains of."""
@@ -67,6 +91,7 @@ class Parser(argparse.ArgumentParser):
 
     def arguments(self) -> list[argparse.Action]:
         """Every argument but `--help`, in the order of the help."""
+        self._add_waiting()
         return [action for action in self._actions if action.dest != "help"]
 
     def refuse(self, words: Sequence[str]) -> NoReturn:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fnmatch
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fxmem.cli.options import DEFAULT_BATCH, LOOP, STEP
 from fxmem.cli.progress import Progress
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.request import StepRequest
+
+_Record = TypeVar("_Record")
 
 
 def read_budget(options: argparse.Namespace) -> Budget | BudgetShare | None:
@@ -73,8 +74,15 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
 
     request = step_request(options, target=card, accumulate=options.accumulate, prefetch=options.prefetch)
     built, args, kwargs = build_step(options, progress)
-    request = dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
+    request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
     return analyze_step(built.module, request, progress)
+
+
+def replace(record: _Record, **changes: Any) -> _Record:
+    """`dataclasses.replace`, imported only now: it brings `inspect`, a twelfth of what `fxmem --help` takes."""
+    from dataclasses import replace
+
+    return replace(record, **changes)  # type: ignore[type-var]  # what is given is a dataclass
 
 
 def is_report(model: str) -> bool:
@@ -160,7 +168,7 @@ def build_step(
     built = build_model(
         options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last
     )
-    built = dataclasses.replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
+    built = replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
     chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     args, kwargs = make_inputs(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return built, args, kwargs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -11,7 +10,7 @@ from fxmem.cli.options import MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
 from fxmem.cli.output import check_output, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, build_step, read_program, require_torch, step_request
+from fxmem.cli.step import ProgramWords, build_step, read_program, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.names import MeasuredDevice
 
@@ -102,7 +101,7 @@ def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:
     built, args, kwargs = build_step(options, progress)
     return validate_snapshot(
         built.module,
-        dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
+        replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes),
         Path(options.snapshot),
         tolerance=options.tolerance,
         progress=progress,
@@ -127,7 +126,7 @@ def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
     return validate_step(
         lambda: build_model(options.model, settings, device="cpu", **shape).module,
         built.module,
-        dataclasses.replace(request, args=args, kwargs=kwargs, name=built.spec),
+        replace(request, args=args, kwargs=kwargs, name=built.spec),
         device=options.device,
         tolerance=options.tolerance,
         progress=progress,
