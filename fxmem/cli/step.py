@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.request import StepRequest
+    from fxmem.whatif.program_step import ProgramCommand
 
 _Record = TypeVar("_Record")
 
@@ -61,6 +62,18 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
         if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
             raise UsageError(f"expected --run without {name}: a program says itself what it does")
     return ProgramWords(words[0], words[1:], is_module)
+
+
+def program_command(options: argparse.Namespace, words: ProgramWords) -> ProgramCommand:
+    """The program that `--run` names, for the card and the number of steps that the options say."""
+    from fxmem.hardware import catalogue
+
+    card = catalogue.target(options.target)
+    require_torch()
+    from fxmem.simulation.program import Launch
+    from fxmem.whatif.program_step import ProgramCommand
+
+    return ProgramCommand(Launch(*words), card, options.steps)
 
 
 def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:

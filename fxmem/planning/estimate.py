@@ -40,18 +40,13 @@ def estimate(
     limit = None if budget is None else parse_budget(budget).resolve(peak.counted_bytes).nbytes
     overhead = peak.counted_bytes - peak.requested_bytes
     if profile.step.program is not None:
-        if application not in (None, Application.MODULES):
-            raise UsageError(
-                f"expected application 'modules' for a program's report, got {str(application)!r}, which needs the "
-                f"model and its inputs"
-            )
-        application = Application.MODULES
+        application = check_program_application(application)
     plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
     chosen = min(plans, key=lambda plan: plan.extra_flops or 0)
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
     if profile.step.program is not None:
-        note = "the plan has not been applied; run the program with fxmem.checkpoint(model, plan) in it for its peak"
-        chosen = _name_in_model(chosen)
+        note = "the plan has not been applied; fxmem plan --run with the program applies it"
+        chosen = name_in_model(chosen)
     if chosen.application is Application.GRAPH:
         note += ". It presumes a model that torch.fx.symbolic_trace accepts; --application modules does not"
     assumptions = (Assumption(topic="plan", text=note), *chosen.assumptions)
@@ -60,29 +55,45 @@ def estimate(
     )
 
 
-def _name_in_model(plan: Plan) -> Plan:
-    """A program's plan with paths that begin within its model.
+def check_program_application(application: Application | str | None) -> Application:
+    """How a program's plan is applied. Raises UsageError: another way is asked for."""
+    if application not in (None, Application.MODULES):
+        raise UsageError(
+            f"expected application 'modules' for a program, got {str(application)!r}, which needs the model and its "
+            f"inputs"
+        )
+    return Application.MODULES
+
+
+def name_in_model(plan: Plan) -> Plan:
+    """A program's plan with paths that begin within its model. Raises UsageError: its regions are in several models."""
+    find_root(region for regions in (plan.regions, *(point.regions for point in plan.curve)) for region in regions)
+    curve = tuple(point.model_copy(update={"regions": strip_root(point.regions)}) for point in plan.curve)
+    return plan.model_copy(update={"regions": strip_root(plan.regions), "curve": curve})
+
+
+def find_root(regions: Iterable[Region]) -> str | None:
+    """The name of the model that a program's regions are in; None for no regions.
 
     Raises:
-        UsageError: its regions are in several models.
+        UsageError: they are in several models.
     """
-    points = [plan.regions, *(point.regions for point in plan.curve)]
-    roots = {path.partition(".")[0] for regions in points for region in regions for path in region.modules}
+    roots = {path.partition(".")[0] for region in regions for path in region.modules}
     if len(roots) > 1:
         raise UsageError(
             f"expected a program with one model to checkpoint; regions would be in {', '.join(sorted(roots))}, and a "
             f"plan is for one"
         )
-    curve = tuple(point.model_copy(update={"regions": _rename(point.regions)}) for point in plan.curve)
-    return plan.model_copy(update={"regions": _rename(plan.regions), "curve": curve})
+    return next(iter(roots), None)
 
 
-def _rename(regions: Iterable[Region]) -> tuple[Region, ...]:
+def strip_root(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """A program's regions with paths that begin within their model."""
     return tuple(
         region.model_copy(
             update={
                 "modules": tuple(path.partition(".")[2] for path in region.modules),
-                "regions": _rename(region.regions),
+                "regions": strip_root(region.regions),
             }
         )
         for region in regions

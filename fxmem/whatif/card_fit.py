@@ -18,7 +18,9 @@ from fxmem.records.profile import Profile, Target
 from fxmem.records.sizes import CardFit, CardFits
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import verified_plan
+from fxmem.whatif.plan_search import check_training
 
 
 def cards(
@@ -69,7 +71,7 @@ def fit_cards(
     """`cards` for an analysed step. `change` is applied to the step before it is judged."""
     tell = progress or (lambda _: None)
     if plans:
-        verified_plan.check_training(analysis)
+        check_training(analysis)
     alike: dict[tuple[int, int] | None, list[Target]] = {}
     for card in _choose_cards(names):
         alike.setdefault(card.capability, []).append(card)
@@ -164,7 +166,7 @@ def _plan_short(step: Analysis, short: Sequence[CardFit], tell: Callable[[str], 
     return fits, tried
 
 
-def _move_plan(plan: Plan, card: Target, before: Analysis, after: Analysis) -> Plan:
+def _move_plan(plan: Plan, card: Target, before: Analysis, after: ProfiledStep) -> Plan:
     """Return another card's plan of the same step, with this card's times and process bytes."""
     one, other = _retarget(card, before.profile), _retarget(card, after.profile)
     return plan.model_copy(

@@ -26,7 +26,7 @@ from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.whatif.program_step import PLACE, record_call
+from fxmem.whatif.program_step import PLACE, record_size
 from fxmem.whatif.resize import Resizing, find_resizing
 
 LIMIT = 65536
@@ -95,7 +95,7 @@ def max_batch(
     if isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
     return measure_program(
-        functools.partial(record_call, model, {"steps": STEPS, **options}),
+        functools.partial(record_size, model, {"steps": STEPS, **options}),
         resolved,
         name=getattr(model, "__qualname__", type(model).__name__),
         budget=budget,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
@@ -13,10 +14,11 @@ from fxmem.memory.budget import Budget
 from fxmem.planning import STRATEGIES, CostTables, OperatorPlanner, Planner
 from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan, Region
-from fxmem.records.profile import Assumption, Phase, Profile
-from fxmem.records.units import format_bytes, sum_known
+from fxmem.records.profile import Assumption, Kind, Phase, Profile
+from fxmem.records.units import exact_bytes, format_bytes, sum_known, to_words
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.budget_bracket import BudgetBracket
 
 REFUSALS = (UsageError, AnalysisError)
@@ -25,11 +27,25 @@ _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
 _POINTS = 12
 """Plans on a curve that are analysed, at most, for each application."""
+_FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
+"""What no plan frees."""
 
 
-def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Application) -> Analysis:
-    """Analyse the same step with these regions checkpointed; the analysed model itself stays as it is."""
-    return analysis.vary(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application))
+def apply_regions(analysis: Analysis, regions: Iterable[Region], application: Application, **changes: Any) -> Analysis:
+    """Analyse the same step with these regions checkpointed; the analysed model itself stays as it is.
+
+    `changes` are those of `Analysis.vary`.
+    """
+    return analysis.vary(checkpointing.apply(shadow_model(analysis.model), tuple(regions), application), **changes)
+
+
+def check_training(step: ProfiledStep) -> None:
+    """Raise UsageError where there is nothing to checkpoint."""
+    if step.profile.step.mode != "train":
+        raise UsageError(
+            "expected the analysis of a training step: at inference nothing is saved for backward, so there is "
+            "nothing to checkpoint"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class Proposal:
     way: PlannedWay
     chosen: str
     regions: tuple[Region, ...]
-    analysis: Analysis
+    analysis: ProfiledStep
 
     @property
     def peak_bytes(self) -> int:
@@ -68,7 +84,12 @@ class Proposal:
 class PlanSearch:
     """The search for one plan. Searches for several budgets may share `seen`, what was analysed before."""
 
-    analysis: Analysis
+    analysis: ProfiledStep
+    """The step as it is."""
+    apply: Callable[[tuple[Region, ...], Application], ProfiledStep]
+    """Analyses the same step with regions checkpointed."""
+    parameters: int | None
+    """How many elements the parameters of the model have."""
     strategy: str
     budget: Budget | None
     ways: tuple[PlannedWay, ...]
@@ -79,7 +100,7 @@ class PlanSearch:
         """The step as it is."""
         return Proposal(self.ways[0], chosen, (), self.analysis)
 
-    def keeps(self, analysis: Analysis) -> bool:
+    def keeps(self, analysis: ProfiledStep) -> bool:
         """Whether a step keeps the budget."""
         return self.budget is None or self.budget.keeps(analysis.profile, analysis.peak)
 
@@ -90,9 +111,29 @@ class PlanSearch:
         key = way.application, tuple(parts)
         if key not in self.seen:
             self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
-            analysis = apply_regions(self.analysis, regions, way.application)
-            self.seen[key] = Proposal(way, proposed.chosen, regions, analysis)
+            self.seen[key] = Proposal(way, proposed.chosen, regions, self.apply(regions, way.application))
         return self.seen[key]
+
+    def run(self, remedies: Callable[[Proposal], str] = lambda reached: "") -> Plan:
+        """The plan: the cheapest that keeps the budget; without one, the strategy's own or the curve of all.
+
+        Args:
+            remedies: called with the lowest peak that was reached where no plan keeps the budget; what would help
+                besides, in words.
+
+        Raises:
+            UsageError, AnalysisError: no application goes with the model.
+            ExceededError: no plan keeps the budget.
+        """
+        if self.budget is None and STRATEGIES.get(self.strategy).has_curve:
+            return self.along_the_curve()
+        if self.budget is not None and self.keeps(self.analysis):
+            return self.finish(self.propose_nothing(self.strategy))
+        best = self.cheapest()
+        if best is None:
+            reached = self._lowest()
+            raise ExceededError(self._describe_shortfall(reached, remedies(reached)))
+        return self.finish(best)
 
     # --- within a budget ----------------------------------------------------------------------------------------------
 
@@ -174,6 +215,35 @@ class PlanSearch:
             return False
         return proposed.extra_flops > (count_extra_flops(self.analysis, rival.analysis) or 0)
 
+    # --- what a failed search reached ---------------------------------------------------------------------------------
+
+    def _lowest(self) -> Proposal:
+        """The proposal with the lowest peak."""
+        if STRATEGIES.get(self.strategy).falls_back:
+            for way in self.ways:
+                with contextlib.suppress(*REFUSALS):
+                    self.analyse(way, way.planner.smallest())
+        return min((self.propose_nothing(), *self.seen.values()), key=lambda each: each.peak_bytes)
+
+    def _describe_shortfall(self, reached: Proposal, remedies: str) -> str:
+        """Describe the smallest peak that was reached, and what bounds it."""
+        peak = reached.analysis.peak
+        budget = 0 if self.budget is None else self.budget.nbytes
+        kept = [f"{to_words(kind)} {format_bytes(peak.by_kind[kind])}" for kind in _FIXED if peak.by_kind.get(kind)]
+        message = (
+            f"expected a plan that keeps the step within {exact_bytes(budget)}; strategy {self.strategy} reaches "
+            f"{exact_bytes(reached.peak_bytes)} at the least (without a plan "
+            f"{format_bytes(self.analysis.peak.counted_bytes)}). That peak is in {peak.phase.value}"
+            f"{f' at {peak.node}' if peak.node else ''}; of it no plan can free: {', '.join(kept) or 'nothing'}"
+            f"{remedies}"
+        )
+        if reached.peak_bytes <= budget:
+            message += (
+                "; in a loop the allocator runs out nevertheless, its free memory being in pieces "
+                "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
+            )
+        return message
+
     # --- without a budget ---------------------------------------------------------------------------------------------
 
     def along_the_curve(self) -> Plan:
@@ -220,13 +290,13 @@ class PlanSearch:
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
             before_seconds=roofline.step_seconds(before),
             after_seconds=roofline.step_seconds(after),
-            parameters=sum(parameter.numel() for parameter in self.analysis.model.parameters()),
+            parameters=self.parameters,
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),
         )
 
 
-def count_extra_flops(before: Analysis, after: Analysis) -> int | None:
+def count_extra_flops(before: ProfiledStep, after: ProfiledStep) -> int | None:
     """FLOPs of what is recomputed; None if an op without a formula is among it."""
     (least, unknown), (most, still_unknown) = _count_flops(before.profile), _count_flops(after.profile)
     return most - least if unknown == still_unknown else None

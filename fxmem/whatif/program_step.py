@@ -27,6 +27,8 @@ from fxmem.records.profile import Report, Target, Timeline
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program import Launch, RecordedProgram, check_program, launch, record
 
+Prepare = Callable[[str, torch.nn.Module], None]
+"""Called with name and module of each model of a program before its first call."""
 PLACE = "{}"
 """Stands in a program's arguments for the size that varies."""
 _SHOWN = 20
@@ -82,15 +84,15 @@ class ProgramCommand:
         arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
         return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
 
-    def run(self) -> ReportedStep:
-        """Run it as `fxmem run --oom continue` does, in another process.
+    def run(self, prepare: Prepare | None = None) -> ReportedStep:
+        """Run it as `fxmem run --oom continue` does, in another process. There `prepare` is called as `record` does.
 
         Raises:
             AnalysisError: it raised, or nothing ran on the card. The end of what it printed goes to standard error.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, error, output = (Path(folder, name) for name in ("report.json", "error", "output"))
-            code = _in_another_process(self, report, error, output)
+            code = _in_another_process(self, prepare, report, error, output)
             if report.exists():
                 return ReportedStep(report_reader.load_report(report))
             lines = output.read_text(errors="replace").splitlines() if output.exists() else []
@@ -98,15 +100,20 @@ class ProgramCommand:
             raise AnalysisError(error.read_text() if error.exists() else f"the program ended with exit code {code}")
 
 
-def record_call(call: Callable[[int], Any], options: Mapping[str, Any], size: int, target: Target) -> RecordedProgram:
-    """Record a function of the size.
+def record_size(call: Callable[[int], Any], options: Mapping[str, Any], size: int, target: Target) -> RecordedProgram:
+    """Record a function of the size, as `record_function` does."""
+    return record_function(functools.partial(call, size), {**options, "target": target})
+
+
+def record_function(call: Callable[[], Any], options: Mapping[str, Any]) -> RecordedProgram:
+    """Record a function, with options of `fxmem.record`.
 
     Raises:
         AnalysisError: it raised, or nothing ran on the target.
     """
     try:
-        with record(target, out_of_memory="continue", **options) as recorded:
-            call(size)
+        with record(**{"out_of_memory": "continue", **options}) as recorded:
+            call()
     except FxmemError:
         raise
     except Exception as error:
@@ -115,13 +122,13 @@ def record_call(call: Callable[[int], Any], options: Mapping[str, Any], size: in
     return recorded
 
 
-def _in_another_process(program: ProgramCommand, *files: Path) -> int | None:
+def _in_another_process(program: ProgramCommand, prepare: Prepare | None, *files: Path) -> int | None:
     """Run `_write_report` there; its exit code. Where this process can be forked, nothing has to be imported again."""
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if can_fork:
         _import_for_recordings()
     process = multiprocessing.get_context("fork" if can_fork else None).Process(
-        target=_write_report, args=(program, *files)
+        target=_write_report, args=(program, prepare, *files)
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none of them is needed there
@@ -141,7 +148,7 @@ def _import_for_recordings() -> None:
         torch.zeros(1)
 
 
-def _write_report(program: ProgramCommand, report: Path, error: Path, output: Path) -> None:
+def _write_report(program: ProgramCommand, prepare: Prepare | None, report: Path, error: Path, output: Path) -> None:
     """Run a program; write its report, or why there is none."""
     with _redirect_output(output):
         try:
@@ -151,6 +158,7 @@ def _write_report(program: ProgramCommand, report: Path, error: Path, output: Pa
                 enough=lambda rounds: len(rounds) >= program.steps,
                 out_of_memory="continue",
                 max_operators=MAX_OPERATORS,
+                prepare=prepare,
             )
             if result.raised:
                 raise AnalysisError(f"the program {result.recorded.ending}")

@@ -11,36 +11,41 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from fxmem import checkpointing
-from fxmem.errors import ExceededError, FxmemError, UsageError
+from fxmem.errors import FxmemError, UsageError
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, allowed_applications
-from fxmem.records.names import Application
+from fxmem.records.names import STEPS, Application
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Kind, Phase
-from fxmem.records.units import exact_bytes, format_bytes, to_words
+from fxmem.records.profile import Phase
+from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import max_batch
-from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions
+from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions, check_training
+from fxmem.whatif.program_plan import plan_program, record_planned
 from fxmem.whatif.resize import find_resizing
 
 
 def plan(
-    analysis: Analysis,
+    analysis: Analysis | Callable[[], Any],
     strategy: str = "auto",
     budget: BudgetLike | None = None,
     *,
     application: Application | str | None = None,
     regions_only: bool = False,
     progress: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Plan:
     """Plan activation checkpoints that keep a training step within a budget at the least recomputation.
 
     Args:
-        analysis: of the training step, from `analyze`.
+        analysis: of the training step, from `analyze`; or a function that trains as a script does, which runs inside
+            `fxmem.record` once for each plan that is tried. The plan of a function is of modules of its model.
         strategy: a name of `fxmem.planning.STRATEGIES`.
         budget: bytes, "8GiB", a share of the unplanned peak (0.6, "60%"), or None. It bounds the peak of allocated
             bytes (`torch.cuda.max_memory_allocated()`; requested bytes for the CPU). A budget given in bytes for a card
@@ -52,33 +57,29 @@ def plan(
             `torch.fx.symbolic_trace` accepts), or None for whichever is cheapest.
         regions_only: leaves "operators" out: certificates are about regions.
         progress: called with a few words on what is being done.
+        options: of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
     Raises:
         UsageError: not a training step, an unknown strategy or budget, a model that cannot be rewritten as asked.
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
+    if not isinstance(analysis, Analysis):
+        run = functools.partial(record_planned, analysis, {"steps": STEPS, **options})
+        return plan_program(run, strategy, budget, application=application, progress=progress)
+    if options:
+        raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
     check_training(analysis)
-    registered = STRATEGIES.get(strategy)
-    search = PlanSearch(
-        analysis,
-        strategy,
-        None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes),
-        tuple(_ways(analysis, strategy, application, regions_only)),
-        progress or (lambda _: None),
+    limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
+    ways = tuple(_ways(analysis, strategy, application, regions_only))
+    search = _search(analysis, strategy, limit, ways, progress)
+    return search.run(
+        lambda reached: _describe_optimizer(analysis, search, reached) + _describe_batch(analysis, search, reached)
     )
-    if search.budget is None and registered.has_curve:
-        return search.along_the_curve()
-    if search.budget is not None and search.keeps(analysis):
-        return search.finish(search.propose_nothing(strategy))
-    best = search.cheapest()
-    if best is None:
-        raise ExceededError(_describe_shortfall(search))
-    return search.finish(best)
 
 
 def plan_budgets(
     analysis: Analysis, budgets_bytes: Iterable[int], *, progress: Callable[[str], None] | None = None
-) -> tuple[dict[int, tuple[Plan, Analysis]], int]:
+) -> tuple[dict[int, tuple[Plan, ProfiledStep]], int]:
     """Plan for each of several budgets; return the plans, the planned steps and the number of plans analysed.
 
     As `plan` for each, but what was analysed for one budget is not analysed again for another. A budget that no plan
@@ -88,8 +89,8 @@ def plan_budgets(
         UsageError: not a training step.
     """
     check_training(analysis)
-    first = PlanSearch(analysis, "auto", None, tuple(_ways(analysis, "auto", None)), progress or (lambda _: None))
-    found: dict[int, tuple[Plan, Analysis]] = {}
+    first = _search(analysis, "auto", None, tuple(_ways(analysis, "auto", None)), progress)
+    found: dict[int, tuple[Plan, ProfiledStep]] = {}
     for nbytes in sorted(set(budgets_bytes), reverse=True):
         search = replace(first, budget=Budget(nbytes))  # with the same planners and the same proposals seen
         try:
@@ -110,13 +111,22 @@ def apply_plan(plan: Plan) -> Callable[[Analysis], Analysis]:
     return lambda analysis: apply_regions(analysis, plan.regions, plan.application)
 
 
-def check_training(analysis: Analysis) -> None:
-    """Raise UsageError where there is nothing to checkpoint."""
-    if analysis.profile.step.mode != "train":
-        raise UsageError(
-            "expected the analysis of a training step: at inference nothing is saved for backward, so there is "
-            "nothing to checkpoint"
-        )
+def _search(
+    analysis: Analysis,
+    strategy: str,
+    limit: Budget | None,
+    ways: tuple[PlannedWay, ...],
+    progress: Callable[[str], None] | None,
+) -> PlanSearch:
+    return PlanSearch(
+        analysis,
+        functools.partial(apply_regions, analysis),
+        sum(parameter.numel() for parameter in analysis.model.parameters()),
+        strategy,
+        limit,
+        ways,
+        progress or (lambda _: None),
+    )
 
 
 def _ways(
@@ -158,47 +168,22 @@ def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]
     return found.finish()
 
 
-# --- what a failed search reached -------------------------------------------------------------------------------------
+# --- what helps besides -----------------------------------------------------------------------------------------------
 
 
-def _describe_shortfall(search: PlanSearch) -> str:
-    """Describe the smallest peak reached, what bounds it, and the largest batch that would fit."""
-    if STRATEGIES.get(search.strategy).falls_back:
-        for way in search.ways:
-            with contextlib.suppress(*REFUSALS):
-                search.analyse(way, way.planner.smallest())
-    reached = min((search.propose_nothing(), *search.seen.values()), key=lambda each: each.peak_bytes)
-    peak = reached.analysis.peak
-    budget = 0 if search.budget is None else search.budget.nbytes
-    fixed = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
-    kept = [f"{to_words(kind)} {format_bytes(peak.by_kind[kind])}" for kind in fixed if peak.by_kind.get(kind)]
-    message = (
-        f"expected a plan that keeps the step within {exact_bytes(budget)}; strategy {search.strategy} reaches "
-        f"{exact_bytes(reached.peak_bytes)} at the least (without a plan "
-        f"{format_bytes(search.analysis.peak.counted_bytes)}). That peak is in {peak.phase.value}"
-        f"{f' at {peak.node}' if peak.node else ''}; of it no plan can free: {', '.join(kept) or 'nothing'}"
-        f"{_describe_optimizer(search, reached)}{_describe_batch(search, reached)}"
-    )
-    if reached.peak_bytes <= budget:
-        message += (
-            "; in a loop the allocator runs out nevertheless, its free memory being in pieces "
-            "(PYTORCH_ALLOC_CONF=expandable_segments:True may help)"
-        )
-    return message
-
-
-def _describe_optimizer(search: PlanSearch, reached: Proposal) -> str:
+def _describe_optimizer(analysis: Analysis, search: PlanSearch, reached: Proposal) -> str:
     """Describe the least form of the same optimizer where the peak is in it.
 
     No checkpoint helps there.
     """
-    spec = search.analysis.request.optimizer
+    spec = analysis.request.optimizer
     if reached.analysis.peak.phase is not Phase.OPTIMIZER or not isinstance(spec, str) or ":" in spec:
         return ""
     found: list[tuple[int, str]] = []
     for form in ("fused", "forloop"):
         with contextlib.suppress(FxmemError):
-            peak = reached.analysis.vary(optimizer=f"{spec}:{form}").peak
+            planned = apply_regions(analysis, reached.regions, reached.way.application, optimizer=f"{spec}:{form}")
+            peak = planned.peak
             found.append((peak.counted_bytes, form))
     if not found or min(found)[0] >= reached.peak_bytes:
         return ""
@@ -207,12 +192,12 @@ def _describe_optimizer(search: PlanSearch, reached: Proposal) -> str:
     return f"; optimizer {spec}:{form} takes {format_bytes(nbytes)}{', which is within it' if within else ''}"
 
 
-def _describe_batch(search: PlanSearch, reached: Proposal) -> str:
+def _describe_batch(analysis: Analysis, search: PlanSearch, reached: Proposal) -> str:
     """Describe how large a batch keeps the budget with the plan that reaches lowest."""
     if search.budget is None or not STRATEGIES.get(search.strategy).falls_back:
         return ""
     search.tell("looking for the largest batch that fits")
-    analysis, regions, application = search.analysis, reached.regions, reached.way.application
+    regions, application = reached.regions, reached.way.application
     try:
         varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), "batch")
         curve = max_batch.measure_curve(

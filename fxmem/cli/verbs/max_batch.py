@@ -10,7 +10,7 @@ from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_pro
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, analyze_model, read_program, require_torch
+from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
@@ -86,22 +86,16 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
 
 
 def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: Budget | None) -> SizeCurve:
-    from fxmem.hardware import catalogue
-
     if options.dim != "batch" or options.plan is not None:
         raise UsageError("expected --run without --dim and --plan: {} is what varies, and a program checkpoints itself")
     if options.batch is not None and options.batch < 1:
         raise UsageError(f"expected --batch of at least 1, got {options.batch}")
-    card = catalogue.target(options.target)
-    require_torch()
-    from fxmem.simulation.program import Launch
+    program = program_command(options, words)
     from fxmem.whatif import max_batch
-    from fxmem.whatif.program_step import ProgramCommand
 
-    program = ProgramCommand(Launch(*words), card, options.steps)
     return max_batch.measure_program(
         lambda size, target: program.at_size(size, target).run(),
-        card,
+        program.target,
         name=program.launch.command,
         varied=program.varied,
         start=max_batch.START if options.batch is None else options.batch,

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
+from fxmem.cli.options import ANALYSIS, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import analyze_model, is_report, read_budget
+from fxmem.cli.step import ProgramWords, analyze_model, is_report, program_command, read_budget, read_program
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
-    from fxmem.records.plan import Plan
+    from fxmem.records.plan import Plan, Region
     from fxmem.records.profile import Profile, Timeline
+    from fxmem.simulation.profiled_step import ProfiledStep
 
 BRIEF = "where to put activation checkpoints"
 DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
     "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "
-    "From a report, without torch, the peak is an estimate."
+    "Of a program (--run) modules are planned, and it runs again with each plan that is tried. From a report, without "
+    "torch, the peak is an estimate."
 )
 
 ARGUMENTS = (
-    *ANALYSIS_OR_REPORT,
+    or_program(MODEL_OR_REPORT),
+    *ANALYSIS[1:],
     argument(
         "--budget",
         metavar="BYTES|8GiB|60%",
@@ -58,6 +62,8 @@ ARGUMENTS = (
     flag("--code", help="print the edits of your own source instead of the table"),
     *text_output("plan"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph, the plan's regions boxed"),
+    STEPS_OF_PROGRAM,
+    *PROGRAM,
 )
 
 
@@ -72,7 +78,11 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     budget = read_budget(options)
     if options.certificate is not None:
         certificate.cp_sat()
-    plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
+    program = read_program(options)
+    if program is not None:
+        plan, profile, timeline = _plan_program(options, program, budget)
+    else:
+        plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
     if options.certificate is not None:
         plan = plan.model_copy(update={"certificate": certificate.certify(profile, plan, options.certificate)})
     if options.svg is not None:
@@ -96,6 +106,24 @@ def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None
             regions_only=regions_only,
         )
     return plan, analysis.profile, analysis.timeline
+
+
+def _plan_program(
+    options: argparse.Namespace, words: ProgramWords, budget: Budget | BudgetShare | None
+) -> tuple[Plan, Profile, Timeline]:
+    program = program_command(options, words)
+    from fxmem.whatif.program_plan import checkpoint_root, plan_program
+
+    first: list[ProfiledStep] = []
+
+    def run(regions: Sequence[Region]) -> ProfiledStep:
+        step = program.run(checkpoint_root(regions))
+        first.extend([] if first else [step])
+        return step
+
+    with Progress(options.quiet) as progress:
+        plan = plan_program(run, options.strategy, budget, application=options.application, progress=progress)
+    return plan, first[0].profile, first[0].timeline
 
 
 def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:

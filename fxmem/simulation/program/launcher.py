@@ -42,10 +42,11 @@ def launch(
     out_of_memory: str = "raise",
     max_operators: int,
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    prepare: Callable[[str, torch.nn.Module], None] | None = None,
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
-    It runs inside what `watch` returns.
+    It runs inside what `watch` returns. The other arguments are those of `record`.
 
     Raises:
         UsageError: the program cannot be found.
@@ -53,7 +54,12 @@ def launch(
     check_program(program)
     raised = False
     with record(
-        target, name=program.command, out_of_memory=out_of_memory, max_operators=max_operators, enough=enough
+        target,
+        name=program.command,
+        out_of_memory=out_of_memory,
+        max_operators=max_operators,
+        enough=enough,
+        prepare=prepare,
     ) as recorded:
         try:
             with watch(recorded):

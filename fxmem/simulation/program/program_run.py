@@ -65,6 +65,7 @@ class ProgramRecording(Recording):
         raises: whether an allocation that the card has no room for raises `torch.cuda.OutOfMemoryError`.
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
+        prepare: called with name and module of each model of the program before its first call.
     """
 
     log: ProgramLog
@@ -77,6 +78,7 @@ class ProgramRecording(Recording):
         raises: bool = True,
         enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
         max_operators: int = MAX_OPERATORS,
+        prepare: Callable[[str, torch.nn.Module], None] | None = None,
     ) -> None:
         on_card = target.device == "cuda"
         self.name = name
@@ -85,7 +87,7 @@ class ProgramRecording(Recording):
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
         super().__init__(target)
-        self.roots = Roots()
+        self.roots = Roots(prepare)
         self.rounds = Rounds(
             self.log,
             self.roots,

@@ -147,6 +147,7 @@ def record(
     name: str = "program",
     max_operators: int = MAX_OPERATORS,
     enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
+    prepare: Callable[[str, torch.nn.Module], None] | None = None,
 ) -> Iterator[RecordedProgram]:
     """Run a block of code on a pretended card, and record its memory.
 
@@ -162,6 +163,8 @@ def record(
         name: what the program is called in the record.
         max_operators: operators of one round after which the block is left.
         enough: asked after each round whether to leave the block, in the place of `steps`.
+        prepare: called with the name and the module of each model of the code before its first call, to change it: to
+            checkpoint it, say.
 
     Yields:
         The record, to be read after the block: `peak`, `rounds`, `profile`, `table()`, `to_json()`, ...
@@ -187,6 +190,7 @@ def record(
         raises=out_of_memory == "raise",
         enough=enough or over,
         max_operators=max_operators,
+        prepare=prepare,
     )
     recorded = RecordedProgram(recording)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -17,9 +17,14 @@ _PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x",
 
 
 class Roots:
-    """The outermost modules of a program on the target, and all that is inside them."""
+    """The outermost modules of a program on the target, and all that is inside them.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: called with name and module of each before its first call.
+    """
+
+    def __init__(self, prepare: Callable[[str, torch.nn.Module], None] | None = None) -> None:
+        self._prepare = prepare
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._moved: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -75,6 +80,8 @@ class Roots:
             # The first root to hold it names it, as `named_modules` has it.
             self._paths.setdefault(inner, f"{name}.{path}".rstrip("."))
             self._moved.discard(inner)
+        if self._prepare is not None:
+            self._prepare(name, module)
 
 
 def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:

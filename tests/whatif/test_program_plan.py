@@ -1,0 +1,135 @@
+"""Plans of programs: each is tried by running the program again, and holds when the program does it itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.cli.parser import Parser
+from fxmem.cli.verbs import plan as plan_command
+from fxmem.errors import AnalysisError, ExceededError, UsageError
+from fxmem.records.names import Application
+from fxmem.records.plan import Plan
+from fxmem.whatif.program_plan import plan_program
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.narrow(torch.tanh(self.wide(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def train(change=lambda model: model):
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    change(model)
+    for _ in range(4):
+        model(torch.randn(1 << 14, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+scope: dict[str, Any] = {"__name__": "script"}
+exec(SCRIPT, scope)
+train = scope["train"]
+
+
+def test_a_planned_function_is_what_checkpoints_in_it_make_it() -> None:
+    told: list[str] = []
+    plan = fxmem.plan(train, "modules", "60%", target="rtx4090", steps=2, progress=told.append)
+    assert plan.application is Application.MODULES
+    assert plan.analysed
+    assert told[0] == "running the program as it is"
+    assert [region.modules[0].partition(".")[0] for region in plan.regions] == ["blocks"] * len(plan.regions)
+    with fxmem.record("rtx4090", steps=2) as before:
+        train()
+    with fxmem.record("rtx4090", steps=2) as after:
+        train(lambda model: fxmem.checkpoint(model, plan))
+    assert (plan.before, plan.after) == (before.peak, after.peak)
+    assert plan.after.counted_bytes <= 0.6 * plan.before.counted_bytes < plan.before.counted_bytes
+    assert plan.extra_flops is not None
+    assert plan.extra_flops > 0
+
+
+def test_the_curve_of_a_function_falls() -> None:
+    plan = fxmem.plan(train, target="rtx4090", steps=1)
+    peaks = [point.peak.counted_bytes for point in plan.curve]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] == plan.before.counted_bytes > peaks[-1]
+    assert {path.split(".")[0] for point in plan.curve for each in point.regions for path in each.modules} == {"blocks"}
+
+
+def test_what_no_plan_reaches() -> None:
+    with pytest.raises(ExceededError, match=r"strategy auto reaches .* at the least .* no plan can free: parameter"):
+        fxmem.plan(train, budget="5%", target="rtx4090", steps=1)
+
+
+def evaluate() -> None:
+    with torch.no_grad():
+        nn.Linear(64, 64).cuda()(torch.zeros(1, 64, device="cuda"))
+
+
+def train_two() -> None:
+    one, other = scope["Net"]().cuda(), scope["Net"]().cuda()
+    other(one(torch.zeros(1 << 14, 64, device="cuda"))).sum().backward()
+
+
+def test_programs_without_a_plan() -> None:
+    with pytest.raises(UsageError, match="expected the analysis of a training step"):
+        fxmem.plan(evaluate, target="rtx4090")
+    with pytest.raises(UsageError, match="regions would be in one, other, and a plan is for one"):
+        fxmem.plan(train_two, "modules", "40%", target="rtx4090")
+    with pytest.raises(UsageError, match="expected application 'modules' for a program, got 'graph'"):
+        fxmem.plan(train, application="graph", target="rtx4090")
+    with pytest.raises(UsageError, match="expected no steps: the analysis has its settings"):
+        fxmem.plan(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu"), steps=3)
+
+    def as_it_is(regions: object) -> fxmem.RecordedProgram:
+        with fxmem.record("rtx4090", steps=1) as recorded:
+            train()
+        return recorded
+
+    with pytest.raises(AnalysisError, match="the program, run again, did not recompute model"):
+        plan_program(as_it_is, "modules", "60%")
+
+
+def command(*words: str) -> tuple[int, str]:
+    return plan_command.run(Parser().add_arguments(plan_command.ARGUMENTS).parse_args(words))
+
+
+def test_plan_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script, out = tmp_path / "own.py", tmp_path / "plan.json"
+    script.write_text(f"{SCRIPT}\ntrain()\n")
+    program = ("--target", "rtx4090", "--steps", "2", "--run", str(script))
+    code, text = command("--budget", "60%", "--strategy", "modules", "--json", str(out), "--quiet", *program)
+    assert code == 0
+    plan = Plan.model_validate_json(out.read_text())
+    assert plan.after.counted_bytes <= (plan.budget_bytes or 0) < plan.before.counted_bytes
+    assert "kept" in text
+    for wrong, message in (
+        (("--application", "operators"), "expected application 'modules' for a program"),
+        (("--mode", "infer"), "expected --run without --mode"),
+        (("report.json",), "one of the two"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            command(*wrong, *program)
