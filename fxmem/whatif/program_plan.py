@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable
 
-import torch
-
-from fxmem import checkpointing
 from fxmem.errors import AnalysisError
 from fxmem.memory.budget import BudgetLike, parse_budget
 from fxmem.planning import Planner, allowed_applications, estimate
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.program import RecordedProgram
 from fxmem.whatif.plan_search import PlannedWay, PlanSearch, check_training
-from fxmem.whatif.program_step import Prepare, record_function
+from fxmem.whatif.program_edits import AS_IT_IS, ProgramEdits
 
 
 def plan_program(
-    run: Callable[[Sequence[Region]], ProfiledStep],
+    run: Callable[[ProgramEdits], ProfiledStep],
     strategy: str = "auto",
     budget: BudgetLike | None = None,
     *,
     application: Application | str | None = None,
+    edits: ProgramEdits = AS_IT_IS,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """`fxmem.plan` for a program: of whole modules of one of its models, named as that model names them.
 
     Args:
-        run: runs the program with these regions, or none, checkpointed.
+        run: runs the program with edits.
+        edits: what is changed besides, in the step without a plan as well.
         strategy, budget, application, progress: as for `fxmem.plan`.
 
     Raises:
@@ -43,11 +40,11 @@ def plan_program(
     tell = progress or (lambda _: None)
     ways = allowed_applications(strategy, estimate.check_program_application(application))
     tell("running the program as it is")
-    before = run(())
+    before = run(edits)
     check_training(before)
 
     def run_planned(regions: tuple[Region, ...], _: Application) -> ProfiledStep:
-        planned = run(regions)
+        planned = run(dataclasses.replace(edits, regions=regions))
         if not planned.profile.recomputed_ops:
             raise AnalysisError(f"the program, run again, did not recompute {estimate.find_root(regions)}")
         return planned
@@ -62,18 +59,3 @@ def plan_program(
         tell,
     )
     return estimate.name_in_model(search.run())
-
-
-def record_planned(call: Callable[[], Any], options: Mapping[str, Any], regions: Sequence[Region]) -> RecordedProgram:
-    """Record a function with regions of its model checkpointed. Raises AnalysisError: it raised, or ran nothing."""
-    return record_function(call, {**options, "prepare": checkpoint_root(regions)})
-
-
-def checkpoint_root(regions: Sequence[Region]) -> Prepare:
-    """What checkpoints the model of a program before its first call. `regions` have the paths of the profile."""
-    return functools.partial(_checkpoint_root, estimate.find_root(regions), estimate.strip_root(regions))
-
-
-def _checkpoint_root(root: str | None, regions: tuple[Region, ...], name: str, module: torch.nn.Module) -> None:
-    if name == root:
-        checkpointing.apply(module, regions, Application.MODULES)

@@ -26,9 +26,8 @@ from fxmem.records.names import MAX_OPERATORS
 from fxmem.records.profile import Report, Target, Timeline
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program import Launch, RecordedProgram, check_program, launch, record
+from fxmem.whatif.program_edits import AS_IT_IS, ProgramEdits
 
-Prepare = Callable[[str, torch.nn.Module], None]
-"""Called with name and module of each model of a program before its first call."""
 PLACE = "{}"
 """Stands in a program's arguments for the size that varies."""
 _SHOWN = 20
@@ -84,15 +83,15 @@ class ProgramCommand:
         arguments = tuple(word.replace(PLACE, str(size)) for word in self.launch.arguments)
         return dataclasses.replace(self, launch=dataclasses.replace(self.launch, arguments=arguments), target=target)
 
-    def run(self, prepare: Prepare | None = None) -> ReportedStep:
-        """Run it as `fxmem run --oom continue` does, in another process. There `prepare` is called as `record` does.
+    def run(self, edits: ProgramEdits = AS_IT_IS) -> ReportedStep:
+        """Run it as `fxmem run --oom continue` does, with edits, in another process.
 
         Raises:
             AnalysisError: it raised, or nothing ran on the card. The end of what it printed goes to standard error.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, error, output = (Path(folder, name) for name in ("report.json", "error", "output"))
-            code = _in_another_process(self, prepare, report, error, output)
+            code = _in_another_process(self, edits, report, error, output)
             if report.exists():
                 return ReportedStep(report_reader.load_report(report))
             lines = output.read_text(errors="replace").splitlines() if output.exists() else []
@@ -105,14 +104,16 @@ def record_size(call: Callable[[int], Any], options: Mapping[str, Any], size: in
     return record_function(functools.partial(call, size), {**options, "target": target})
 
 
-def record_function(call: Callable[[], Any], options: Mapping[str, Any]) -> RecordedProgram:
-    """Record a function, with options of `fxmem.record`.
+def record_function(
+    call: Callable[[], Any], options: Mapping[str, Any], edits: ProgramEdits = AS_IT_IS
+) -> RecordedProgram:
+    """Record a function with edits, with options of `fxmem.record`.
 
     Raises:
         AnalysisError: it raised, or nothing ran on the target.
     """
     try:
-        with record(**{"out_of_memory": "continue", **options}) as recorded:
+        with edits.apply(), record(**{"out_of_memory": "continue", "prepare": edits.prepare, **options}) as recorded:
             call()
     except FxmemError:
         raise
@@ -122,13 +123,13 @@ def record_function(call: Callable[[], Any], options: Mapping[str, Any]) -> Reco
     return recorded
 
 
-def _in_another_process(program: ProgramCommand, prepare: Prepare | None, *files: Path) -> int | None:
+def _in_another_process(program: ProgramCommand, edits: ProgramEdits, *files: Path) -> int | None:
     """Run `_write_report` there; its exit code. Where this process can be forked, nothing has to be imported again."""
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if can_fork:
         _import_for_recordings()
     process = multiprocessing.get_context("fork" if can_fork else None).Process(
-        target=_write_report, args=(program, prepare, *files)
+        target=_write_report, args=(program, edits, *files)
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # threads; none of them is needed there
@@ -148,9 +149,9 @@ def _import_for_recordings() -> None:
         torch.zeros(1)
 
 
-def _write_report(program: ProgramCommand, prepare: Prepare | None, report: Path, error: Path, output: Path) -> None:
+def _write_report(program: ProgramCommand, edits: ProgramEdits, report: Path, error: Path, output: Path) -> None:
     """Run a program; write its report, or why there is none."""
-    with _redirect_output(output):
+    with _redirect_output(output), edits.apply():
         try:
             result = launch(
                 program.launch,
@@ -158,7 +159,7 @@ def _write_report(program: ProgramCommand, prepare: Prepare | None, report: Path
                 enough=lambda rounds: len(rounds) >= program.steps,
                 out_of_memory="continue",
                 max_operators=MAX_OPERATORS,
-                prepare=prepare,
+                prepare=edits.prepare,
             )
             if result.raised:
                 raise AnalysisError(f"the program {result.recorded.ending}")

@@ -27,7 +27,8 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif import max_batch
 from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions, check_training
-from fxmem.whatif.program_plan import plan_program, record_planned
+from fxmem.whatif.program_plan import plan_program
+from fxmem.whatif.program_step import record_function
 from fxmem.whatif.resize import find_resizing
 
 
@@ -64,7 +65,7 @@ def plan(
         ExceededError: no plan keeps the budget; says the smallest peak that was reached and what bounds it.
     """
     if not isinstance(analysis, Analysis):
-        run = functools.partial(record_planned, analysis, {"steps": STEPS, **options})
+        run = functools.partial(record_function, analysis, {"steps": STEPS, **options})
         return plan_program(run, strategy, budget, application=application, progress=progress)
     if options:
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")

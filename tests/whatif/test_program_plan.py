@@ -104,7 +104,7 @@ def test_programs_without_a_plan() -> None:
     with pytest.raises(UsageError, match="expected no steps: the analysis has its settings"):
         fxmem.plan(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu"), steps=3)
 
-    def as_it_is(regions: object) -> fxmem.RecordedProgram:
+    def as_it_is(edits: object) -> fxmem.RecordedProgram:
         with fxmem.record("rtx4090", steps=1) as recorded:
             train()
         return recorded

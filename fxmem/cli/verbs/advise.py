@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS, text_output
+from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import analyze_model, read_budget
+from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_budget, read_program
+
+if TYPE_CHECKING:
+    from fxmem.whatif.advice import ModelBench, ProgramBench
 
 BRIEF = "what to change, and what each change is worth"
 DESCRIPTION = (
     "Try each change that may save memory on a stand-in of the model, analyse the changed step, and rank the changes "
-    "by what they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does."
+    "by what they free. With --budget also find the cheapest set of them that keeps it; exit code 4 if none does. A "
+    "program (--run) runs again with each change."
 )
 
 ARGUMENTS = (
-    *ANALYSIS,
+    or_program(MODEL),
+    *ANALYSIS[1:],
     argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
+    STEPS_OF_PROGRAM,
     *text_output("advice"),
+    *PROGRAM,
 )
 
 
@@ -30,11 +38,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = read_budget(options)
+    program = read_program(options)
     with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
-        from fxmem.whatif.advice import advise
+        bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
+        from fxmem.whatif.advice import try_changes
 
-        advice = advise(analysis, budget, plans=not options.no_plans, progress=progress)
+        advice = try_changes(bench, budget, plans=not options.no_plans, progress=progress)
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
@@ -42,3 +51,18 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         and advice.together is None
     )
     return 4 if short else 0, text
+
+
+def _model_bench(options: argparse.Namespace, progress: Progress) -> ModelBench:
+    analysis = analyze_model(options, progress)
+    from fxmem.whatif.advice import ModelBench
+
+    return ModelBench(analysis)
+
+
+def _program_bench(options: argparse.Namespace, words: ProgramWords, progress: Progress) -> ProgramBench:
+    program = program_command(options, words)
+    from fxmem.whatif.advice import ProgramBench
+
+    progress("running the program as it is")
+    return ProgramBench(program.run, program.launch.command)

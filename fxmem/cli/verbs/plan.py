@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,10 @@ from fxmem.records.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
-    from fxmem.records.plan import Plan, Region
+    from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile, Timeline
     from fxmem.simulation.profiled_step import ProfiledStep
+    from fxmem.whatif.program_edits import ProgramEdits
 
 BRIEF = "where to put activation checkpoints"
 DESCRIPTION = (
@@ -112,12 +112,12 @@ def _plan_program(
     options: argparse.Namespace, words: ProgramWords, budget: Budget | BudgetShare | None
 ) -> tuple[Plan, Profile, Timeline]:
     program = program_command(options, words)
-    from fxmem.whatif.program_plan import checkpoint_root, plan_program
+    from fxmem.whatif.program_plan import plan_program
 
     first: list[ProfiledStep] = []
 
-    def run(regions: Sequence[Region]) -> ProfiledStep:
-        step = program.run(checkpoint_root(regions))
+    def run(edits: ProgramEdits) -> ProfiledStep:
+        step = program.run(edits)
         first.extend([] if first else [step])
         return step
 

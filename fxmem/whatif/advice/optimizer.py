@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from typing import Final, Literal
 
 from fxmem.errors import UsageError, one_line
 from fxmem.simulation.analysis import Analysis
@@ -11,6 +12,11 @@ from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 from fxmem.whatif.resize import find_resizing
 
+FORMS: Final[tuple[tuple[Literal["fused", "forloop"], str, str], ...]] = (
+    ("fused", "fused optimizer: one kernel, no lists of temporaries", "fused=True"),
+    ("forloop", "optimizer one parameter at a time: smaller temporaries, slower", "foreach=False"),
+)
+"""Forms of one optimizer, what each is, and the argument for it."""
 _OTHER_OPTIMIZERS = (
     (
         "sgd-momentum",
@@ -89,10 +95,7 @@ def _optimizers(analysis: Analysis) -> Iterator[Change]:
     name, _, options = spec.partition(":")
     if not options and name.lower() in ("adam", "adamw", "sgd", "sgd-momentum"):
         kind = {"adam": "Adam", "adamw": "AdamW"}.get(name.lower(), "SGD")
-        for form, title, argument in (
-            ("fused", "fused optimizer: one kernel, no lists of temporaries", "fused=True"),
-            ("forloop", "optimizer one parameter at a time: smaller temporaries, slower", "foreach=False"),
-        ):
+        for form, title, argument in FORMS:
             yield Change(
                 f"{form}-optimizer",
                 title,

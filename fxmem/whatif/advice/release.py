@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from fxmem.records.profile import Node
-from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.uses import find_idle
-from fxmem.whatif.advice.variant import Change, Variant
+from fxmem.whatif.advice.variant import AnyChange
 
 
-def release_changes(analysis: Analysis) -> Iterator[Change]:
+def release_changes(analysis: ProfiledStep) -> Iterator[AnyChange[Any, Any]]:
     """Yield a change for each line whose results are alive at the peak without need. Nothing saves them for backward,
     and nothing reads them any more."""
     profile, peak = analysis.profile, analysis.peak
@@ -25,7 +26,7 @@ def release_changes(analysis: Analysis) -> Iterator[Change]:
         where = f"{place[0]}:{place[1]}" if place else "the function that runs the step"
         code = nodes[0].source.code if nodes[0].source else ""
         names = frozenset(node.name for node in nodes)
-        yield Change(
+        yield AnyChange(
             f"release:{nodes[0].name}",
             f"free what {where} made after its last use",
             "none",
@@ -47,5 +48,5 @@ def write_release(code: str) -> str:
     return "# keep no name for it, and return without it"
 
 
-def _release(names: frozenset[str]) -> Callable[[Variant, Analysis], Variant]:
+def _release(names: frozenset[str]) -> Callable[[Any, Any], Any]:
     return lambda variant, _: dataclasses.replace(variant, released=variant.released | names)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from fxmem.errors import AnalysisError, ExceededError, FxmemError
+from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
 from fxmem.hardware import roofline
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
+from fxmem.records.names import STEPS
 from fxmem.records.plan import CurvePoint, Plan
 from fxmem.records.profile import Peak, Profile
 from fxmem.simulation.analysis import Analysis
-from fxmem.whatif import verified_plan
-from fxmem.whatif.advice.changes import find_changes
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
+from fxmem.whatif.advice.changes import ModelBench
+from fxmem.whatif.advice.programs import ProgramBench
+from fxmem.whatif.advice.variant import AnyChange, Bench, NotApplicableError, Outcome
+from fxmem.whatif.program_step import record_function
+
+_Change = AnyChange[Any, Any]
+_Outcome = Outcome[Any, Any]
 
 _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
@@ -26,33 +31,54 @@ _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
 
 
 def advise(
-    analysis: Analysis,
+    analysis: Analysis | Callable[[], Any],
     budget: BudgetLike | None = None,
     *,
     plans: bool = True,
     progress: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Advice:
     """Every change that can be tried on this step, with what it is worth.
 
     Args:
-        analysis: of the step as it is, from `analyze`.
+        analysis: of the step as it is, from `analyze`; or a function that trains as a script does, which runs inside
+            `fxmem.record` once for each change.
         budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked
             for, too.
         plans: whether to try checkpoint plans, which take the longest.
         progress: called with a few words on what is being done.
+        options: of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
     Raises:
-        UsageError: a budget that cannot be understood.
+        UsageError: a budget or an option that cannot be understood.
+        AnalysisError: the function raised, or ran nothing on the target.
     """
-    limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
-    advisor = _Advisor(analysis, limit, progress or (lambda _: None))
+    tell = progress or (lambda _: None)
+    if isinstance(analysis, Analysis):
+        if options:
+            raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
+        return try_changes(ModelBench(analysis), budget, plans=plans, progress=tell)
+    settings = {"steps": STEPS, **options}
+    tell("running the program as it is")
+    return try_changes(
+        ProgramBench(lambda edits: record_function(analysis, settings, edits)), budget, plans=plans, progress=tell
+    )
+
+
+def try_changes(
+    bench: Bench[Any, Any], budget: BudgetLike | None, *, plans: bool, progress: Callable[[str], None]
+) -> Advice:
+    """`advise` for a step on its bench."""
+    step = bench.step
+    limit = None if budget is None else parse_budget(budget).resolve(step.peak.counted_bytes)
+    advisor = _Advisor(bench, limit, progress)
     suggestions, refused = advisor.single()
-    if plans and analysis.profile.step.mode == "train":
+    if plans and step.profile.step.mode == "train":
         suggestions += advisor.propose_plans()
-    profile = analysis.profile
+    profile = step.profile
     return Advice(
         **profile.heading(),
-        before=analysis.peak,
+        before=step.peak,
         before_flops=_flops(profile),
         before_seconds=roofline.step_seconds(profile),
         budget_bytes=None if limit is None else limit.nbytes,
@@ -64,19 +90,19 @@ def advise(
 
 
 class _Advisor:
-    def __init__(self, analysis: Analysis, limit: Budget | None, tell: Callable[[str], None]) -> None:
-        self.analysis, self.limit, self.tell = analysis, limit, tell
-        self.start = Variant(analysis.model, analysis.request, dict(os.environ))
-        self.useful: list[tuple[Change, Suggestion]] = []
-        self.variants: dict[tuple[str, ...], Variant] = {(): self.start}
-        self.outcomes: dict[tuple[str, ...], Outcome | FxmemError] = {
-            (): Outcome(self.start, analysis, analysis.profile, analysis.peak)
+    def __init__(self, bench: Bench[Any, Any], limit: Budget | None, tell: Callable[[str], None]) -> None:
+        self.bench, self.limit, self.tell = bench, limit, tell
+        self.step = step = bench.step
+        self.useful: list[tuple[_Change, Suggestion]] = []
+        self.variants: dict[tuple[str, ...], Any] = {(): bench.start}
+        self.outcomes: dict[tuple[str, ...], _Outcome | FxmemError] = {
+            (): Outcome(bench.start, step, step.profile, step.peak)
         }
 
     def single(self) -> tuple[list[Suggestion], list[Refused]]:
         """Each change by itself."""
         suggestions, refused = [], []
-        for change in find_changes(self.analysis):
+        for change in self.bench.changes():
             self.tell(f"trying {change.title}")
             try:
                 suggestion = self._suggestion([change], self._outcome([change]))
@@ -88,8 +114,8 @@ class _Advisor:
                     Refused(key=change.key, title=change.title, reason=f"the changed step cannot be analysed: {error}")
                 )
                 continue
-            reserved = (self.analysis.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
-            worth = self.analysis.peak.counted_bytes // _WORTH
+            reserved = (self.step.peak.reserved_bytes or 0) - (suggestion.peak.reserved_bytes or 0)
+            worth = self.step.peak.counted_bytes // _WORTH
             if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
                 self.useful.append((change, suggestion))
                 suggestions.append(suggestion)
@@ -104,88 +130,100 @@ class _Advisor:
         """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
         self.tell("planning checkpoints")
         try:
-            plan = verified_plan.plan(self.analysis, progress=self.tell)
+            plan = self.bench.plan(None, "auto", None, self.tell)
         except (ExceededError, AnalysisError):
             return []
         points = [plan, *(_move_along(plan, point) for point in plan.curve[-1:])]
         found = [
-            _suggest_plan(self.analysis, point, key)
+            self._suggest_plan(point, key)
             for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
             if point.regions
         ]
         return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
 
+    def _suggest_plan(self, plan: Plan, key: str) -> Suggestion:
+        code, note = self.bench.plan_code(plan)
+        return Suggestion(
+            key=key,
+            title=f"activation checkpoints: {plan.extent}",
+            effect="none",
+            code=code,
+            note=note,
+            peak=plan.after,
+            saved_bytes=self.step.peak.counted_bytes - plan.after.counted_bytes,
+            extra_flops=plan.extra_flops,
+            step_seconds=plan.after_seconds,
+        )
+
     def _norms(self) -> list[Suggestion]:
         """Norms and activations before convolutions computed again, which costs no convolution."""
-        if not any("batch_norm" in op.name for op in self.analysis.profile.ops):
+        if not self.bench.has_norms():
             return []
         try:
-            plan = verified_plan.plan(self.analysis, "norms", progress=self.tell)
+            plan = self.bench.plan(None, "norms", None, self.tell)
         except FxmemError:
             return []
-        suggestion = _suggest_plan(self.analysis, plan, "checkpoint-norms")
+        suggestion = self._suggest_plan(plan, "checkpoint-norms")
         title = f"batch norms and activations computed again ({len(plan.regions)} regions)"
         return [suggestion.model_copy(update={"title": title})] if plan.regions and suggestion.saved_bytes > 0 else []
 
     def together(self, plans: bool) -> Suggestion | None:
         """Find the cheapest set of changes that keeps the budget, the mildest first. A plan is added where they do not
         suffice."""
-        if self._keeps(self.analysis.profile, self.analysis.peak, self.start.environ):
+        if self._keeps(self.step.profile, self.step.peak, self.bench.start):
             return None
         for effect in range(len(_EFFECTS)):
             allowed = [pair for pair in self.candidates() if _EFFECTS.index(pair[1].effect) <= effect]
             chosen, reached = self._add_helpful(
                 [change for change, _ in sorted(allowed, key=lambda pair: -pair[1].saved_bytes)]
             )
-            if reached is not None and self._keeps(reached.profile, reached.peak, reached.variant.environ):
+            if reached is not None and self._keeps(reached.profile, reached.peak, reached.variant):
                 return self._suggestion(*self._drop_idle(chosen, reached))
-            if not plans or self.analysis.profile.step.mode != "train":
+            if not plans or self.step.profile.step.mode != "train":
                 continue
             found = self._add_plan(chosen, reached)
             if found is not None:
                 return found
         return None
 
-    def candidates(self) -> list[tuple[Change, Suggestion]]:
+    def candidates(self) -> list[tuple[_Change, Suggestion]]:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not
         another way to do this one."""
         return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
 
-    def _add_helpful(self, changes: Iterable[Change]) -> tuple[list[Change], Outcome | None]:
+    def _add_helpful(self, changes: Iterable[_Change]) -> tuple[list[_Change], _Outcome | None]:
         """One change after the other, those that still help, until the budget is kept."""
-        chosen: list[Change] = []
-        reached: Outcome | None = None
+        chosen: list[_Change] = []
+        reached: _Outcome | None = None
         for change in changes:
             if change.excludes and any(other.excludes == change.excludes for other in chosen):
                 continue
             tried = self._try_changes([*chosen, change])
-            before = self.analysis.peak if reached is None else reached.peak
+            before = self.step.peak if reached is None else reached.peak
             if tried is not None and tried.peak.counted_bytes < before.counted_bytes:
                 chosen, reached = [*chosen, change], tried
-                if self._keeps(reached.profile, reached.peak, reached.variant.environ):
+                if self._keeps(reached.profile, reached.peak, reached.variant):
                     break
         return chosen, reached
 
-    def _drop_idle(self, chosen: Sequence[Change], reached: Outcome) -> tuple[Sequence[Change], Outcome]:
+    def _drop_idle(self, chosen: Sequence[_Change], reached: _Outcome) -> tuple[Sequence[_Change], _Outcome]:
         """Drop changes that the budget does not need, starting with those that alter numbers most."""
         for change in sorted(chosen, key=lambda c: -_EFFECTS.index(c.effect)):
             fewer = [other for other in chosen if other is not change]
             tried = self._try_changes(fewer) if fewer else None
-            if tried is not None and self._keeps(tried.profile, tried.peak, tried.variant.environ):
+            if tried is not None and self._keeps(tried.profile, tried.peak, tried.variant):
                 chosen, reached = fewer, tried
         return chosen, reached
 
-    def _add_plan(self, chosen: Sequence[Change], reached: Outcome | None) -> Suggestion | None:
+    def _add_plan(self, chosen: Sequence[_Change], reached: _Outcome | None) -> Suggestion | None:
         """Plan checkpoints on top of those changes that are in the model and the call."""
         chosen = [change for change in chosen if not change.key.startswith(_NOT_UNDER_A_PLAN)]
         reached = self._try_changes(chosen) if chosen else None
-        base = self.analysis if reached is None else reached.analysis
         try:
-            with self.start.within() if reached is None else reached.variant.within():
-                plan = verified_plan.plan(base, budget=self.limit, progress=self.tell)
+            plan = self.bench.plan(reached, "auto", self.limit, self.tell)
         except FxmemError:
             return None
-        suggestion = _suggest_plan(self.analysis, plan, "checkpoint")
+        suggestion = self._suggest_plan(plan, "checkpoint")
         if not chosen:
             return suggestion
         return suggestion.model_copy(
@@ -197,14 +235,14 @@ class _Advisor:
             }
         )
 
-    def _try_changes(self, changes: Iterable[Change]) -> Outcome | None:
+    def _try_changes(self, changes: Iterable[_Change]) -> _Outcome | None:
         self.tell("trying several changes together")
         try:
             return self._outcome(changes)
         except FxmemError:
             return None
 
-    def _outcome(self, changes: Iterable[Change]) -> Outcome:
+    def _outcome(self, changes: Iterable[_Change]) -> _Outcome:
         """Analyse the step with these changes. No set is analysed twice, nor one that differs only in what an analysis
         does not look at."""
         ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
@@ -212,7 +250,7 @@ class _Advisor:
         if keys not in self.outcomes:
             try:
                 known = [each for each in self.outcomes.values() if isinstance(each, Outcome)]
-                self.outcomes[keys] = analyse_variant(self._variant(ordered), known)
+                self.outcomes[keys] = self.bench.analyse(self._variant(ordered), known)
             except FxmemError as error:
                 self.outcomes[keys] = error
         found = self.outcomes[keys]
@@ -220,28 +258,26 @@ class _Advisor:
             raise found
         return found
 
-    def _variant(self, ordered: Sequence[Change]) -> Variant:
+    def _variant(self, ordered: Sequence[_Change]) -> Any:
         """The changes made, what is shared with another set being the same objects."""
         keys = tuple(change.key for change in ordered)
         if keys not in self.variants:
-            self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.analysis)
+            self.variants[keys] = ordered[-1].make(self._variant(ordered[:-1]), self.step)
         return self.variants[keys]
 
-    def _keeps(self, profile: Profile, peak: Peak, environ: Mapping[str, str]) -> bool:
-        return self.limit is not None and self.limit.keeps(profile, peak, environ)
+    def _keeps(self, profile: Profile, peak: Peak, way: Any) -> bool:
+        return self.limit is not None and self.limit.keeps(profile, peak, self.bench.environ(way))
 
-    def _suggestion(self, changes: Sequence[Change], reached: Outcome) -> Suggestion:
-        flops, before = _flops(reached.profile), _flops(self.analysis.profile)
-        repeats = (
-            reached.analysis.request.accumulate // self.analysis.request.accumulate
-        )  # a step of micro-batches runs that often
+    def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
+        flops, before = _flops(reached.profile), _flops(self.step.profile)
+        repeats = self.bench.parts(reached)  # a step of micro-batches runs that often
         return Suggestion(
             key="+".join(change.key for change in changes),
             title="; ".join(change.title for change in changes),
             effect=max((change.effect for change in changes), key=_EFFECTS.index),
             code="\n".join(change.code for change in changes),
             peak=reached.peak,
-            saved_bytes=self.analysis.peak.counted_bytes - reached.peak.counted_bytes,
+            saved_bytes=self.step.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else roofline.step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
@@ -259,36 +295,6 @@ def _move_along(plan: Plan, point: CurvePoint) -> Plan:
         "after_seconds": point.step_seconds,
     }
     return plan.model_copy(update=update)
-
-
-def _suggest_plan(analysis: Analysis, plan: Plan, key: str) -> Suggestion:
-    return Suggestion(
-        key=key,
-        title=f"activation checkpoints: {plan.extent}",
-        effect="none",
-        code="\n".join(
-            [
-                "import fxmem",
-                "analysis = fxmem.analyze(model, x)",
-                _plan_call(plan),
-                "model = fxmem.checkpoint(model, plan)",
-            ]
-        ),
-        note="analysed as you train: loss, optimizer, precision, target",
-        peak=plan.after,
-        saved_bytes=analysis.peak.counted_bytes - plan.after.counted_bytes,
-        extra_flops=plan.extra_flops,
-        step_seconds=plan.after_seconds,
-    )
-
-
-def _plan_call(plan: Plan) -> str:
-    if plan.strategy == "norms":
-        return 'plan = fxmem.plan(analysis, "norms")'
-    return (
-        f"plan = fxmem.plan(analysis, "
-        f"budget={plan.after.counted_bytes if plan.budget_bytes is None else plan.budget_bytes})"
-    )
 
 
 def _describe_worthless(saved: int) -> str:

@@ -1,4 +1,4 @@
-"""What a change to a step works on, and what comes of it."""
+"""What a change to a step works on, and what comes of it: of a model's step here, of any step by `Bench`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import nn
 
 from fxmem.errors import FxmemError
 from fxmem.memory import allocator
+from fxmem.memory.budget import BudgetLike
 from fxmem.records.advice import Effect
+from fxmem.records.plan import Plan
 from fxmem.records.profile import Peak, Profile
 from fxmem.simulation.analysis import Analysis, analyze_step
+from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import StepRequest
 from fxmem.whatif.advice.uses import free_after_last_use
 
@@ -55,32 +58,77 @@ class Variant:
             yield
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """A variant, analysed."""
+WayT = TypeVar("WayT")
+"""A way of running a step: a `Variant` of a model's."""
+StepT = TypeVar("StepT", bound=ProfiledStep)
 
-    variant: Variant
-    analysis: Analysis
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Generic[WayT, StepT]):
+    """A way of running the step, analysed."""
+
+    variant: WayT
+    analysis: StepT
     profile: Profile
     peak: Peak
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class AnyChange(Generic[WayT, StepT]):
     """One thing to do differently."""
 
     key: str
     title: str
     effect: Effect
     code: str
-    make: Callable[[Variant, Analysis], Variant]
-    """The variant changed; raises NotApplicableError. The analysis is of the unchanged step."""
+    make: Callable[[WayT, StepT], WayT]
+    """The way changed; raises NotApplicableError. The step is the unchanged one."""
     note: str = ""
     excludes: str = ""
     """Of changes with the same word here only one can be made."""
 
 
-def analyse_variant(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
+Change = AnyChange[Variant, Analysis]
+"""Of a model's step."""
+
+
+class Bench(Protocol[WayT, StepT]):
+    """Where changes to one step are tried."""
+
+    step: StepT
+    """As it is."""
+    start: WayT
+    """How it runs as it is."""
+
+    def changes(self) -> Iterator[AnyChange[WayT, StepT]]:
+        """Every change that can be tried."""
+
+    def environ(self, way: WayT) -> Mapping[str, str]:
+        """Where the allocator's settings are found."""
+
+    def analyse(self, way: WayT, known: Iterable[Outcome[WayT, StepT]]) -> Outcome[WayT, StepT]:
+        """Analyse a way; what it has in common with a known one is not analysed again."""
+
+    def parts(self, reached: Outcome[WayT, StepT]) -> int:
+        """How many micro-batches there are to one of the step as it is."""
+
+    def plan(
+        self,
+        reached: Outcome[WayT, StepT] | None,
+        strategy: str,
+        budget: BudgetLike | None,
+        progress: Callable[[str], None],
+    ) -> Plan:
+        """Plan checkpoints, of the step as it is or on top of changes."""
+
+    def plan_code(self, plan: Plan) -> tuple[str, str]:
+        """What to write for a plan, and what to know before."""
+
+    def has_norms(self) -> bool:
+        """Whether plans of strategy "norms" are worth a try."""
+
+
+def analyse_variant(variant: Variant, known: Iterable[Outcome[Variant, Analysis]] = ()) -> Outcome[Variant, Analysis]:
     """Analyse the variant. The analysis of a known one with the same model and request is reused."""
     for other in known:
         if (
@@ -94,7 +142,7 @@ def analyse_variant(variant: Variant, known: Iterable[Outcome] = ()) -> Outcome:
     return _account(variant, analysis)
 
 
-def _account(variant: Variant, analysis: Analysis) -> Outcome:
+def _account(variant: Variant, analysis: Analysis) -> Outcome[Variant, Analysis]:
     profile = free_after_last_use(analysis.profile, variant.released)
     return Outcome(variant, analysis, profile, allocator.complete_timeline(profile, variant.environ).peak)
 

@@ -1,4 +1,4 @@
-"""Activations called as functions, in place."""
+"""Activations in place: modules, and calls of functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fxmem.records.advice import Effect
+from fxmem.records.profile import Node, Profile
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.source_edits import calls_in_place
 from fxmem.whatif.advice.uses import Uses
-from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, list_refused
+from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant, code_for_modules, list_refused
+
+_MODULES = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.ELU, nn.CELU, nn.SELU)
+"""Their backward needs the output alone (tools/autograd/derivatives.yaml), so nothing is lost when it overwrites the
+input."""
+_ROUNDING_MODULES = (nn.ELU, nn.CELU, nn.SELU)
+"""Their derivative is computed from the output where that overwrites the input, otherwise from the input, and rounds
+differently."""
 
 _WITH_KEYWORD = {
     function: function.__name__ for function in (F.relu, F.leaky_relu, F.relu6, F.hardtanh, F.elu, F.celu, F.selu)
@@ -42,6 +51,62 @@ _PASSING_ON = (F.__file__, sys.modules[TorchFunctionMode.__module__].__file__)
 
 _Place = tuple[str, int, str]
 """File, line, and last part of the function's name."""
+
+
+def activation_changes(analysis: Analysis) -> Iterator[Change]:
+    """Activations that overwrite their input, where autograd allows it."""
+    allowed, refused = _sort_modules(analysis)
+
+    def make(variant: Variant, _: Analysis) -> Variant:
+        if not allowed:
+            raise NotApplicableError(
+                list_refused(refused) or "the model has no activation modules that could run in place and do not"
+            )
+        model = shadow_model(variant.model)
+        for path in allowed:
+            vars(model.get_submodule(path))["inplace"] = True
+        return dataclasses.replace(variant, model=model)
+
+    code = code_for_modules(allowed, "module.inplace = True")
+    effect: Effect = (
+        "rounding"
+        if any(isinstance(analysis.model.get_submodule(path), _ROUNDING_MODULES) for path in allowed)
+        else "none"
+    )
+    yield Change(
+        "inplace", "activations in place", effect, code, make, note=f"not {list_refused(refused)}" if refused else ""
+    )
+
+
+def _sort_modules(analysis: Analysis) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Activation modules that may overwrite their input, and of the others why not."""
+    modules = dict(analysis.model.named_modules())
+
+    def reason(node: Node) -> str | None:
+        module = modules[node.module]
+        if not isinstance(module, _MODULES) or module.inplace:
+            return None
+        is_negative = getattr(module, "negative_slope", 1) < 0 or getattr(module, "alpha", 1) < 0
+        return "a negative slope needs the input" if is_negative else ""
+
+    return sort_activations(analysis.profile, reason)
+
+
+def sort_activations(profile: Profile, reason: Callable[[Node], str | None]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Paths of activation modules that may overwrite their input, and of the others why not.
+
+    `reason`: for the node of a module, why it may not; empty for nothing, None for another module or one in place.
+    """
+    uses = Uses(profile)
+    found: dict[str, str] = {}
+    for index, node in enumerate(profile.nodes):
+        own = reason(node) if node.op == "call_module" else None
+        if own is not None:
+            found[node.module] = found.get(node.module, "") or own or uses.obstacle(index)
+    return tuple(path for path, why in found.items() if not why), {path: why for path, why in found.items() if why}
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def call_changes(analysis: Analysis) -> Iterator[Change]:

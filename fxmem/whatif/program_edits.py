@@ -1,0 +1,89 @@
+"""What is different when a program runs again. Its source stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import torch
+
+from fxmem import checkpointing
+from fxmem._torch import common as torch_common
+from fxmem.planning import estimate
+from fxmem.records.names import Application
+from fxmem.records.plan import Region
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramEdits:
+    """Changes to a program's models, its optimizers and what its forward runs under."""
+
+    regions: tuple[Region, ...] = ()
+    """Checkpointed, in one of its models; with the paths that the program's profile has."""
+    in_place: tuple[str, ...] = ()
+    """Activation modules that overwrite their input, by those paths."""
+    autocast: bool = False
+    """From a model's call in training to the next backward, bfloat16 where the program has no autocast of its own."""
+    optimizer_form: Literal["", "fused", "forloop"] = ""
+    """Of optimizers for which the program chooses none."""
+
+    def prepare(self, name: str, module: torch.nn.Module) -> None:
+        """Change a model of the program before its first call, as `record` asks for it."""
+        if name == estimate.find_root(self.regions):
+            checkpointing.apply(module, estimate.strip_root(self.regions), Application.MODULES)
+        for path in self.in_place:
+            root, _, inner = path.partition(".")
+            if root == name:
+                vars(module.get_submodule(inner))["inplace"] = True
+        if self.autocast:
+            module.register_forward_pre_hook(_begin_autocast)
+
+    @contextlib.contextmanager
+    def apply(self) -> Iterator[None]:
+        """What the program runs inside; torch is as before afterwards."""
+        before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+        with contextlib.ExitStack() as stack:
+            if self.optimizer_form:
+                stack.enter_context(torch_common.patch(torch.optim.Optimizer, "__init__", self._choose_form))
+            if self.autocast:
+                stack.enter_context(torch_common.patch(torch.autograd, "backward", _after_autocast))
+            try:
+                yield
+            finally:
+                for kind, enabled, dtype in before:
+                    torch.set_autocast_enabled(kind, enabled)
+                    torch.set_autocast_dtype(kind, dtype)
+
+    def _choose_form(self, original: Callable[..., None]) -> Callable[..., None]:
+        chosen = {"fused": True} if self.optimizer_form == "fused" else {"foreach": False}
+
+        def init(optimizer: torch.optim.Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+            is_open = all(defaults.get(form) is None for form in ("foreach", "fused"))
+            fits = is_open and chosen.keys() <= defaults.keys()
+            original(optimizer, params, {**defaults, **chosen} if fits else defaults)
+
+        return init
+
+
+AS_IT_IS: Final = ProgramEdits()
+"""No edits."""
+_KINDS = ("cuda", "cpu")
+
+
+def _begin_autocast(module: torch.nn.Module, _: Any) -> None:
+    device = next((parameter.device.type for parameter in module.parameters()), "")
+    if device in _KINDS and module.training and torch.is_grad_enabled() and not torch.is_autocast_enabled(device):
+        torch.set_autocast_dtype(device, torch.bfloat16)
+        torch.set_autocast_enabled(device, True)
+
+
+def _after_autocast(original: Callable[..., None]) -> Callable[..., None]:
+    def backward(*args: Any, **kwargs: Any) -> None:
+        for kind in _KINDS:
+            torch.set_autocast_enabled(kind, False)
+        torch.clear_autocast_cache()
+        original(*args, **kwargs)
+
+    return backward

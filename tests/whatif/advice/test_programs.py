@@ -1,0 +1,132 @@
+"""Advice on programs: what each change is worth is what the program takes with the change written into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.cli.parser import Parser
+from fxmem.cli.verbs import advise as advise_command
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.records.advice import Advice, Suggestion
+
+SCRIPT = """
+import contextlib
+import torch
+from torch import nn
+
+def train(around=contextlib.nullcontext, change=lambda model: model, **options):
+    blocks = (nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))
+    model = nn.Sequential(*blocks, nn.Linear(256, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    change(model)
+    for _ in range(3):
+        with around():
+            loss = model(torch.randn(1 << 15, 256, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+scope: dict[str, Any] = {"__name__": "script"}
+exec(SCRIPT, scope)
+train: Callable[..., None] = scope["train"]
+
+
+def peak(**changes: Any) -> int:
+    with fxmem.record("rtx4090", steps=2) as recorded:
+        train(**changes)
+    return recorded.peak.counted_bytes
+
+
+def in_place(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = True
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return fxmem.advise(train, target="rtx4090", steps=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("bf16-autocast", {"around": lambda: torch.autocast("cuda", dtype=torch.bfloat16)}),
+        ("inplace", {"change": in_place}),
+        ("fused-optimizer", {"fused": True}),
+        ("forloop-optimizer", {"foreach": False}),
+    ],
+)
+def test_a_change_is_worth_what_it_is_worth_in_the_program(advice: Advice, key: str, changes: dict[str, Any]) -> None:
+    found = {each.key: each for each in advice.suggestions}
+    saved = advice.before.counted_bytes - peak(**changes)
+    if key in found:
+        assert found[key].saved_bytes == saved
+        assert saved >= 0
+    else:
+        reason = next(each.reason for each in advice.refused if each.key == key)
+        assert reason == ("frees nothing here: the peak is elsewhere" if saved == 0 else f"takes {-saved:,} bytes more")
+
+
+def test_what_is_suggested(advice: Advice) -> None:
+    by_key = {each.key: each for each in advice.suggestions}
+    assert by_key["bf16-autocast"].saved_bytes > 0
+    assert by_key["checkpoint-most"].saved_bytes > 0
+    assert "fxmem.plan(train, budget=" in by_key["checkpoint-most"].code
+    assert advice.before.counted_bytes == peak()
+
+
+def test_changes_together_keep_a_budget(advice: Advice) -> None:
+    least = min(each.peak.counted_bytes for each in advice.suggestions)
+    more = fxmem.advise(train, 0.98 * least / advice.before.counted_bytes, target="rtx4090", steps=2)
+    together: Suggestion | None = more.together
+    assert together is not None
+    assert together.key == "bf16-autocast+checkpoint"
+    assert together.peak.counted_bytes < least
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    assert before == (False, torch.float16)
+
+
+def test_programs_that_need_no_advice() -> None:
+    def half() -> None:
+        model = nn.Linear(64, 64).cuda().bfloat16()
+        model(torch.zeros(512, 64, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+    def look() -> None:
+        with torch.no_grad():
+            nn.Sequential(nn.Linear(64, 4096), nn.ReLU()).cuda()(torch.zeros(4096, 64, device="cuda"))
+
+    found = {each.key: each for each in fxmem.advise(look, target="rtx4090").suggestions}
+    assert found["inplace"].saved_bytes == 4096 * 4096 * 4
+    assert 'for path in """1"""' in found["inplace"].code
+    refused = {each.key: each.reason for each in fxmem.advise(half, target="rtx4090", plans=False).refused}
+    assert refused["bf16-autocast"] == "the program computes in half precision already"
+    assert refused["inplace"] == "the program has no activation modules that could run in place and do not"
+
+    def fails() -> None:
+        raise ValueError("no data")
+
+    with pytest.raises(AnalysisError, match="the program raised ValueError: no data"):
+        fxmem.advise(fails, target="rtx4090")
+    with pytest.raises(UsageError, match="expected no steps: the analysis has its settings"):
+        fxmem.advise(fxmem.analyze(nn.Linear(2, 2), torch.zeros(1, 2), target="cpu"), steps=3)
+
+
+def test_advice_on_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(f"{SCRIPT}\ntrain()\n")
+    parser = Parser().add_arguments(advise_command.ARGUMENTS)
+    words = ("--target", "rtx4090", "--steps", "2", "--no-plans", "--quiet", "--run", str(script))
+    code, text = advise_command.run(parser.parse_args(words))
+    assert code == 0
+    assert "bfloat16 autocast" in text
+    assert f"{peak():,} bytes" in text
+    with pytest.raises(UsageError, match="expected --run without --precision"):
+        advise_command.run(parser.parse_args(("--precision", "bf16", *words)))
