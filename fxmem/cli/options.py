@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import STEPS, Mode, Precision, Renderer, Sdpa, ZeroGrad
+from fxmem.records.names import STEPS, Mode, Precision, Renderer, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -82,6 +82,12 @@ STEP = (
         action=_SWITCH,
         default=True,
         help="whether clearing gradients frees them, or fills them with zeros",
+    ),
+    argument(
+        "--values",
+        choices=get_args(Values),
+        default="bound",
+        help="where the model asks for values: the largest shapes there can be, or what a real run on the CPU reads",
     ),
     flag("--inference-mode", help="with --mode infer: run under inference_mode, not no_grad"),
     argument("--precision", choices=get_args(Precision), help="run under autocast"),

@@ -65,7 +65,7 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
 
 
 def program_command(options: argparse.Namespace, words: ProgramWords) -> ProgramCommand:
-    """The program that `--run` names, for the card and the number of steps that the options say."""
+    """The program that `--run` names, for the card of the options."""
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
@@ -135,6 +135,7 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
         zero_grad=options.zero_grad,
         set_to_none=options.set_to_none,
         inference_mode=options.inference_mode,
+        values=options.values,
         settings=KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields}),
         **further,
     )

@@ -8,6 +8,8 @@ from typing import Final, Literal
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
 Precision = Literal["bf16", "fp16"]
+Values = Literal["bound", "real"]
+"""What decides where a model asks for values: the largest shapes there can be, or a real run on the CPU."""
 ZeroGrad = Literal["after-step", "before-backward"]
 """What autocast computes in, or what the weights are cast to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]

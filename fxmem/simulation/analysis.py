@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.records.names import Mode, Precision, ZeroGrad
+from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
@@ -85,6 +85,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     inference_mode: bool = False,
     accumulate: int = 1,
     prefetch: int = 0,
+    values: Values = "bound",
     target: str | Target = "h100",
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -110,6 +111,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         accumulate: micro-batches of the size of `inputs` to one optimizer step; above 1, the step is the last of them,
             and the gradients of those before exist when it begins.
         prefetch: further batches like `inputs` that wait on the card throughout the step.
+        values: "bound" takes shapes that hang on data at their largest, where that is known; "real" runs forward and
+            loss once more on the CPU, on these inputs and weights (made up where they are on meta), and decides by what
+            is read there. It needs the memory of a real forward.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
         progress: called with a few words before each stage.
 
@@ -133,6 +137,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         inference_mode=inference_mode,
         accumulate=accumulate,
         prefetch=prefetch,
+        values=values,
         target=target,
     )
     return analyze_step(build_module(model, tell), request, tell)

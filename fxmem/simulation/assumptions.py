@@ -34,6 +34,12 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
+    if recorder.reads is not None:
+        inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
+        yield Assumption(
+            topic="values",
+            text=f"what hangs on data is decided by one real run on the CPU, for this batch alone ({inputs})",
+        )
     for what, place in recorder.bounded:
         at = f" at {place}" if place else ""
         yield Assumption(topic="values", text=f"a shape that hangs on data is taken at its largest{at}: {what}")

@@ -68,7 +68,7 @@ def _of_values(error: Exception, text: str, at: str, model: str) -> str | None:
             f"{expected}; {model} asks for a tensor's value "
             f"({text.removesuffix(' is not supported for tensor subclasses.')}){at}. "
             "Replace .item(), .tolist(), .numpy(), nonzero or a boolean mask there by something of known shape "
-            "(torch.where, masked_fill), "
+            "(torch.where, masked_fill), let a real run on the CPU decide (values='real', --values real), "
             "or analyse the part of the model without it."
         )
     return None

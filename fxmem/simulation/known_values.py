@@ -72,6 +72,11 @@ def give(fake: torch.Tensor, value: torch.Tensor) -> None:
             setattr(fake, VALUE, value.detach().clone())
 
 
+def attach(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Attach a value to a fake tensor, whatever its size and dtype; it is not copied."""
+    setattr(fake, VALUE, value)
+
+
 def is_known(tensor: Any) -> bool:
     """Whether a tensor's values are there to be read."""
     return _value(tensor) is not None

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import Mode, Precision, ZeroGrad
+from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import KernelSettings
 
@@ -62,6 +62,9 @@ class StepRequest:
     """Whether clearing gradients frees them, as `zero_grad(set_to_none=True)`, or fills them with zeros."""
     inference_mode: bool = False
     """At inference, run under `torch.inference_mode` rather than `torch.no_grad`."""
+    values: Values = "bound"
+    """What decides where the model asks for values: `bound`, the largest shapes there can be; `real`, what the same
+    forward and loss read on the CPU, of these inputs or, where they have no values, of made-up ones."""
     target: str | Target = "h100"
     """The device that the step is predicted for."""
 
@@ -77,6 +80,8 @@ class StepRequest:
         if self.accumulate > 1 and self.mode == "infer":
             raise UsageError("expected accumulate with a training step: at inference there are no gradients")
 
+        if self.values not in get_args(Values):
+            raise UsageError(f"expected values 'bound' or 'real', got {self.values!r}")
         if self.zero_grad not in get_args(ZeroGrad):
             raise UsageError(f"expected zero_grad 'after-step' or 'before-backward', got {self.zero_grad!r}")
         if self.accumulate > 1 and self.zero_grad == "before-backward":

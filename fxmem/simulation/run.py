@@ -30,6 +30,7 @@ from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
 from fxmem.simulation.model.function_copies import tensors_behind
+from fxmem.simulation.model.real_reads import read_really
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observers import FakeRun, Recording
@@ -67,6 +68,9 @@ def trace_step(
     target = request.resolved_target
     require_device(target)
     recording = Recording(target)
+    if request.values == "real":
+        progress("running forward and loss on the CPU, for what they read")
+        recording.recorder.reads = read_really(model, request)
     step = _FakeStep(model, request, recording)
     progress("running one step on fake tensors")
     with pause_gc():
@@ -130,6 +134,8 @@ class _FakeStep:
     def run(self) -> None:
         """Run the step once."""
         self._recording.begin()
+        if self._recording.recorder.reads is not None:
+            self._recording.recorder.reads.begin()
         if self._optimizer is None and self._request.mode == "train":
             self._optimizer = make_optimizer(self._request.optimizer, self._model.parameters())
             _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))

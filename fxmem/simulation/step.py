@@ -51,20 +51,9 @@ def run_step(
         UsageError: the output is a generator; the loss is no scalar tensor, or does not depend on a parameter.
     """
     mark("forward")
-    if request.mode == "infer":
-        with (
-            torch.inference_mode() if request.inference_mode else torch.no_grad(),
-            autocast(device_type, request.precision),
-        ):
-            out = model(*request.args, **request.kwargs)
-            _check_output(out)
+    _out, value = run_forward(model, request, device_type, mark)  # which lives as long as a script's variable
+    if value is None:
         return
-    with autocast(device_type, request.precision):
-        out = model(*request.args, **request.kwargs)
-        _check_output(out)
-        mark("loss")
-        value = (default_loss if request.loss is None else request.loss)(out)
-    _check_loss(value)
     if request.zero_grad == "before-backward":
         (model if optimizer is None else optimizer).zero_grad(set_to_none=request.set_to_none)
     mark("backward")
@@ -74,6 +63,31 @@ def run_step(
         optimizer.step()
         if request.zero_grad == "after-step":
             optimizer.zero_grad(set_to_none=request.set_to_none)
+
+
+def run_forward(
+    model: nn.Module, request: StepRequest, device_type: str, mark: Mark = lambda part: None
+) -> tuple[Any, torch.Tensor | None]:
+    """The output and the loss of the step of this module's definition; no loss at inference.
+
+    Raises:
+        UsageError: as `run_step`.
+    """
+    if request.mode == "infer":
+        with (
+            torch.inference_mode() if request.inference_mode else torch.no_grad(),
+            autocast(device_type, request.precision),
+        ):
+            out = model(*request.args, **request.kwargs)
+            _check_output(out)
+        return out, None
+    with autocast(device_type, request.precision):
+        out = model(*request.args, **request.kwargs)
+        _check_output(out)
+        mark("loss")
+        value = (default_loss if request.loss is None else request.loss)(out)
+    _check_loss(value)
+    return out, value
 
 
 def default_loss(out: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -75,6 +75,16 @@ class OpTraits:
         """
 
 
+class Reads(Protocol):
+    """What a real run of the same program has read."""
+
+    def begin(self) -> None:
+        """Another run of the program begins."""
+
+    def give(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Give the fakes that an operator reads the values that they had there."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpFacts:
     """What is noted of an op beside its results: a function of the op, its arguments' metadata and its other
@@ -117,6 +127,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         self._traits: dict[Any, OpTraits] = {}
         self.made_up_scalars = 0
         """Numbers that the optimizer read from tensors without values; each was taken to be 1."""
+        self.reads: Reads | None = None
+        """Values of a real run, if there was one."""
         self.bounded: dict[tuple[str, str], None] = {}
         """Shapes that hang on data and are taken at their largest: what, and where."""
         self.passed_checks = 0
@@ -207,6 +219,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         number = self._cache.number(func, args)
         if number is not None:
             return number
+        if self.reads is not None and self._log.phase is not Phase.OPTIMIZER:
+            self.reads.give(func, args)
         if op.needs_one_dtype:
             check_one_dtype(func, args)
         everywhere = op.everywhere

@@ -80,7 +80,7 @@ class ProgramBench:
     def analyse(
         self, way: ProgramWay, known: Iterable[Outcome[ProgramWay, ProfiledStep]]
     ) -> Outcome[ProgramWay, ProfiledStep]:
-        """Run the program in this way, or take the run of a known one with the same edits."""
+        """Run the program in this way. A known run with the same edits is taken instead."""
         step = next((each.analysis for each in known if each.variant.edits == way.edits), None)
         step = self._run(way.edits) if step is None else step
         profile = free_after_last_use(step.profile, way.released)

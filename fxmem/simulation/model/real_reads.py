@@ -1,0 +1,113 @@
+"""What a model reads of its tensors in a real run.
+
+Some models decide by their data: which experts run, how many boxes there are, when a loop ends. Their forward and loss
+run once on the CPU, on a copy with real values; what each operator reads whose result hangs on values is kept. The fake
+run then finds these values where it comes to the same line.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem.errors import AnalysisError, FxmemError, one_line
+from fxmem.simulation import known_values
+from fxmem.simulation.kernels.data_shapes import picks_by_mask
+from fxmem.simulation.model.real_model import real_model, real_values
+from fxmem.simulation.observe.source_lines import user_frame
+from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.request import StepRequest
+from fxmem.simulation.step import run_forward, set_training
+
+_Place = tuple[Any, str, int]
+"""Operator, file and line of the program."""
+_HANGING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_NO_KERNELS = frozenset({"prim", "prims", "profiler"})
+
+
+class RealReads:
+    """Values that a real run has read, by place, in order."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Place, list[list[torch.Tensor]]] = {}
+        self._next: collections.Counter[_Place] = collections.Counter()
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Keep what an operator of the real run reads."""
+        read = [tensor.detach().clone() for tensor in torch_common.iterate_tensors(args)]
+        self._found.setdefault(_place(func), []).append(read)
+
+    def begin(self) -> None:
+        """Another run of the same program begins."""
+        self._next.clear()
+
+    def give(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Give an operator's fakes the values that they had in the real run. None where it came here less often."""
+        if not hangs_on_values(func, args):
+            return
+        place = _place(func)
+        number, known = self._next[place], self._found.get(place, [])
+        self._next[place] += 1
+        fakes = list(torch_common.iterate_tensors(args))
+        if number >= len(known) or [t.shape for t in fakes] != [t.shape for t in known[number]]:
+            return
+        for fake, value in zip(fakes, known[number], strict=True):
+            if isinstance(fake, torch_common.FakeTensor) and not known_values.is_known(fake):
+                known_values.attach(fake, value)
+
+
+def read_really(model: torch.nn.Module, request: StepRequest) -> RealReads:
+    """Run forward and loss of a copy on the CPU, and keep what is read.
+
+    Raises:
+        UsageError: the model cannot be copied, or has an index or a mask without values.
+        AnalysisError: it raised.
+    """
+    reads = RealReads()
+    with process_unchanged(), torch_common.pause_observers():
+        torch.manual_seed(0)
+        made = real_model(model)
+        args, kwargs = real_values((request.args, request.kwargs))
+        step = dataclasses.replace(request, args=args, kwargs=kwargs)
+        set_training(made, request.mode)
+        try:
+            with _Watch(reads):
+                run_forward(made, step, "cpu")
+        except FxmemError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"the model on real values raised {one_line(error)}") from error
+    return reads
+
+
+class _Watch(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, reads: RealReads) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reads = reads
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if hangs_on_values(func, args):
+            self._reads.note(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator's result, or its shape, may follow from values."""
+    if func is torch.ops.aten.index.Tensor:
+        return picks_by_mask(func, args)
+    if func.namespace == "aten":
+        return not _HANGING.isdisjoint(func.tags)
+    return func.namespace not in _NO_KERNELS
+
+
+def _place(func: Any) -> _Place:
+    frame = user_frame(sys._getframe(2))
+    return (func, "", 0) if frame is None else (func, frame.f_code.co_filename, frame.f_lineno)
