@@ -14,8 +14,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import fakes as torch_fakes
 from fxmem.errors import AnalysisError, FxmemError, one_line
 from fxmem.simulation import known_values
 from fxmem.simulation.kernels.data_shapes import picks_by_mask
@@ -70,14 +72,14 @@ def read_really(model: torch.nn.Module, request: StepRequest) -> RealReads:
         AnalysisError: it raised.
     """
     reads = RealReads()
-    with process_unchanged(), torch_common.pause_observers():
+    with process_unchanged(), torch.device("cpu"):
         torch.manual_seed(0)
         made = real_model(model)
         args, kwargs = real_values((request.args, request.kwargs))
         step = dataclasses.replace(request, args=args, kwargs=kwargs)
         set_training(made, request.mode)
         try:
-            with _Watch(reads):
+            with _Watch(reads), _WatchLists(reads):
                 run_forward(made, step, "cpu")
         except FxmemError:
             raise
@@ -99,6 +101,22 @@ class _Watch(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class _WatchLists(TorchFunctionMode):
+    """Sees `tolist`, which reads memory at once where a tensor is real, and number by number where it is not."""
+
+    def __init__(self, reads: RealReads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.tolist:
+            for number in args[0].detach().flatten():
+                self._reads.note(torch_fakes.NUMBER_OF, (number,))
+        return func(*args, **(kwargs or {}))
+
+
 def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator's result, or its shape, may follow from values."""
     if func is torch.ops.aten.index.Tensor:
@@ -109,5 +127,5 @@ def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _place(func: Any) -> _Place:
-    frame = user_frame(sys._getframe(2))
+    frame = user_frame(sys._getframe(1))
     return (func, "", 0) if frame is None else (func, frame.f_code.co_filename, frame.f_lineno)
