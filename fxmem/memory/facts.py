@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Round, Storage, Timeline
+from fxmem.records.names import OWN_LOSS
+from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Round, Step, Storage, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
 Facts = list[tuple[str, str]]
@@ -53,6 +54,12 @@ class LargeTensor:
         return f" and {self.others} alike" if self.others else ""
 
 
+def describe_autocast(step: Step) -> list[str]:
+    """The step's autocast in words; nothing for a program, which may begin and end it anywhere."""
+    is_program = step.program is not None or step.loss == OWN_LOSS
+    return [] if is_program else [f"autocast: {step.precision or 'off'}"]
+
+
 def header_facts(about: Headed) -> Facts:
     """What was analysed and for which machine."""
     step, target = about.step, about.target
@@ -63,7 +70,7 @@ def header_facts(about: Headed) -> Facts:
         parts += ["zero_grad before backward"] if step.zero_grad == "before-backward" else []
         parts += ["set_to_none=False"] if not step.set_to_none else []
     parts += ["inference_mode"] if step.inference_mode else []
-    parts.append(f"autocast: {step.precision or 'off'}")
+    parts += describe_autocast(step)
     card = [target.full_name] if target.full_name.lower() not in ("", target.name.lower()) else []
     card += ["sm_{}{}".format(*target.capability)] if target.capability else []
     card += [format_bytes(target.memory_bytes)] if target.memory_bytes is not None else []

@@ -8,6 +8,8 @@ from typing import Final, Literal
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
 Precision = Literal["bf16", "fp16"]
+OWN_LOSS: Final = "the program's own"
+"""What a recorded program's step has for its loss."""
 Values = Literal["bound", "real"]
 """What decides where a model asks for values: the largest shapes there can be, or a real run on the CPU."""
 ZeroGrad = Literal["after-step", "before-backward"]

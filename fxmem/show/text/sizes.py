@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fxmem.hardware.context import describe_uncounted
-from fxmem.memory.facts import describe_inputs
+from fxmem.memory.facts import describe_autocast, describe_inputs
 from fxmem.records.profile import Step
 from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
 from fxmem.records.units import exact_bytes, format_bytes, percent, printable
@@ -117,7 +117,7 @@ def _plans(fits: CardFits) -> Table:
 
 def _step(step: Step) -> str:
     optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
-    return printable("; ".join([step.mode, *optimizer, f"autocast: {step.precision or 'off'}"]))
+    return printable("; ".join([step.mode, *optimizer, *describe_autocast(step)]))
 
 
 def _memory(curve: SizeCurve) -> str:

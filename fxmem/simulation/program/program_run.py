@@ -14,7 +14,7 @@ import torch
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
 from fxmem.hardware.workspaces import Seen
-from fxmem.records.names import MAX_OPERATORS, Mode
+from fxmem.records.names import MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
@@ -233,7 +233,7 @@ class ProgramRecording(Recording):
             names = "+".join(self.rounds.stepped_names) or None
             trains = bool(self.log.saved_by_node) or any(span.phase is Phase.BACKWARD for span in self.log.phases)
             mode: Mode = "train" if trains else "infer"
-            step = Step(mode=mode, optimizer=names, loss="the program's own" if trains else None, precision=None)
+            step = Step(mode=mode, optimizer=names, loss=OWN_LOSS if trains else None, precision=None)
             optimizer = next(iter(self.rounds.optimizers), None)
             root = ProgramRoot()
             for child, module in self.roots.children():
