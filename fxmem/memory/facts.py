@@ -9,12 +9,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import OWN_LOSS
-from fxmem.records.profile import Headed, InputTensor, Kind, Node, Peak, Profile, Round, Step, Storage, Timeline
+from fxmem.records.profile import (
+    Headed,
+    InputTensor,
+    Kind,
+    Node,
+    Peak,
+    Profile,
+    ProgramRun,
+    Round,
+    Step,
+    Storage,
+    Timeline,
+)
 from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
 
 Facts = list[tuple[str, str]]
@@ -93,17 +106,35 @@ def program_facts(profile: Profile) -> Facts:
     facts = [("Run", program.ending)]
     if program.setup is not None:
         facts.append(("Set-up", _describe_round(program.setup, "")))
-    groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
-    shown = {0, 1, len(groups) - 2, len(groups) - 1}
-    for index, group in enumerate(groups):
-        numbers = [number for number, _ in group]
-        if index in shown or program.shown in numbers:
-            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
-            mark = "; the table is of this one" if program.shown in numbers and len(groups) > 1 else ""
-            facts.append((label, _describe_round(group[0][1]) + mark))
+    groups = equal_rounds(program)
+    for each in groups:
+        mark = "; the table is of this one" if each.is_shown and len(groups) > 1 else ""
+        facts.append((each.label, _describe_round(each.round) + mark))
     if program.steady is not None:
         facts.append(("Steady", _STEADY[program.steady]))
     return _make_printable(facts)
+
+
+class EqualRounds(NamedTuple):
+    """Rounds of a program that follow each other and are equal."""
+
+    label: str
+    round: Round
+    is_shown: bool
+    """Whether the profile is of one of them."""
+
+
+def equal_rounds(program: ProgramRun) -> list[EqualRounds]:
+    """A program's rounds, equal ones together: the first two, the last two, and the profile's."""
+    groups = [list(same) for _, same in itertools.groupby(enumerate(program.rounds, 1), key=lambda each: each[1])]
+    ends = {0, 1, len(groups) - 2, len(groups) - 1}
+    found = []
+    for index, group in enumerate(groups):
+        numbers = [number for number, _ in group]
+        if index in ends or program.shown in numbers:
+            label = f"Step {numbers[0]}" if len(numbers) == 1 else f"Steps {numbers[0]}-{numbers[-1]}"
+            found.append(EqualRounds(label, group[0][1], program.shown in numbers))
+    return found
 
 
 _STEADY = {

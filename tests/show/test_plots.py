@@ -16,7 +16,7 @@ from fxmem.memory import liveness
 from fxmem.memory.allocator import Levels
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.module_rows import parts_at_peak
-from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, SourceLine, Storage, Timeline
+from fxmem.records.profile import Kind, Node, Peak, Phase, Profile, ProgramRun, Round, SourceLine, Storage, Timeline
 from fxmem.show.palette import DARK, KINDS, LIGHT, Palette
 from fxmem.show.plots import CurveDot, PlottedStep, curve_svg, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import LEFT, SIZE, STYLE, byte_steps, spread
@@ -508,3 +508,41 @@ def test_of_many_plans_the_chosen_one_keeps_its_number() -> None:
     (chosen,) = [each for each in classed(root, "strong") if each.text and each.text.isdecimal()]
     assert chosen.text == "502"
     assert "and 876 more" in words(root)
+
+
+@pytest.mark.parametrize("width", [280.0, 390.0, 960.0])
+def test_a_programs_whole_run_is_below_its_step(width: float) -> None:
+    def taken(requested: int, reserved: int | None, *phases: Phase) -> Round:
+        return Round(
+            requested_bytes=requested,
+            allocated_bytes=reserved,
+            reserved_bytes=reserved,
+            phase=phases[0],
+            place="train.py:7",
+            operators=3,
+            phases=phases,
+        )
+
+    usual = taken(60 * MIB, 100 * MIB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    first = taken(50 * MIB, 80 * MIB, Phase.EVALUATION, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    program = ProgramRun(
+        ending="ran to its end",
+        setup=taken(25 * MIB, 30 * MIB, Phase.FORWARD),
+        rounds=(first, usual, usual),
+        shown=3,
+        steady=True,
+        optimizers=("AdamW",),
+        made_up=(),
+    )
+    step = small_profile()
+    step = step.model_copy(update={"step": step.step.model_copy(update={"program": program})})
+    root = plotted(step, width=width)
+    said = words(root)
+    assert [each for each in ("Set-up", "Step 1", "Steps 2-3; plotted above") if each not in said] == []
+    full = width - 24.0
+    bars = [float(each.get("width", "")) for each in classed(root, "muted") if each.tag.endswith("rect")]
+    assert bars == pytest.approx([0.25 * full, 0.5 * full, 0.6 * full], abs=0.1)
+    outlines = [float(each.get("width", "")) for each in classed(root, "hollow") if each.tag.endswith("rect")]
+    assert outlines == pytest.approx([0.3 * full, 0.8 * full, full], abs=0.1)
+    assert any("evaluation, forward, backward, optimizer; peak at train.py:7" in each for each in titles(root))
+    assert not any("whole run" in each for each in words(plotted(small_profile(), width=width)))

@@ -31,6 +31,7 @@ from fxmem.show.plots.axes import (
     spread,
     step_title,
 )
+from fxmem.show.plots.rounds import rounds_strip
 from fxmem.show.plots.samples import Sample, samples
 from fxmem.show.svg import circle, document, fit, group, path, rect, text, text_width
 
@@ -116,6 +117,9 @@ def timeline_svg(
         y = area.bottom + 2 * ROW + 4.0
     legend, y = _legend(step.timeline, later, limits, scale, y, width)
     peak = step.timeline.peak
+    if step.profile.step.program is not None:
+        strip, y = rounds_strip(step.profile.step.program, y + ROW, width)
+        legend += strip
     description = f"Peak: {exact_bytes(peak.requested_bytes)}, in {peak.phase}. " + "; ".join(
         f"{share.name} {format_bytes(share.nbytes)}" for share in facts.split(peak)
     )

@@ -102,7 +102,7 @@ class _Watch(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _WatchLists(TorchFunctionMode):
-    """Sees `tolist`, which reads memory at once where a tensor is real, and number by number where it is not."""
+    """Sees `tolist`: of a real tensor it is no operator, of a fake one many."""
 
     def __init__(self, reads: RealReads) -> None:
         super().__init__()

@@ -647,7 +647,7 @@ def test_a_plan_from_a_recording_is_carried_out_in_the_program() -> None:
     assert after.peak.requested_bytes == pytest.approx(plan.after.requested_bytes, rel=0.02)
     assert after.peak.counted_bytes < 0.77 * before.peak.counted_bytes
     assert after.rounds[-1].phases[-1] is before.rounds[-1].phases[-1]
-    with pytest.raises(UsageError, match="expected application 'modules' for a program's report, got 'graph'"):
+    with pytest.raises(UsageError, match="expected application 'modules' for a program, got 'graph'"):
         estimate(before.profile, before.peak, "flat", "75%", "graph")
 
 
