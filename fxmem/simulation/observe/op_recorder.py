@@ -109,6 +109,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
 
     _takes_all_distinct = False
     """Whether `unique` is taken to find no two elements equal."""
+    _frames_to_caller = 1
+    """How many calls `__torch_dispatch__` here is below what called the operator."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         if op.is_composite and (op.everywhere is None or args[0].is_cuda):
             with self:  # under inference_mode, and from within wrappers, the dispatcher does not take it apart
                 return func.decompose(*args, **kwargs)
-        if op.in_place is not None and (caller := sys._getframe(1)).f_code is NODE_CALL:
+        if op.in_place is not None and (caller := sys._getframe(self._frames_to_caller)).f_code is NODE_CALL:
             op = self._choose_form(op, args[0], variables(caller)["node"])
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick

@@ -39,6 +39,7 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
 
     _log: ProgramLog
     _takes_all_distinct = True
+    _frames_to_caller = 2
 
     def __init__(self, border: Border, notes: MadeUpNotes, memory: CardMemory | None, *further: Any) -> None:
         super().__init__(*further)

@@ -52,6 +52,18 @@ class Conv(nn.Module):
         return out
 
 
+class Chosen(nn.Module):
+    """One of many scores of each row, whose backward writes into zeros of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(256, 4096, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = -self.head(x)
+        return torch.gather(scores, -1, torch.zeros(len(x), 1, dtype=torch.int64, device=x.device))
+
+
 class Attention(nn.Module):
     """An encoder layer, a tied embedding."""
 
@@ -83,6 +95,7 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
 TEMPLATES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], str]] = {
     "mlp": (Mlp, lambda: torch.randn(64, 256), "adamw"),
     "mlp with sgd": (Mlp, lambda: torch.randn(64, 256), "sgd"),
+    "gather": (Chosen, lambda: torch.randn(2048, 256), "sgd"),
     "convolution": (Conv, lambda: torch.randn(8, 3, 16, 16), "adamw"),
     "attention": (Attention, lambda: torch.randint(0, 1000, (4, 128)), "adam"),
 }
