@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import Program, Step
-from .loops import forward_after_backward, leaf, meta, repeat_step, train_function
+from .loops import forward_after_backward, last_round, leaf, meta, repeat_step, train_function
 
 BF16 = torch.bfloat16
 
@@ -276,10 +276,12 @@ class NeighbourhoodAttention(nn.Module):
         return output
 
 
-def neighbourhood_attention(T: int, *, B: int, H: int, heads: int) -> Step:
-    """Neighbourhood attention in float32."""
-    layers = {name: NeighbourhoodAttention(H, heads) for name in ("layer", "other")}
-    return train_function(lambda m: m.layer(m.x), retain=True, random_gradient=True, x=leaf(B, T, H), **layers)
+def neighbourhood_attention(T: int, *, B: int, H: int, heads: int) -> Program:
+    """Neighbourhood attention in float32, beside a layer of the other provider."""
+    layers = {name: NeighbourhoodAttention(H, heads) for name in ("other", "layer")}
+    return last_round(
+        lambda m: m.layer(m.x).backward(m.dy, retain_graph=True), x=leaf(B, T, H), dy=meta(B, T, H), **layers
+    )
 
 
 class MultiTokenAttention(nn.Module):

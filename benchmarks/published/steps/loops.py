@@ -129,6 +129,21 @@ def measure(function: Callable[[], object]) -> Peaks:
     return {name: stats[f"{name}_bytes.all.peak"] for name in ("requested", "allocated", "reserved")}
 
 
+def last_round(step: Function, rounds: int = 4, **residents: Any) -> Program:
+    """Make a program that repeats a step of leaves and modules, gradients kept, and measures the last round.
+
+    Liger's `_test_memory` has ten rounds and takes the median of their peaks.
+    """
+
+    def run() -> dict[str, Peaks]:
+        module = Residents(residents).to_empty(device="cuda")
+        for _ in range(rounds - 1):
+            step(module)
+        return {"": measure(lambda: step(module))}
+
+    return Program(run, "")
+
+
 def forward_after_backward(function: Function, **residents: Any) -> Program:
     """Make a program that calls a function of leaves once more after a backward, as scripts do that run others first.
 

@@ -2,21 +2,25 @@
 
 Source: Wedsonlin/assignment2-systems, results/*.pickle and cs336_systems/nsys_profile.py: 24 layers, 405 million
 parameters, AdamW written by hand, one steady round after five. Requested is the highest running sum of the file's
-events upon what its last state leaves for the start; reserved is the sum of its segments.
+events upon what its last state leaves for the start; reserved is the sum of its segments, which all rounds have left:
+for these the whole script runs.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import Step
-from .loops import leaf, meta
+from . import Peaks, Program, Step
+from .loops import leaf, measure, meta
 
 BATCH, WIDTH, INNER, LAYERS, HEADS, WORDS = 4, 1024, 4096, 24, 16, 10000
+WARM_UP = 5
+"""Rounds before the one that is measured."""
 
 
 class Weight(nn.Module):
@@ -59,6 +63,12 @@ def log_softmax(x: Tensor) -> Tensor:
     largest = torch.max(x, dim=-1, keepdim=True)[0]
     x = x - largest
     return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss over tokens."""
+    negative = -log_softmax(logits)
+    return torch.mean(torch.gather(negative, -1, targets.unsqueeze(-1)))
 
 
 def swish(x: Tensor) -> Tensor:
@@ -121,33 +131,39 @@ class Block(nn.Module):
         return attended + fed
 
 
+class Angles(nn.Module):
+    """The angles of all positions."""
+
+    def __init__(self, context: int) -> None:
+        super().__init__()
+        self.register_buffer("table", meta(2, context, WIDTH // HEADS // 2), persistent=False)
+
+
 class LanguageModel(nn.Module):
     """The model; `earlier` batches of the rounds before are still on the card."""
 
-    def __init__(self, context: int, earlier: int) -> None:
+    def __init__(self, context: int, earlier: int = 0) -> None:
         super().__init__()
-        self.tokens = Weight(WORDS, WIDTH)
-        self.register_buffer("angles", meta(2, context, WIDTH // HEADS // 2), persistent=False)
+        self.tokens, self.angles = Weight(WORDS, WIDTH), Angles(context)
         self.layers = nn.ModuleList([Block() for _ in range(LAYERS)])
         self.final, self.head = RootNorm(WIDTH), Projection(WORDS, WIDTH)
         for number in range(earlier):
-            self.register_buffer(f"earlier{number}", meta(5, BATCH, context, dtype=torch.int64))
+            self.register_buffer(f"earlier{number}", meta(WARM_UP, BATCH, context, dtype=torch.int64))
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Return the logits, and the loss where there are targets; without any, in inference mode as the script."""
         with torch.inference_mode(targets is None):
-            return self._forward(ids, targets)
+            logits = self.score(ids)
+            return logits if targets is None else (logits, cross_entropy(logits, targets))
 
-    def _forward(self, ids: Tensor, targets: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    def score(self, ids: Tensor) -> Tensor:
+        """Return the logits."""
         embedded = self.tokens.weight[ids, :]
         x = embedded  # the first keeps its name
         for layer in self.layers:
-            x = layer(x, self.angles)
-        logits = self.head(self.final(x))
-        if targets is None:
-            return logits  # type: ignore[no-any-return]
-        negative = -log_softmax(logits)
-        return logits, torch.mean(torch.gather(negative, -1, targets.unsqueeze(-1)))
+            x = layer(x, self.angles.table)
+        logits: Tensor = self.head(self.final(x))
+        return logits
 
 
 class HandWrittenAdamW(torch.optim.Optimizer):
@@ -181,3 +197,50 @@ def language_model(context: int, *, mode: str, precision: str | None = None) -> 
         return Step(LanguageModel(context, 1), (ids,), {"mode": "infer", "precision": precision})
     options = {"mode": "train", "precision": precision, "optimizer": HandWrittenAdamW, "loss": lambda out: out[1]}
     return Step(LanguageModel(context, 2), (ids, meta(BATCH, context, dtype=torch.int64)), options)
+
+
+def run_script(context: int, mode: str, precision: str | None) -> dict[str, Peaks]:
+    """Run the warm-up and the measured round."""
+    model = LanguageModel(context).to_empty(device="cuda")
+    optimizer = HandWrittenAdamW(model.parameters())
+    autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16, enabled=precision is not None)
+
+    def draw(rounds: int) -> Tensor:
+        return torch.randint(0, WORDS, (rounds, BATCH, context), device="cuda")
+
+    warm_up, measured = draw(WARM_UP), draw(1)
+    if mode == "infer":
+
+        def infer(ids: Tensor) -> None:
+            with autocast():
+                model.score(ids)
+
+        with torch.inference_mode():
+            for ids in warm_up:
+                infer(ids)
+            return {"": measure(lambda: infer(measured[0]))}
+
+    warm_up_targets, measured_targets = draw(WARM_UP), draw(1)
+    for number in range(WARM_UP):
+        with autocast():
+            logits = model.score(warm_up[number])
+            loss = cross_entropy(logits, warm_up_targets[number])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del logits, loss
+    optimizer.zero_grad(set_to_none=True)
+
+    def train() -> None:
+        with autocast():
+            logits = model.score(measured[0])
+            loss = cross_entropy(logits, measured_targets[0])
+        loss.backward()
+        optimizer.step()
+
+    return {"": measure(train)}
+
+
+def script(context: int, *, mode: str, precision: str | None = None) -> Program:
+    """The whole script, whose earlier rounds decide what is reserved."""
+    return Program(partial(run_script, context, mode, precision), "")
