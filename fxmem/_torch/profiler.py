@@ -16,12 +16,24 @@ def profiler(**settings: Any) -> profile:
     """A CPU memory profiler that tells `sum` from `sum.dim_IntList` (`_ExperimentalConfig.capture_overload_names`,
     there in 2.11)."""
     config: Any = torch._C._profiler._ExperimentalConfig
-    return profile(
+    # acc_events: else it warns of cycles.
+    return _Profile(
+        acc_events=True,
         activities=[ProfilerActivity.CPU],
         profile_memory=True,
         experimental_config=config(capture_overload_names=True),
         **settings,
     )
+
+
+class _Profile(profile):
+    """Keeps the log, and makes no statistics of it, which take as long as a small model's step."""
+
+    def stop_trace(self) -> None:
+        """As the profiler does (`torch.autograd.profiler.profile.acc_events`, since 2.5)."""
+        inner: Any = self.profiler
+        inner.acc_events = False
+        super().stop_trace()
 
 
 def event_tree(profiled: profile) -> list[Any]:

@@ -42,3 +42,17 @@ def pause_gc() -> Iterator[None]:
             _rest.inside -= 1
             if not _rest.inside and _rest.collecting:
                 gc.enable()
+
+
+@contextmanager
+def freeze_gc() -> Iterator[None]:
+    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands
+    of objects."""
+    if gc.get_freeze_count():
+        yield  # a freeze of the caller's is not ours to undo
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

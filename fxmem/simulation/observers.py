@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector, HiddenMemory, Seen
-from fxmem.records.pause_gc import pause_gc
+from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
@@ -247,20 +246,6 @@ def replacement(function: Any) -> Callable[..., Any] | None:
 def calm_python() -> Iterator[None]:
     """Allow deep models, and silence the program's warnings and the garbage collector. A real run collects at no fixed
     moment."""
-    with deep_recursion(), warnings.catch_warnings(), _frozen_garbage(), pause_gc():
+    with deep_recursion(), warnings.catch_warnings(), freeze_gc(), pause_gc():
         warnings.simplefilter("ignore")  # the program's own warnings are about a run that is not real
         yield
-
-
-@contextlib.contextmanager
-def _frozen_garbage() -> Iterator[None]:
-    """Collections inside look only at what was made inside; torch and a loaded model library are hundreds of thousands
-    of objects."""
-    if gc.get_freeze_count():
-        yield  # a freeze of the caller's is not ours to undo
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -39,6 +39,7 @@ from fxmem._torch import profiler as torch_profiler
 from fxmem._torch.common import tree_leaves
 from fxmem._torch.wrappers import parts
 from fxmem.errors import FxmemError, UsageError
+from fxmem.records.pause_gc import freeze_gc
 from fxmem.records.profile import Kind, Phase
 from fxmem.records.validation import Machine, Measurement
 from fxmem.simulation.error_advice import user_code_error
@@ -80,12 +81,19 @@ def measure_cpu(
         raise UsageError(f"expected at least 2 steps (the first one allocates the optimizer's state), got {steps}")
     check_on_cpu(model, request)
     stepper = make_optimizer(request.optimizer, model.parameters()) if request.mode == "train" else None
+    with freeze_gc():
+        return _measure(model, request, stepper, steps, set_aside)
+
+
+def _measure(
+    model: nn.Module, request: StepRequest, stepper: Optimizer | None, steps: int, set_aside: tuple[str, ...]
+) -> Measurement:
     step = functools.partial(run_step, model, request, optimizer=stepper, device_type="cpu")
     try:
         # A free is reported only of what a profiler saw allocated, and a model may keep tensors until its next step.
         # A profiler that records shapes keeps the values of torch.func's wrappers alive until it ends. So shapes are
-        # those of one step more, after the measured one. acc_events: else it warns of cycles.
-        with quiet_profiler(), torch_profiler.profiler(acc_events=True) as earlier:
+        # those of one step more, after the measured one.
+        with quiet_profiler(), torch_profiler.profiler() as earlier:
             for _ in range(steps - 1):
                 step(mark=_nowhere)
                 if stepper is None and request.mode == "train" and request.zero_grad == "after-step":
@@ -94,9 +102,9 @@ def measure_cpu(
                 step(mark=_nowhere, optimizer=None)
             gc.collect()
         resident = _resident_bytes(model, request, stepper, read_events(earlier))
-        with without_garbage(), quiet_profiler(), torch_profiler.profiler(acc_events=True) as profiled:
+        with without_garbage(), quiet_profiler(), torch_profiler.profiler() as profiled:
             step(mark=_mark)
-        with quiet_profiler(), torch_profiler.profiler(record_shapes=True, acc_events=True) as later:
+        with quiet_profiler(), torch_profiler.profiler(record_shapes=True) as later:
             step(mark=_nowhere)
     except FxmemError:
         raise

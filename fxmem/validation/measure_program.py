@@ -158,6 +158,7 @@ def _uses_device(device: str, tensors: Iterator[torch.Tensor]) -> bool:
 def _run(program: Launch, rounds: _RealRounds) -> str:
     """Run the program; how it ended."""
     gc.disable()
+    gc.freeze()  # a round's collection looks only at what the program has made
     try:
         with rounds.observe(), torch_wrappers.run_compiled_as_eager(lambda: None):
             run_as_main(program)
@@ -176,7 +177,7 @@ def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
     with (
         _loaders_apart(),
         quiet_profiler(),
-        torch_profiler.profiler(acc_events=True) as profiled,
+        torch_profiler.profiler() as profiled,
     ):
         ending = _run(program, rounds)
     events, ends = read_rounds(profiled)

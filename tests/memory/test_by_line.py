@@ -276,7 +276,7 @@ class _Marker:
 def measured(model: nn.Module, ids: torch.Tensor) -> list[tuple[int, int]]:
     """Line and signed bytes of every block that comes or goes in a real forward, in order of time."""
     before = sys.gettrace()
-    with without_garbage(), torch_profiler.profiler(acc_events=True) as profiled:
+    with without_garbage(), torch_profiler.profiler() as profiled:
         sys.settrace(_Marker())
         try:
             out = model(ids)
