@@ -25,6 +25,7 @@ TOLERANCE = {"autocast": 0.02}
 
 MEASURE_ALL = """
 import os, pathlib, sys
+import torch._dynamo  # every optimizer imports it; here once for all
 from fxmem.simulation.program import Launch
 from fxmem.validation import measure_program
 folder, steps, *files = sys.argv[1:]
