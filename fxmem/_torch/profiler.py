@@ -27,7 +27,7 @@ def profiler(**settings: Any) -> profile:
 
 
 class _Profile(profile):
-    """Keeps the log, and makes no statistics of it, which take as long as a small model's step."""
+    """Keeps the log and makes no statistics of it. Those take as long as a small model's step."""
 
     def stop_trace(self) -> None:
         """As the profiler does (`torch.autograd.profiler.profile.acc_events`, since 2.5)."""
