@@ -6,6 +6,7 @@ Checked on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -27,6 +28,15 @@ RNN_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(torch._C._VariableFunctions, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 }
 """The builtins behind `nn.LSTM`, `nn.GRU` and `nn.RNN` (since 1.0)."""
+
+ATTENTION: Final[Callable[..., Any]] = torch._native_multi_head_attention
+"""What `nn.MultiheadAttention` runs at inference (since 1.12)."""
+
+ENCODER_LAYER: Final[Callable[..., Any]] = torch._transformer_encoder_layer_fwd
+"""What `nn.TransformerEncoderLayer` runs at inference (since 1.12)."""
+
+ACTIVATED_PRODUCT: Final[Callable[..., Any]] = torch.ops.aten._addmm_activation.default
+"""A product with its activation, within that kernel (since 1.12)."""
 
 ISTFT: Final[Callable[..., Any]] = torch._C._VariableFunctions.istft
 """The builtin behind `torch.istft` (since 1.5)."""
@@ -130,6 +140,20 @@ def _forget(ops: dict[Any, Callable[..., Any]]) -> None:
     cache = fake_tensor.FakeTensorMode.cache
     for key in [key for key in cache if key.key[0] in ops]:
         del cache[key]
+
+
+@contextlib.contextmanager
+def views_of_zeros() -> Iterator[None]:
+    """Views of a fake zero without memory are fakes, too.
+
+    Three views have a kernel for zeros (`ZeroTensor` in native_functions.yaml) that makes a plain tensor; without it
+    they go where all others go. `torch.library._scoped_library` since 2.2, its `allow_override` as of 2.11.
+    """
+    with torch.library._scoped_library("aten", "IMPL", "ZeroTensor") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of each kernel that is replaced
+        for name in ("view", "as_strided", "_reshape_alias"):
+            library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
+        yield
 
 
 CONVOLUTION_CHOICES: Final = ((torch._C, "_select_conv_backend"), (torch._C, "_conv_determine_backend_memory_format"))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # `__tensor_flatten__` (since 2.1)
 
 from fxmem._torch.common import FakeTensor, patch
@@ -70,6 +71,24 @@ def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
         return None
     inner: torch.nn.Module = module._orig_mod
     return inner
+
+
+@contextlib.contextmanager
+def observe_traces(on_trace: Callable[[], None]) -> Iterator[None]:
+    """Call `on_trace()` when this thread traces a function into a graph, as `torch.func.linearize` does
+    (`ProxyTorchDispatchMode`, since 1.12)."""
+    me = threading.get_ident()
+
+    def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def enter_noted(self: Any) -> Any:
+            if threading.get_ident() == me:
+                on_trace()
+            return original(self)
+
+        return enter_noted
+
+    with patch(ProxyTorchDispatchMode, "__enter__", enter):
+        yield
 
 
 @contextlib.contextmanager

@@ -139,6 +139,8 @@ def unknowns(run: FakeRun) -> Iterator[Unknown]:
     for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
         yield Unknown(topic="flops", what=op, count=count)
     layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)
+    if run.recording.traces_itself:
+        yield Unknown(topic="memory", what="what make_fx (torch.func.linearize) keeps, which traces fakes otherwise")
     if layers:
         yield Unknown(
             topic="memory",

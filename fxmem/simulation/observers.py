@@ -18,6 +18,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
@@ -76,6 +77,8 @@ class Recording:
         self.recorder = self._make_recorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
         self.ran_compiled = False
         """Whether the program called something compiled."""
+        self.traces_itself = False
+        """Whether the program traced a function with make_fx."""
 
     def _make_mode(self) -> torch_common.FakeTensorMode:
         return torch_common.FakeMode()
@@ -135,6 +138,7 @@ class Recording:
             torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
             torch_fakes.group_in_python(),
             torch_common.silence_fake_kernels(),
+            torch_kernels.views_of_zeros(),
             self.fakes,
         ):
             yield
@@ -148,8 +152,10 @@ class Recording:
             self.engine.route(self.tracer.call_function),
             self.tracer.observe_calls(),
             torch_wrappers.run_compiled_as_eager(self._note_compiled),
+            torch_wrappers.observe_traces(self._note_trace),
             torch_triton.observe_launches(self._note_launch),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
+            torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),
         ):
             yield
 
@@ -195,6 +201,9 @@ class Recording:
 
     def _note_compiled(self) -> None:
         self.ran_compiled = True
+
+    def _note_trace(self) -> None:
+        self.traces_itself = True
 
     def _note_tensor_method(self, name: str, tensor: torch.Tensor) -> None:
         hooks = self.engine.hooks

@@ -207,7 +207,7 @@ def _find_storages(
 
 def _kept_by_modules(model: nn.Module) -> Iterator[torch.Tensor]:
     """What modules have beside parameters: in attributes, objects and hooks, and as globals of their forward."""
-    seen: set[int] = set()
+    seen = {id(module) for module in model.modules()}
     for module in model.modules():
         forward = type(module).forward
         named = (getattr(forward, "__globals__", {}).get(name) for name in _names(forward))
@@ -217,9 +217,11 @@ def _kept_by_modules(model: nn.Module) -> Iterator[torch.Tensor]:
             value = pending.pop()
             if isinstance(value, torch.Tensor):
                 yield value
-            elif id(value) not in seen and not isinstance(value, (type, types.ModuleType, nn.Module, Optimizer)):
+            elif id(value) not in seen and not isinstance(value, (type, types.ModuleType, Optimizer)):
                 seen.add(id(value))
-                if callable(value):
+                if isinstance(value, nn.Module):  # kept out of the model's own, as in a list
+                    yield from (*value.parameters(), *value.buffers())
+                elif callable(value):
                     yield from _behind(value)
                 elif hasattr(value, "__dict__"):
                     pending += tree_leaves(list(vars(value).values()))

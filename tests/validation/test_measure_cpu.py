@@ -419,6 +419,16 @@ class _Holder:
         return self.table[0]
 
 
+class _Teacher(list):
+    """In a list, so that it is no part of the model."""
+
+    def __init__(self):
+        super().__init__([nn.Linear(16, KEPT, bias=False).requires_grad_(False)])
+
+    def __call__(self):
+        return self[0].weight[0]
+
+
 class _GlobalUser(nn.Linear):
     def forward(self, x):
         return super().forward(x + GLOBAL[0])
@@ -456,12 +466,13 @@ class _RetainingGradient(nn.Linear):
     [
         (lambda: _Keeping(_Holder()), None, KEPT * 16 * 4),
         (lambda: _GlobalUser(16, 16), None, KEPT * 16 * 4),
+        (lambda: _Keeping(_Teacher()), None, KEPT * 16 * 4),
         (_with_features, None, ROWS * 16 * 4),
         (lambda: nn.Linear(16, 16), _averaging, (16 * 16 + 16) * 4),
         # The tensor, its gradient and what its graph saved, of the step before.
         (lambda: _RetainingGradient(16, 16), None, 2 * ROWS * 16 * 4),
     ],
-    ids=["object", "global", "hook", "optimizer's hook", "retained gradient"],
+    ids=["object", "global", "module in a list", "hook", "optimizer's hook", "retained gradient"],
 )
 def test_what_is_alive_elsewhere_is_resident(model, optimizer, beside):
     measured = measure_cpu(

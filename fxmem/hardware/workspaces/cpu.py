@@ -128,15 +128,17 @@ def _masked_select(args: Sequence[Any], result: Any) -> HiddenMemory:
 def _product_copies(operands: Sequence[TensorLayout]) -> HiddenMemory | None:
     """`addmm_impl_cpu_`, `bmm_out_or_baddbmm_` (LinearAlgebra.cpp): matrices that BLAS cannot read are copied.
 
-    MKL reads batches; where it cannot, each item is a product of its own. oneDNN's products of half precision are
-    not here.
+    MKL reads batches; where it cannot, each item is a product of its own. oneDNN, which computes half precision
+    (`checksize` in mkldnn/Matmul.cpp), may copy both to a layout of its own, as the machine wants it.
     """
     first, second = operands
+    size = first.shape[-2] * first.shape[-1] * second.shape[-1] if first.rank > 1 < second.rank else 0
+    if ITEM_BYTES[first.dtype] < 4:
+        small = size <= _SMALL_HALF_PRODUCT
+        return None if small else HiddenMemory(events=(output("result"), alloc("oneDNN's copies", None)))
     copied = [each for each in operands if each.numel and not each.is_blas_matrix()]
-    if not copied or ITEM_BYTES[first.dtype] < 4:
-        return None
     is_batch = first.rank == 3
-    if is_batch and first.shape[1] * first.shape[2] * second.shape[2] < _SMALL_PRODUCT:
+    if not copied or (is_batch and size < _SMALL_PRODUCT):
         return None
     nbytes = (each.nbytes // (each.shape[0] if is_batch else 1) for each in copied)
     events = (alloc(f"contiguous matrix {number}", each) for number, each in enumerate(nbytes, 1))
@@ -165,6 +167,24 @@ def _median(args: Sequence[Any], result: Any) -> HiddenMemory | None:
     if is_tensor(result):
         return HiddenMemory(events=(alloc("partitioned values", read_layout(args[0]).nbytes), output("median")))
     return None
+
+
+def _embedding_bag(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`make_offset2bag_out` (EmbeddingBag.cpp): bags are counted in one place more than there are indices."""
+    indices = read_layout(result[1]).numel
+    if not indices:
+        return None
+    counted = "counted offsets"
+    events = (output("bags"), alloc(counted, 8 * (indices + 1)), output("bag of each index"), *free(counted))
+    return HiddenMemory(events=events, source="aten/src/ATen/native/EmbeddingBag.cpp")
+
+
+def _grid_sample_backward(args: Sequence[Any], result: Any) -> HiddenMemory | None:
+    """`grid_sampler_2d_backward_cpu_kernel_impl` (cpu/GridSamplerKernel.cpp): reads a dense gradient."""
+    if (copied := _dense_gradient(args, result)) is None:
+        return None
+    outputs = (output("gradient") for each in result if each is not None)
+    return copied.model_copy(update={"events": (*outputs, *copied.events[1:])})
 
 
 def _dropout_backward(args: Sequence[Any], result: Any) -> HiddenMemory:
@@ -226,6 +246,8 @@ _READ_DENSE = (
 )  # fmt: skip
 _SMALL_PRODUCT = 400
 """Multiplications of an item of a batch below which a loop of torch's own computes it."""
+_SMALL_HALF_PRODUCT = 16**3
+"""The same in half precision."""
 _UPSAMPLE = "aten/src/ATen/native/cpu/UpSampleKernel.cpp"
 _SORTING = "aten/src/ATen/native/Sorting.cpp"
 _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
@@ -236,6 +258,8 @@ _KERNELS: Mapping[str, Callable[[Sequence[Any], Any], HiddenMemory | None]] = {
     "batch_norm_backward": _batch_norm_backward,
     "native_group_norm_backward": _group_norm_backward,
     "native_dropout_backward": _dropout_backward,
+    "_embedding_bag": _embedding_bag,
+    "grid_sampler_2d_backward": _grid_sample_backward,
     **dict.fromkeys(_READ_DENSE, _dense_gradient),
     "mean": _mean,
     "masked_select": _masked_select,

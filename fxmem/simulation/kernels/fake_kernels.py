@@ -286,6 +286,30 @@ def _is_mixed(source: Tensor, rest: tuple[Any, ...]) -> bool:
     return half and any(isinstance(each, Tensor) and each.dim() == 1 and each.dtype is torch.float32 for each in rest)
 
 
+def _geqrf(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor) -> Any:
+    """`geqrf_out` (BatchLinearAlgebra.cpp): the factors by columns, and a number for each reflector."""
+    *batch, rows, columns = source.shape
+    with fakes:
+        return source.new_empty((*batch, columns, rows)).mT, source.new_empty((*batch, min(rows, columns)))
+
+
+def _histogram(
+    fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, bins: Tensor | int = 100, *rest: Any, **kwargs: Any
+) -> Any:
+    """`histogram_out` (Histogram.cpp): a number for each bin, and the edges."""
+    del rest, kwargs
+    count = bins if isinstance(bins, int) else bins.shape[0] - 1
+    with fakes:
+        return source.new_empty(count), source.new_empty(count + 1)
+
+
+def _fake_quantize(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *rest: Any) -> Any:
+    """`fake_quantize_per_channel_affine_cachemask` (quantized/FakeQuantPerChannelAffine.cpp): values and a mask."""
+    del rest
+    with fakes:
+        return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
+
+
 EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.mse_loss.default: _elementwise_loss,
     aten.smooth_l1_loss.default: _elementwise_loss,
@@ -305,6 +329,12 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.multi_margin_loss_backward.default: _input_gradient,
     aten.multilabel_margin_loss_backward.default: _input_gradient,
     aten.fractional_max_pool3d_backward.default: _input_gradient,
+    aten.geqrf.default: _geqrf,
+    aten.histogram.bin_ct: _histogram,
+    aten.histogram.bins_tensor: _histogram,
+    aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize,
 }
 """The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
 decompositions of some of them."""

@@ -1,23 +1,26 @@
 """The ways of plain tensors in functions whose C++ goes another one for subclasses.
 
 FakeTensors are of a subclass. `max_pool1d` (aten/src/ATen/native/MaxPooling.cpp) has a kernel of its own on the CPU;
-`istft` (SpectralOps.cpp) asks whether its windows leave a gap.
+`istft` (SpectralOps.cpp) asks whether its windows leave a gap. `nn.MultiheadAttention` and layers of encoders have
+kernels of their own for inference, which they leave where calls of functions are observed.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.simulation.kernels.fake_kernels import answer_checks
 
+_aten = torch.ops.aten
 _OTHERWISE: Final[Callable[..., Any]] = F.max_pool1d
 
 
@@ -51,8 +54,75 @@ def _istft(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(call, function)
 
 
+def _native_attention(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *rest: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`native_multi_head_attention_cpu` (transformers/attention.cpp) for one tensor as query, key and value."""
+    del key, value
+    weight, _, out_weight, out_bias, *options = rest
+    mask, need_weights, average = (*options, *(None, True, True)[len(options) :])[:3]
+    batch, length, _ = query.shape
+    projected = torch.matmul(query, weight.t())
+    parts = projected.new_empty((3, batch, heads, length, width // heads))
+    del projected
+    q, k, v = parts.flatten(1, 2).unbind()
+    score = torch.bmm(q, k.transpose(1, 2))
+    if mask is None:
+        _aten._softmax.out(score, -1, False, out=score)
+    else:
+        mask = mask.to(torch.bool).contiguous()
+        score = _aten._softmax.default(score, -1, False)
+        del mask
+    torch.bmm(score, v, out=q)
+    weights = score.view(batch, heads, length, length) if need_weights else None
+    del score
+    mixed = q.view(batch, heads, length, -1).transpose(1, 2).contiguous().view(batch * length, width)
+    out = F.linear(mixed, out_weight, out_bias).view(batch, length, width)
+    del mixed
+    if weights is not None and average:
+        weights = weights.sum(1).div_(heads)
+    return out, weights
+
+
+def _encoder_layer(source: Tensor, width: int, heads: int, *rest: Any) -> Tensor:
+    """`transformer_encoder_layer_forward` (transformers/transformer.cpp)."""
+    projections, (use_gelu, norm_first, eps), norms = rest[:4], rest[4:7], (rest[7:9], rest[9:11])
+    up, up_bias, down, down_bias, mask, _ = (*rest[11:], None, None)[:6]
+
+    def norm(x: Tensor, number: int) -> Tensor:
+        scale, shift = norms[number]
+        return F.layer_norm(x, (width,), scale, shift, eps)
+
+    x = norm(source, 0) if norm_first else source
+    x = _native_attention(x, x, x, width, heads, *projections, mask, False)[0]
+    x.add_(source)
+    x = x if norm_first else norm(x, 0)
+    before = x
+    x = norm(x, 1) if norm_first else x
+    inner = torch_kernels.ACTIVATED_PRODUCT(up_bias, x.flatten(0, 1), up.t(), use_gelu=use_gelu)
+    x = torch.addmm(down_bias, inner, down.t()).view(source.shape)
+    del inner
+    x.add_(before)
+    return x if norm_first else norm(x, 1)
+
+
+def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Make `has_torch_function` false for fakes of the CPU. These modules then take their own kernels."""
+    code = nn.MultiheadAttention.forward.__code__, nn.TransformerEncoderLayer.forward.__code__
+
+    def has_torch_function(tensors: Any) -> bool:
+        ours = sys._getframe(1).f_code in code
+        if ours and all(type(each) is torch_common.FakeTensor and each.device.type == "cpu" for each in tensors):
+            return False
+        return original(tensors)
+
+    return has_torch_function
+
+
 _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
+    torch_kernels.ATTENTION: _native_attention,
+    torch_kernels.ENCODER_LAYER: _encoder_layer,
     **{function: _istft(function) for function in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},
 }
 

@@ -5,6 +5,7 @@ import torch
 from torch import func, nn
 from torch.autograd import forward_ad
 
+from fxmem import analyze
 from fxmem.records.validation import Quantity
 from fxmem.validation.validate import validate
 
@@ -84,6 +85,7 @@ PROGRAMS = {
     "tangent of a weight": tangent_of_weight,
     "is_grads_batched": batched_gradients,
     "is_grads_batched beside a step": batched_gradients_beside,
+    "hessian of each row": lambda m, x: func.vmap(func.hessian(m.energy))(x[:4]),
     "functional.jacobian": lambda m, x: torch.autograd.functional.jacobian(
         m.net, x[0], create_graph=m.training, vectorize=True
     ),
@@ -97,3 +99,16 @@ def test_transforms_take_what_a_real_run_takes(function, mode):
     found = validate(Doing(function), batch, mode=mode)
     peak = next(c for c in found.comparisons if c.quantity is Quantity.REQUESTED)
     assert abs(peak.predicted_bytes - peak.measured_bytes) <= 16, peak
+
+
+UNKNOWN = {
+    "make_fx": (Doing(lambda m, x: func.linearize(m.net, x)[1](x)), {}),
+    "oneDNN's copies of aten.addmm": (nn.Linear(WIDTH, WIDTH), {"precision": "bf16"}),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_differs_on_real_tensors_or_machines_is_listed_as_unknown(what):
+    model, step = UNKNOWN[what]
+    profile = analyze(model, torch.zeros(32, WIDTH), mode="infer", target="cpu", **step).profile
+    assert any(what in unknown.what for unknown in profile.unknowns if unknown.topic == "memory")
