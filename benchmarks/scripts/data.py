@@ -134,6 +134,34 @@ def language_model(folder: Path, *, classes: list[str], vocabulary: int = 1000, 
     model(config(vocab_size=vocabulary, pad_token_id=0, eos_token_id=1, **settings)).save_pretrained(folder)
 
 
+def picture_classifier(folder: Path, *, size: int = 224) -> None:
+    """Write a vision transformer of transformers with fresh weights and the settings of its pictures."""
+    import transformers
+
+    transformers.ViTImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
+    transformers.ViTForImageClassification(transformers.ViTConfig(image_size=size)).save_pretrained(folder)
+
+
+def metric(folder: Path, *, name: str = "accuracy") -> None:
+    """Write a metric where `evaluate.load` looks before it asks the network."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(
+        """import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        number = datasets.Value("int32")
+        features = datasets.Features({"predictions": number, "references": number})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(a == b for a, b in zip(predictions, references)) / max(len(references), 1)}
+"""
+    )
+
+
 def picture_encoder(folder: Path, *, repository: str) -> None:
     """Write an autoencoder of Stable Diffusion's sizes, with fresh weights, where the hub's client keeps downloads."""
     import diffusers
@@ -200,6 +228,6 @@ MAKERS: Final[dict[str, Callable[..., None]]] = {
     maker.__name__: maker
     for maker in (
         *(mnist, cifar, pictures, tokens, text, records, boxes),
-        *(language_model, picture_encoder, picture_model, checkpoint, byte_tokenizer),
+        *(language_model, picture_classifier, picture_encoder, picture_model, checkpoint, byte_tokenizer, metric),
     )
 }
