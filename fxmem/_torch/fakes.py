@@ -78,7 +78,7 @@ def describe(
                 value.stride(),
                 value.storage_offset(),
                 value.dtype,
-                state["fake_device"],
+                value.fake_device,
                 _keys(value).raw_repr(),
             )
         elif kind in _PLAIN:
