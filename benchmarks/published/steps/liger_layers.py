@@ -309,6 +309,38 @@ def multi_token_attention(L: int) -> Step:
     return repeat_step(normalise_rows, x=leaf(2, 4, L, L, dtype=BF16), dy=meta(2, 4, L, L, dtype=BF16), **layers)
 
 
+class SparseMultiTokenAttention(MultiTokenAttention):
+    """Sparsemax of masked scores, then a convolution over them, in float32."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Return the scores after the convolution, masked again; all names stay bound, as the published ones do."""
+        length, device, dtype = scores.shape[-1], scores.device, torch.float32
+        mask = torch.tril(torch.ones(length, length, dtype=torch.bool, device=device)).view(1, 1, length, length)
+        low = torch.tensor(-1e9, device=device, dtype=dtype)
+        zero = torch.tensor(0.0, device=device, dtype=dtype)
+        z = scores.to(dtype).masked_fill(~mask, low)
+        ordered, _ = torch.sort(z, dim=-1, descending=True)
+        sums = torch.cumsum(ordered, dim=-1)
+        ranks = torch.arange(1, length + 1, device=device, dtype=dtype).view(1, 1, 1, length)
+        is_positive = ordered > -1e8
+        condition = (1 + ranks * ordered > sums) & is_positive
+        count = torch.sum(condition, dim=-1, keepdim=True)
+        safe = torch.max(count, torch.ones_like(count))
+        chosen = torch.gather(sums, dim=-1, index=safe.long() - 1)
+        threshold = (chosen - 1) / safe.to(dtype)
+        threshold = torch.where(count == 0, torch.full_like(threshold, float("inf")), threshold)
+        probs = torch.clamp(z - threshold, min=0)
+        out = F.conv2d(probs, self.weight.to(dtype), self.bias.to(dtype), stride=1, padding=1)
+        masked = out.masked_fill(~mask, zero)
+        return masked.to(scores.dtype)
+
+
+def sparse_multi_token_attention(L: int) -> Program:
+    """Sparse multi-token attention over 2 x 4 matrices of scores in float32."""
+    layers = {name: SparseMultiTokenAttention(torch.float32) for name in ("other", "norm")}
+    return last_round(normalise_rows, x=leaf(2, 4, L, L), dy=meta(2, 4, L, L), **layers)
+
+
 def embedding(V: int, *, B: int, T: int, D: int) -> Step:
     """An embedding of float32 rows with a random gradient."""
 
