@@ -355,6 +355,12 @@ class StepLog:
         index = self.note_storage(tensor)
         return index is not None and index >= self._newest_before_node
 
+    def find_maker(self, tensor: torch.Tensor) -> str:
+        """The name of the op that allocated this tensor; empty for none."""
+        index = self.note_storage(tensor)
+        op = None if index is None else self.op_of[index]
+        return "" if op is None or op >= len(self.ops) else self.ops[op].name
+
     def on_save(self, value: Any, handle: weakref.ref[Any]) -> None:
         """A node saves these tensors for backward."""
         for tensor in (part for found in torch_common.iterate_tensors(value) for part in torch_wrappers.parts(found)):

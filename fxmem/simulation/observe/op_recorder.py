@@ -173,6 +173,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         in_place, nodes, never = op.in_place
         name = type(node).__name__
         own = name in nodes and not torch.is_grad_enabled() and self._log.is_of_backward_node(target)
+        if own and self._log.find_maker(target) == "aten.neg.default":
+            return op  # `-x * gradient`, of `binary_cross_entropy_with_logits_target_backward`
         return self._find_traits(in_place) if own or not (nodes or name in never) else op
 
     def _run_or_replay(

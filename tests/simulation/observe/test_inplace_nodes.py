@@ -117,6 +117,7 @@ bce = nn.functional.binary_cross_entropy_with_logits
     [
         lambda y, t: bce(y, t),
         lambda y, t: bce(y, t, weight=t),
+        lambda y, t: bce(t, y),
         lambda y, t: bce(y, t, weight=t, pos_weight=t[0]),
         lambda y, t: (y + 9).prod(1),
         lambda y, t: (y + 9).prod(0, keepdim=True) * y,
