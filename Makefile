@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators published published-batches constraints clean mutants releases sample
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators programs published published-batches constraints clean mutants releases sample
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nin
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
+
+programs: $(READY) ## predict and measure two hundred programs of many kinds on the CPU (about six minutes)
+	$(BIN)/python benchmarks/programs.py
 
 operators: $(READY) ## predict and measure every operator of torch's own list on the CPU; goes on where it stopped today
 	$(BIN)/python benchmarks/operators.py
