@@ -99,12 +99,16 @@ def _batch_norm(args: Sequence[Any], result: Any) -> HiddenMemory | None:
 def _group_norm_backward(args: Sequence[Any], result: Any) -> HiddenMemory:
     """`GroupNormBackwardKernelImpl` (cpu/group_norm_kernel.cpp): two sums for each channel of each image.
 
-    Arguments: grad_out, input, mean, rstd, weight, N, C, ...; results: three gradients, of which some may be None.
+    A gradient that is not laid out as the input is copied first, as a run of torch 2.15 shows; before, autograd copies
+    it. Arguments: grad_out, input, mean, rstd, weight, N, C, ...; results: three gradients, of which some may be None.
     """
-    nbytes = args[5] * args[6] * max(4, ITEM_BYTES[read_layout(args[1]).dtype])
+    grad, source = read_layout(args[0]), read_layout(args[1])
+    nbytes = args[5] * args[6] * max(4, ITEM_BYTES[source.dtype])
+    dense = grad.is_contiguous(source.memory_format())
+    copies = () if dense else (alloc("dense gradient", grad.nbytes),)
     outputs = (output("gradient") for each in result if each is not None)
     sums = alloc("sums of gradient * input", nbytes), alloc("sums of gradient", nbytes)
-    return HiddenMemory(events=(*outputs, *sums), source="aten/src/ATen/native/cpu/group_norm_kernel.cpp")
+    return HiddenMemory(events=(*copies, *outputs, *sums), source="aten/src/ATen/native/cpu/group_norm_kernel.cpp")
 
 
 def _mean(args: Sequence[Any], result: Any) -> HiddenMemory | None:

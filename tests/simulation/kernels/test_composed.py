@@ -75,7 +75,6 @@ ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: F.interpolate(a.view(1, 4, 64, 64), scale_factor=2, mode="nearest"),
     lambda a, b: F.interpolate(a[:48].view(1, 64, 64, 3).permute(0, 3, 1, 2), scale_factor=2, mode="nearest"),
     lambda a, b: F.fold(a.view(4, 64, 64), (16, 16), 2, stride=2),
-    lambda a, b: torch.quantile(a, 0.5, dim=1),
     lambda a, b: a.scatter_reduce(0, (b > 0.5).long(), b, "mean"),
     lambda a, b: a.bfloat16().mean(1),
     lambda a, b: a[0].expand(ROWS, COLUMNS).t() @ b,
@@ -85,9 +84,14 @@ ON_CPU: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: F.batch_norm(a.view(-1, ROWS, 4).bfloat16(), None, None, b[0, :ROWS], b[1, :ROWS], training=True),
     lambda a, b: F.group_norm(a.view(-1, ROWS, 4).bfloat16(), 4, b[0, :ROWS], b[1, :ROWS]),
 ]
+SELECTS = pytest.mark.xfail(
+    torch.__version__ >= "2.15", strict=True, reason="plain tensors are not sorted since 2.15, FakeTensors are"
+)
 
 
-@pytest.mark.parametrize("call", ON_CPU)
+@pytest.mark.parametrize(
+    "call", [*ON_CPU, pytest.param(lambda a, b: torch.quantile(a, 0.5, dim=1), id="quantile", marks=SELECTS)]
+)
 def test_temporaries_of_the_cpus_kernels_are_counted(
     call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
