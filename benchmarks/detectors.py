@@ -50,8 +50,8 @@ def main() -> None:
     lines = [
         f"# Detectors, {today}",
         "",
-        f"`python benchmarks/detectors.py`: one picture of 224x224, torch {torch.__version__}, this machine's CPU. Peak",
-        "of requested bytes, what kernels allocate for themselves set aside.",
+        f"`python benchmarks/detectors.py`: one picture of 224x224, torch {torch.__version__}, this machine's CPU.",
+        "Peak of requested bytes, what kernels allocate for themselves set aside.",
         "",
         "| detector | step | predicted | measured | difference |",
         "|---|---|---:|---:|---:|",
