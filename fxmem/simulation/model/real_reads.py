@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from fxmem.simulation.step import run_forward, set_training
 _Place = tuple[Any, str, int]
 """Operator, file and line of the program."""
 _HANGING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_SELECTIONS = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default})
 _NO_KERNELS = frozenset({"prim", "prims", "profiler"})
 
 
@@ -42,7 +43,7 @@ class RealReads:
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
         """Keep what an operator of the real run reads."""
-        read = [tensor.detach().clone() for tensor in torch_common.iterate_tensors(args)]
+        read = [tensor.detach().clone() for tensor in _deciding(func, args)]
         self._found.setdefault(_place(func), []).append(read)
 
     def begin(self) -> None:
@@ -56,7 +57,7 @@ class RealReads:
         place = _place(func)
         number, known = self._next[place], self._found.get(place, [])
         self._next[place] += 1
-        fakes = list(torch_common.iterate_tensors(args))
+        fakes = list(_deciding(func, args))
         if number >= len(known) or [t.shape for t in fakes] != [t.shape for t in known[number]]:
             return
         for fake, value in zip(fakes, known[number], strict=True):
@@ -115,6 +116,11 @@ class _WatchLists(TorchFunctionMode):
             for number in args[0].detach().flatten():
                 self._reads.note(torch_fakes.NUMBER_OF, (number,))
         return func(*args, **(kwargs or {}))
+
+
+def _deciding(func: Any, args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """The tensors whose values decide: of a selection the mask, of other operators all."""
+    return torch_common.iterate_tensors(args[1:] if func in _SELECTIONS else args)
 
 
 def hangs_on_values(func: Any, args: tuple[Any, ...]) -> bool:
