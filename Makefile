@@ -42,7 +42,7 @@ demo: $(READY) ## analyse ResNet-50, and a Llama on an H100, neither of which ne
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
-SAMPLE := tests/hardware tests/simulation/kernels tests/memory/test_allocator.py
+SAMPLE := tests/hardware tests/simulation/kernels tests/simulation/program tests/memory/test_allocator.py
 
 sample: $(READY) ## run the tests of what differs between releases of torch (with TORCH=latest: on the newest)
 	$(BIN)/python -m pytest -n $(JOBS) $(SAMPLE)

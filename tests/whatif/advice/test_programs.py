@@ -104,7 +104,8 @@ def test_programs_that_need_no_advice() -> None:
             nn.Sequential(nn.Linear(64, 4096), nn.ReLU()).cuda()(torch.zeros(4096, 64, device="cuda"))
 
     found = {each.key: each for each in fxmem.advise(look, target="rtx4090").suggestions}
-    assert found["inplace"].saved_bytes == 4096 * 4096 * 4
+    result, workspace = 4096 * 4096 * 4, 2 << 20  # of the product before it, which may be what is left
+    assert result - workspace <= found["inplace"].saved_bytes <= result
     assert 'for path in """1"""' in found["inplace"].code
     refused = {each.key: each.reason for each in fxmem.advise(half, target="rtx4090", plans=False).refused}
     assert refused["bf16-autocast"] == "the program computes in half precision already"

@@ -39,6 +39,10 @@ class Stream:
 
     wait_event = synchronize = wait_stream
 
+    def is_capturing(self) -> bool:
+        """No CUDA graph is captured. Optimizers ask since torch 2.15."""
+        return False
+
     def record_event(self, event: Any = None) -> Any:
         """An event that has come."""
         return Event() if event is None else event
