@@ -124,6 +124,12 @@ def validate_step(
         The errors of `validate`.
     """
     request = dataclasses.replace(request, target=_target(device))
+    if request.values == "real":  # what is made up is to be the same in the prediction and in the run
+        with process_unchanged():
+            torch.manual_seed(0)
+            source = model = real_model(source)
+            args, kwargs = real_values((request.args, request.kwargs))
+            request = dataclasses.replace(request, args=args, kwargs=kwargs)
     with apply_settings(request.settings):
         analysis = analyze_step(model, request, progress)
         progress(f"running the step on the {'card' if device == 'cuda' else 'CPU'}")

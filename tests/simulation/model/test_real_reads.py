@@ -83,6 +83,21 @@ def test_the_peak_is_that_of_a_real_step(build: type[nn.Module], x: torch.Tensor
     assert abs(found.predicted_bytes - found.measured_bytes) <= 16  # of scalars
 
 
+def test_made_up_values_are_the_same_in_the_prediction_and_in_the_run() -> None:
+    class Weighs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x * self.weight
+            return out.exp().exp() if self.weight.sum() > 500 else out
+
+    x = torch.empty(1000, device="meta")
+    found = fxmem.validate(Weighs, x, values="real", optimizer=None).comparisons[-1]
+    assert abs(found.predicted_bytes - found.measured_bytes) <= 16
+
+
 def test_values_say_what_they_are_of() -> None:
     with pytest.raises(AnalysisError, match="values='real'"):
         fxmem.analyze(Experts(), rows(), target="cpu")
