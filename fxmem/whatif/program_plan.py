@@ -22,14 +22,19 @@ def plan_program(
     *,
     application: Application | str | None = None,
     edits: ProgramEdits = AS_IT_IS,
+    before: ProfiledStep | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Plan:
+) -> tuple[Plan, ProfiledStep]:
     """`fxmem.plan` for a program: of whole modules of one of its models, named as that model names them.
 
     Args:
         run: runs the program with edits.
         edits: what is changed besides, in the step without a plan as well.
+        before: that step, where it has run already.
         strategy, budget, application, progress: as for `fxmem.plan`.
+
+    Returns:
+        The plan, and the step without it.
 
     Raises:
         UsageError: the program does not train, or would need a plan of several models; an argument that cannot be
@@ -39,8 +44,9 @@ def plan_program(
     """
     tell = progress or (lambda _: None)
     ways = allowed_applications(strategy, estimate.check_program_application(application))
-    tell("running the program as it is")
-    before = run(edits)
+    if before is None:
+        tell("running the program as it is")
+        before = run(edits)
     check_training(before)
 
     def run_planned(regions: tuple[Region, ...], _: Application) -> ProfiledStep:
@@ -58,4 +64,4 @@ def plan_program(
         tuple(PlannedWay(way, Planner(before.profile, way)) for way in ways),
         tell,
     )
-    return estimate.name_in_model(search.run())
+    return estimate.name_in_model(search.run()), before

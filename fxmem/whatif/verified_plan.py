@@ -66,7 +66,7 @@ def plan(
     """
     if not isinstance(analysis, Analysis):
         run = functools.partial(record_function, analysis, {"steps": STEPS, **options})
-        return plan_program(run, strategy, budget, application=application, progress=progress)
+        return plan_program(run, strategy, budget, application=application, progress=progress)[0]
     if options:
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
     check_training(analysis)

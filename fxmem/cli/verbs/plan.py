@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fxmem.memory.budget import Budget, BudgetShare
     from fxmem.records.plan import Plan
     from fxmem.records.profile import Profile, Timeline
-    from fxmem.simulation.profiled_step import ProfiledStep
-    from fxmem.whatif.program_edits import ProgramEdits
 
 BRIEF = "where to put activation checkpoints"
 DESCRIPTION = (
@@ -114,16 +112,11 @@ def _plan_program(
     program = program_command(options, words)
     from fxmem.whatif.program_plan import plan_program
 
-    first: list[ProfiledStep] = []
-
-    def run(edits: ProgramEdits) -> ProfiledStep:
-        step = program.run(edits)
-        first.extend([] if first else [step])
-        return step
-
     with Progress(options.quiet) as progress:
-        plan = plan_program(run, options.strategy, budget, application=options.application, progress=progress)
-    return plan, first[0].profile, first[0].timeline
+        plan, before = plan_program(
+            program.run, options.strategy, budget, application=options.application, progress=progress
+        )
+    return plan, before.profile, before.timeline
 
 
 def _plan_report(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:

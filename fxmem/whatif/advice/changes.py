@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fxmem.memory.budget import BudgetLike
@@ -71,10 +71,6 @@ class ModelBench:
     def changes(self) -> Iterator[Change]:
         """Every change that can be tried."""
         return find_changes(self.step)
-
-    def environ(self, way: Variant) -> Mapping[str, str]:
-        """Where the allocator's settings are found."""
-        return way.environ
 
     def analyse(self, way: Variant, known: Iterable[Outcome[Variant, Analysis]]) -> Outcome[Variant, Analysis]:
         """Analyse a variant."""

@@ -73,10 +73,6 @@ class ProgramBench:
         if profile.target.device == "cuda":
             yield expandable_segments()
 
-    def environ(self, way: ProgramWay) -> Mapping[str, str]:
-        """Where the allocator's settings are found."""
-        return way.environ
-
     def analyse(
         self, way: ProgramWay, known: Iterable[Outcome[ProgramWay, ProfiledStep]]
     ) -> Outcome[ProgramWay, ProfiledStep]:
@@ -99,13 +95,7 @@ class ProgramBench:
     ) -> Plan:
         """Plan checkpoints, of the program as it is or on top of edits."""
         edits, step = (self.start.edits, self.step) if reached is None else (reached.variant.edits, reached.analysis)
-        return plan_program(
-            lambda wanted: step if wanted == edits else self._run(wanted),
-            strategy,
-            budget,
-            edits=edits,
-            progress=progress,
-        )
+        return plan_program(self._run, strategy, budget, edits=edits, before=step, progress=progress)[0]
 
     def has_norms(self) -> bool:
         """Plans of strategy "norms" are of graphs."""

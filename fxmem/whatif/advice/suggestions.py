@@ -266,7 +266,7 @@ class _Advisor:
         return self.variants[keys]
 
     def _keeps(self, profile: Profile, peak: Peak, way: Any) -> bool:
-        return self.limit is not None and self.limit.keeps(profile, peak, self.bench.environ(way))
+        return self.limit is not None and self.limit.keeps(profile, peak, way.environ)
 
     def _suggestion(self, changes: Sequence[_Change], reached: _Outcome) -> Suggestion:
         flops, before = _flops(reached.profile), _flops(self.step.profile)

@@ -103,9 +103,6 @@ class Bench(Protocol[WayT, StepT]):
     def changes(self) -> Iterator[AnyChange[WayT, StepT]]:
         """Every change that can be tried."""
 
-    def environ(self, way: WayT) -> Mapping[str, str]:
-        """Where the allocator's settings are found."""
-
     def analyse(self, way: WayT, known: Iterable[Outcome[WayT, StepT]]) -> Outcome[WayT, StepT]:
         """Analyse a way; what it has in common with a known one is not analysed again."""
 
