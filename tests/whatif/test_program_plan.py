@@ -127,6 +127,7 @@ def test_plan_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert plan.after.counted_bytes <= (plan.budget_bytes or 0) < plan.before.counted_bytes
     assert "kept" in text
     for wrong, message in (
+        (("--application", "grpah"), "one of modules, graph, operators; got 'grpah', did you mean graph?"),
         (("--application", "operators"), "expected application 'modules' for a program"),
         (("--mode", "infer"), "expected --run without --mode"),
         (("report.json",), "one of the two"),

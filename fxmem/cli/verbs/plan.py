@@ -44,7 +44,7 @@ ARGUMENTS = (
     ),
     argument(
         "--application",
-        choices=list(Application),
+        choices=[each.value for each in Application],
         help="modules: whole modules run again; graph: regions begin and end anywhere, the forward is rewritten; "
         "operators: single results are recomputed, the program runs once (default: whichever is cheapest)",
     ),
