@@ -261,7 +261,7 @@ class SavedStandIn:
     def __init__(self, value: TapedValue, need: Need, tensor: torch.Tensor, *, checked: bool) -> None:
         self.value, self.geometry = value, read_layout(tensor)
         self.need: Need | None = need
-        self.sums = _sums(tensor) if checked else None
+        self.sums = _sums(tensor) if checked and not _is_unset_seed(value.op, tensor) else None
         value.users += 1
 
     def recompute_tensor(self) -> torch.Tensor:
@@ -277,6 +277,22 @@ class SavedStandIn:
                 )
         self.need = self.sums = None
         return found
+
+
+def _is_unset_seed(op: TapedOp | None, tensor: torch.Tensor) -> bool:
+    """Whether it is the random state of an attention without dropout.
+
+    The CUDA kernels allocate seed and offset all the same and write nothing to them
+    (`_efficient_attention_forward` in aten/src/ATen/native/transformers/cuda/attention.cu).
+    """
+    if op is None or tensor.is_floating_point():
+        return False
+    args, kwargs = op.given
+    for at, argument in enumerate(torch_common.op_arguments(op.func)):
+        if argument.name == "dropout_p":
+            given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor | None:
