@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators programs published published-batches constraints clean mutants releases sample
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators programs published published-batches constraints clean mutants releases sample step-time
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 say
 
 fuzz-parsers: $(READY) ## give the parsers texts that atheris makes (pip install atheris), SECONDS=60 each
 	$(BIN)/python -m tests.fuzzing.parsers --seconds $(SECONDS) --found $(VENV)/fuzz-found
+
+step-time: $(READY) ## fit estimated step times to published ones, and judge them on models that were not fitted
+	$(BIN)/python benchmarks/step_time.py
 
 leaks: $(READY) ## 500 analyses in one process, whose memory must stay flat
 	$(BIN)/python benchmarks/leaks.py

@@ -114,7 +114,7 @@ def _told(work: Callable[[], Any]) -> Callable[[], Any]:
 
 def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Everything that is done with a report, without torch; the second reads what the first wrote."""
-    from fxmem.hardware import roofline
+    from fxmem.hardware.step_time import step_seconds
     from fxmem.memory import allocator, by_layer, by_line, comparison, liveness, report_reader
     from fxmem.planning import estimate
     from fxmem.records.names import Application
@@ -137,7 +137,7 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "by layer", lambda: by_layer.by_layer(report)
     yield "by line", lambda: by_line.by_line(report)
     yield "compare with itself", lambda: comparison.compare(report, report)
-    yield "least time", lambda: roofline.step_seconds(report)
+    yield "least time", lambda: step_seconds(report)
     plain = graph.DrawingOptions(renderer="plain")
     unfolded = graph.DrawingOptions(renderer="plain", fold=False)
     yield "SVG, folded (built-in layout)", lambda: graph.render(report, timeline, plain)

@@ -30,6 +30,54 @@ class Rates(Record):
     """Bytes/s of the memory."""
 
 
+class Reached(Record):
+    """What a step's operators reach of a card's rates, fitted to measured step times (`benchmarks/step_time.py`)."""
+
+    products: float
+    """Share of the arithmetic rate in matrix products and attention."""
+    convolutions: float
+    """The same in convolutions."""
+    bandwidth: float
+    """Share of the memory's bandwidth."""
+    convolution_bandwidth: float
+    """The same in convolutions, which change their tensors' layout on the way."""
+    launch_seconds: float
+    """What an operator takes beside."""
+    spread: tuple[float, float]
+    """Measured time over the estimate on models that were not fitted, 10th and 90th percentile."""
+    grounds: str
+    """Which steps these were, in words."""
+
+
+def _reached(
+    shares: tuple[float, float, float, float], launch: float, low: float, high: float, grounds: str
+) -> Reached:
+    products, convolutions, bandwidth, convolution_bandwidth = shares
+    return Reached(
+        products=products,
+        convolutions=convolutions,
+        bandwidth=bandwidth,
+        convolution_bandwidth=convolution_bandwidth,
+        launch_seconds=launch * 1e-6,
+        spread=(low, high),
+        grounds=grounds,
+    )
+
+
+_INFERENCE = "image models at inference on this card"
+OF_ANY_CARD = {
+    "infer": _reached((1.17, 0.77, 0.72, 0.53), 2.1, 0.7, 1.45, "image models at inference on four other cards"),
+    "train": _reached((0.963, 0.83, 0.626, 0.238), 2.24, 0.7, 1.45, "image models in training on an RTX 3090"),
+}
+"""By mode, for a card on which no step was measured."""
+_RTX3090 = {
+    "infer": _reached((1.12, 0.84, 0.79, 0.453), 2.16, 0.91, 1.1, _INFERENCE),
+    "train": _reached((0.963, 0.83, 0.626, 0.238), 2.24, 0.89, 1.21, "image models in training on this card"),
+}
+_RTX4090 = {**OF_ANY_CARD, "infer": _reached((1.21, 0.65, 0.877, 0.617), 2.06, 0.89, 1.09, _INFERENCE)}
+_RTX5090 = {**OF_ANY_CARD, "infer": _reached((1.06, 0.68, 0.746, 0.49), 2.1, 0.87, 1.07, _INFERENCE)}
+
+
 def _rates(fp32: float, tf32: float, half: float, bandwidth: float) -> Rates:
     return Rates(fp32=fp32 * 1e12, tf32=tf32 * 1e12, half=half * 1e12, bandwidth=bandwidth * 1e9)
 
@@ -46,6 +94,8 @@ class Card(Record):
     l2_bytes: Bytes = 0
     rates: Rates | None = None
     """None: there is no estimate of a step's time."""
+    reached: dict[str, Reached] = OF_ANY_CARD
+    """What is reached of them, at inference ("infer") and in training ("train")."""
     source: str = ""
     """Where the memory figure was seen."""
 
@@ -110,6 +160,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=9751,
             l2_bytes=6 * MIB,
             rates=_rates(35.6, 35.6, 71.0, 936.0),  # NVIDIA Ampere GA102 whitepaper, table 2
+            reached=_RTX3090,
             source=_query("12.2"),
         ),
         Card(
@@ -128,6 +179,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=10501,
             l2_bytes=72 * MIB,
             rates=_rates(82.6, 82.6, 165.2, 1008.0),  # NVIDIA Ada whitepaper
+            reached=_RTX4090,
             source=_query("13.0"),
         ),
         Card(
@@ -137,6 +189,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=14001,
             l2_bytes=96 * MIB,
             rates=_rates(104.8, 104.8, 209.5, 1792.0),  # NVIDIA RTX Blackwell whitepaper
+            reached=_RTX5090,
             source=f"{_query('12.8')}; github.com/aikitoria/open-gpu-kernel-modules/issues/1",
         ),
         Card(

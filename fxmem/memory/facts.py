@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
+from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import OWN_LOSS
@@ -28,7 +29,16 @@ from fxmem.records.profile import (
     Storage,
     Timeline,
 )
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_shape, percent, printable, to_words
+from fxmem.records.units import (
+    exact_bytes,
+    format_bytes,
+    format_flops,
+    format_seconds,
+    format_shape,
+    percent,
+    printable,
+    to_words,
+)
 
 Facts = list[tuple[str, str]]
 """Labels and what they label; an empty label continues the one before."""
@@ -196,7 +206,7 @@ def total_facts(profile: Profile) -> Facts:
     """Sums over the whole step."""
     model = sum_figures(node for node in profile.nodes if node.op != "optimizer")
     if profile.step.mode == "infer":
-        return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)")]
+        return [("FLOPs", f"{flops_sum(model.forward)} (1 multiply-add = 2)"), *_time_facts(profile)]
     optimizer = [flops_sum(sum_figures([node]).forward) for node in profile.nodes if node.op == "optimizer"]
     counts = [
         f"{flops_sum(model.forward)} forward",
@@ -206,7 +216,17 @@ def total_facts(profile: Profile) -> Facts:
     return [
         ("Saved", f"{exact_bytes(profile.saved_bytes)} kept for backward when forward ends"),
         ("FLOPs", f"{', '.join(counts)} (1 multiply-add = 2)"),
+        *_time_facts(profile),
     ]
+
+
+def _time_facts(profile: Profile) -> Facts:
+    time = estimate(profile)
+    if time is None:
+        return []
+    which = f"; of the last of {profile.step.accumulate} micro-batches" if profile.step.accumulate > 1 else ""
+    text = format_seconds(time.seconds, time.low_seconds, time.high_seconds)
+    return [("Time", f"{text} on {printable(profile.target.name)}, estimated{which}")]
 
 
 def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:

@@ -197,9 +197,7 @@ class Plan(Headed, Versioned):
     """FLOPs of the step with the plan beyond the unplanned step's: what it runs again. Negative where the program has
     checkpoints of its own and the plan recomputes less than they do."""
     before_seconds: float | None = Field(default=None)
-    """Estimated time of the unplanned step: each op the slower of its FLOPs at the card's peak rate and its bytes at
-    its memory's bandwidth (the roofline: Williams, Waterman and Patterson 2009); None where the card's rates are not
-    known. A ratio of two such estimates is of use, one alone is a lower bound."""
+    """Estimated time of the unplanned step (`fxmem.hardware.step_time`); None where the card's rates are not known."""
     after_seconds: float | None = None
     """The same for the step with the plan."""
     curve: Many[CurvePoint] = ()

@@ -52,6 +52,7 @@ __all__ = [
     "Round",
     "SourceLine",
     "Step",
+    "StepTime",
     "Storage",
     "Target",
     "TensorInfo",
@@ -236,6 +237,8 @@ class Op(Record):
     """`[begin, end)` are the ticks at which it allocated."""
     flops: Flops | None = 0
     """None when it computes and has no formula."""
+    moved_bytes: Bytes | None = None
+    """What it reads and writes, each tensor once; None: not known (a file of an older fxmem)."""
 
 
 class Storage(Record):
@@ -525,10 +528,22 @@ class Peak(Record):
         return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
 
 
+class StepTime(Record):
+    """The estimated time of a step."""
+
+    seconds: float
+    low_seconds: float
+    """Nine of ten steps take longer."""
+    high_seconds: float
+    """Nine of ten steps take less."""
+
+
 class Report(Profile):
-    """What `fxmem analyze --json` writes and every other verb reads: the profile and its peak."""
+    """What `fxmem analyze --json` writes and every other verb reads: the profile, its peak and its time."""
 
     peak: Peak
+    time: StepTime | None = None
+    """None where the target's rates are not known, as on a CPU."""
 
 
 class Timeline(Record):

@@ -52,6 +52,13 @@ def percent(part: int, whole: int) -> str:
     return "<0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
 
 
+def format_seconds(middle: float, *interval: float) -> str:
+    """A time, and the interval that it lies in: `41.2 ms (35.1 to 48)`."""
+    factor, unit = next((each for each in ((1.0, "s"), (1e3, "ms")) if middle * each[0] >= 1), (1e6, "us"))
+    shown, *ends = (f"{float(f'{seconds * factor:.3g}'):g}" for seconds in (middle, *interval))
+    return f"{shown} {unit}" + (f" ({' to '.join(ends)})" if ends else "")
+
+
 def format_shape(shape: Sequence[int]) -> str:
     """`32x3x224x224`, the form the command line reads; `scalar` for no dimensions."""
     return "x".join(map(str, shape)) or "scalar"

@@ -9,7 +9,8 @@ import torch
 
 from fxmem.hardware.context import context_range, format_range
 from fxmem.hardware.releases import release_assumption
-from fxmem.records.profile import Assumption, Kind, Target, Unknown
+from fxmem.hardware.step_time import time_assumption
+from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observers import FakeRun
@@ -72,7 +73,14 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
         yield from card_emulation.assumptions(run.recording.target)
     if (of_release := release_assumption(torch.__version__)) is not None:
         yield Assumption(topic="torch", text=of_release)
-    context = context_range(run.recording.target)
+    yield from _card(run.recording.target, run.step)
+
+
+def _card(target: Target, step: Step) -> Iterator[Assumption]:
+    """What is taken for granted of the card."""
+    if (how := time_assumption(target, step)) is not None:
+        yield Assumption(topic="time", text=how)
+    context = context_range(target)
     if context is not None:
         size = format_range(context.low, context.high)
         yield Assumption(

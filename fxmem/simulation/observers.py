@@ -167,7 +167,11 @@ class Recording:
     # --- what the observers report ------------------------------------------------------------------------------------
 
     def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
-        return OpFacts(flops.op_flops(func, args, kwargs, result), self._look(func, name, args, kwargs, result))
+        return OpFacts(
+            flops.op_flops(func, args, kwargs, result),
+            flops.moved_bytes(func, args, kwargs, result),
+            self._look(func, name, args, kwargs, result),
+        )
 
     def _look(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Seen | None:
         """What a call hides, with what the operators hide that its kernel calls."""
@@ -197,7 +201,7 @@ class Recording:
     def _note_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
         for tensor in torch_common.iterate_tensors(arguments):
             known_values.forget(tensor)
-        self.log.note_call(f"triton.{kernel}")
+        self.log.note_call(f"triton.{kernel}", flops.size_of_tensors(arguments))
 
     def _note_compiled(self) -> None:
         self.ran_compiled = True

@@ -51,7 +51,15 @@ def build_profile(run: FakeRun) -> Profile:
         phases=hidden.phases,
         nodes=(None,) * (len(run.nodes) + 2),  # their live bytes follow from all else
         ops=tuple(
-            Op(name=op.name, node=node, phase=op.phase, begin=begin, end=end, flops=op.flops)
+            Op(
+                name=op.name,
+                node=node,
+                phase=op.phase,
+                begin=begin,
+                end=end,
+                flops=op.flops,
+                moved_bytes=op.moved_bytes,
+            )
             for op, (node, _, _), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
         ),
         storages=(*storages, *hidden.storages),

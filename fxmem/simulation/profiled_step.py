@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxmem.hardware import step_time
 from fxmem.memory import allocator
 from fxmem.records.files import write_text
 from fxmem.records.profile import Peak, Profile, Report, Timeline
@@ -35,8 +36,8 @@ class ProfiledStep:
         return self.timeline.peak
 
     def report(self) -> Report:
-        """The profile and its peak, as `fxmem analyze --json` writes them."""
-        return Report.model_construct(**dict(self.profile), peak=self.peak)
+        """The profile, its peak and its time, as `fxmem analyze --json` writes them."""
+        return Report.model_construct(**dict(self.profile), peak=self.peak, time=step_time.estimate(self.profile))
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = None) -> str:
         """The report as JSON; also written to `path` if given (whole or not at all)."""

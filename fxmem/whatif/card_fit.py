@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fxmem.errors import UsageError
-from fxmem.hardware import catalogue, roofline
+from fxmem.hardware import catalogue
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import allocator
 from fxmem.memory.budget import peak_in_memory
 from fxmem.records.plan import Plan
@@ -174,7 +175,7 @@ def _move_plan(plan: Plan, card: Target, before: Analysis, after: ProfiledStep) 
             "target": card,
             "before": allocator.complete_timeline(one, os.environ).peak,
             "after": allocator.complete_timeline(other, os.environ).peak,
-            "before_seconds": roofline.step_seconds(one),
-            "after_seconds": roofline.step_seconds(other),
+            "before_seconds": step_seconds(one),
+            "after_seconds": step_seconds(other),
         }
     )

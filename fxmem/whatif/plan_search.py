@@ -9,7 +9,7 @@ from typing import Any
 
 from fxmem import checkpointing
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
-from fxmem.hardware import roofline
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget
 from fxmem.planning import STRATEGIES, CostTables, OperatorPlanner, Planner
 from fxmem.records.names import Application
@@ -268,7 +268,7 @@ class PlanSearch:
             regions=proposal.regions,
             peak=proposal.analysis.peak,
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
-            step_seconds=roofline.step_seconds(proposal.analysis.profile),
+            step_seconds=step_seconds(proposal.analysis.profile),
         )
 
     def finish(self, proposal: Proposal) -> Plan:
@@ -288,8 +288,8 @@ class PlanSearch:
             analysed=True,
             forward_flops=sum_known(op.flops for op in before.ops if op.phase is Phase.FORWARD),
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
-            before_seconds=roofline.step_seconds(before),
-            after_seconds=roofline.step_seconds(after),
+            before_seconds=step_seconds(before),
+            after_seconds=step_seconds(after),
             parameters=self.parameters,
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),

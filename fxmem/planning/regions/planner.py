@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fxmem.errors import ExceededError, UsageError
-from fxmem.hardware import roofline
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning.regions.candidates import (
     Span,
@@ -60,7 +60,7 @@ class Planner:
     @cached_property
     def before_seconds(self) -> float | None:
         """The least time of the step without a plan."""
-        return roofline.step_seconds(self.profile)
+        return step_seconds(self.profile)
 
     @cached_property
     def tables(self) -> Tables:

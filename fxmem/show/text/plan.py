@@ -14,7 +14,7 @@ from fxmem.memory.facts import header_facts
 from fxmem.memory.module_tree import find_runs
 from fxmem.records.plan import Certificate, CurvePoint, Plan, Region
 from fxmem.records.profile import Peak, SourceLine
-from fxmem.records.units import exact_bytes, format_bytes, format_flops, percent, printable
+from fxmem.records.units import exact_bytes, format_bytes, format_flops, format_seconds, percent, printable
 from fxmem.show.text.tables import RULED, facts, fit, fit_left, item_list, label_content, render
 
 _PLACES = 34
@@ -107,9 +107,9 @@ def _effect(plan: Plan) -> Table:
         )
     if plan.before_seconds and plan.after_seconds:
         grown.add_row(
-            "Step, at best",
-            _seconds(plan.before_seconds),
-            _seconds(plan.after_seconds),
+            "Step time",
+            format_seconds(plan.before_seconds),
+            format_seconds(plan.after_seconds),
             _change(plan.before_seconds, plan.after_seconds),
         )
     rows: list[tuple[str, str | Text]] = []
@@ -157,10 +157,6 @@ def _share(flops: int, forward: int | None) -> str:
 
 def _change(before: float, after: float) -> str:
     return f"{100 * (after - before) / before:+.1f} %" if before else ""
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _curve(plan: Plan, width: int) -> Table:

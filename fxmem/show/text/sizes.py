@@ -87,10 +87,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
                 [
                     (
                         "",
-                        (
-                            "FLOPs: run again, as a share of the forward's. Time: the least a step takes at the card's "
-                            "peak rates."
-                        ),
+                        ("FLOPs: run again, as a share of the forward's. Time: estimated, of the whole step."),
                     )
                 ]
             )

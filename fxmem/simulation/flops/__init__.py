@@ -26,5 +26,14 @@ from __future__ import annotations
 
 from fxmem.simulation.flops.count import Formula, is_counted_by_torch, op_flops, torch_formulas
 from fxmem.simulation.flops.tables import UNCOUNTED
+from fxmem.simulation.flops.traffic import moved_bytes, size_of_tensors
 
-__all__ = ["UNCOUNTED", "Formula", "is_counted_by_torch", "op_flops", "torch_formulas"]
+__all__ = [
+    "UNCOUNTED",
+    "Formula",
+    "is_counted_by_torch",
+    "moved_bytes",
+    "op_flops",
+    "size_of_tensors",
+    "torch_formulas",
+]

@@ -37,6 +37,7 @@ class LoggedOp:
     begin: int
     end: int
     flops: int | None
+    moved_bytes: int
 
 
 class _Watch(weakref.ref[Any]):
@@ -252,9 +253,9 @@ class StepLog:
 
     # --- ops and phases -----------------------------------------------------------------------------------------------
 
-    def note_op(self, name: str, begin: int, flops: int | None, given: Any = ()) -> int:
+    def note_op(self, name: str, begin: int, flops: int | None, moved_bytes: int = 0, given: Any = ()) -> int:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
-        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops))
+        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes))
         index = len(self.ops) - 1
         if self._recomputing and self.phase is Phase.BACKWARD:
             read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)}
@@ -274,10 +275,10 @@ class StepLog:
         finally:
             self._recomputing -= 1
 
-    def note_call(self, name: str) -> None:
+    def note_call(self, name: str, moved_bytes: int) -> None:
         """Log what is no operator, allocates nothing and has unknown FLOPs."""
         if not self.setting_up:
-            self.note_op(name, self.tick, None)
+            self.note_op(name, self.tick, None, moved_bytes)
 
     def set_phase(self, phase: Phase) -> None:
         """End the phase and begin another."""

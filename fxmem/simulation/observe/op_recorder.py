@@ -92,6 +92,8 @@ class OpFacts:
 
     flops: int | None
     """None where it computes and has no formula."""
+    moved_bytes: int
+    """What its kernel reads and writes."""
     hidden: Any = None
     """The memory that its kernel allocates without a tensor, as `inspect` describes it; None for none."""
 
@@ -213,7 +215,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 replay.facts = facts
         elif self._cache.compares and facts != self._inspect(op.func, op.name, args, kwargs, result):
             raise AnalysisError(describe_mismatch(op.func))
-        index = self._log.note_op(op.name, begin, facts.flops, (args, kwargs))
+        index = self._log.note_op(op.name, begin, facts.flops, facts.moved_bytes, (args, kwargs))
         if facts.hidden is not None:
             self._note_hidden(index, facts.hidden, self._log.phase)
 

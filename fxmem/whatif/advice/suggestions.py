@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fxmem.errors import AnalysisError, ExceededError, FxmemError, UsageError
-from fxmem.hardware import roofline
+from fxmem.hardware.step_time import step_seconds
 from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.records.advice import Advice, Effect, Refused, Suggestion
 from fxmem.records.names import STEPS
@@ -80,7 +80,7 @@ def try_changes(
         **profile.heading(),
         before=step.peak,
         before_flops=_flops(profile),
-        before_seconds=roofline.step_seconds(profile),
+        before_seconds=step_seconds(profile),
         budget_bytes=None if limit is None else limit.nbytes,
         suggestions=tuple(sorted(suggestions, key=lambda s: (-s.saved_bytes, s.extra_flops or 0))),
         together=advisor.together(plans) if limit is not None else None,
@@ -279,7 +279,7 @@ class _Advisor:
             peak=reached.peak,
             saved_bytes=self.step.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
-            step_seconds=None if repeats > 1 else roofline.step_seconds(reached.profile),
+            step_seconds=None if repeats > 1 else step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
         )
 

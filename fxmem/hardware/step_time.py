@@ -1,0 +1,74 @@
+"""Estimated time of a step on a card: what its operators compute and move, at the rates that cards really reach.
+
+The roofline of Williams, Waterman and Patterson ("Roofline: an insightful visual performance model for multicore
+architectures", CACM 2009), operator by operator: each takes the longer of its FLOPs and its bytes, and a launch.
+Operators run one after another, while Python issues them: a step takes no less than that. The shares of a card's rates
+that products, convolutions and all else reach are fitted to published step times, and so is the interval
+(`benchmarks/step_time.py`).
+"""
+
+from __future__ import annotations
+
+from fxmem.hardware.cards import CATALOGUE, Rates, Reached
+from fxmem.records.profile import Op, Profile, Step, StepTime, Target
+
+_ISSUE_SECONDS = 8e-6
+"""What Python, autograd and the dispatcher take to issue an operator."""
+
+
+def estimate(profile: Profile) -> StepTime | None:
+    """The time of the step on its target, as an interval; None where the card's rates or an op's bytes are not known.
+
+    The interval holds eight of ten measured step times. A step of several micro-batches is the last of them.
+    """
+    seconds = step_seconds(profile)
+    if seconds is None:
+        return None
+    low, high = CATALOGUE[profile.target.name].reached[profile.step.mode].spread
+    return StepTime(seconds=seconds, low_seconds=seconds * low, high_seconds=seconds * high)
+
+
+def step_seconds(profile: Profile) -> float | None:
+    """The middle of `estimate`; None where that is None."""
+    card = CATALOGUE.get(profile.target.name)
+    if card is None or card.rates is None or not profile.ops:
+        return None
+    reached = card.reached[profile.step.mode]
+    python = card_seconds = 0.0  # when Python has issued an operator, and when the card has run it
+    for op in profile.ops:
+        if op.moved_bytes is None:
+            return None
+        python += _ISSUE_SECONDS
+        taken = _op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates)
+        card_seconds = max(card_seconds, python) + taken
+    return card_seconds
+
+
+def time_assumption(target: Target, step: Step) -> str | None:
+    """What an estimate of a step's time on a target rests on, in words; None where there is none."""
+    card = CATALOGUE.get(target.name)
+    if card is None or card.rates is None:
+        return None
+    return (
+        "estimated, each operator at the longer of its arithmetic and its memory traffic, with the shares of the "
+        f"card's rates that {card.reached[step.mode].grounds} reach; the interval holds 8 of 10 of their steps. "
+        "Loading data is not in it"
+    )
+
+
+def is_half(profile: Profile, op: Op) -> bool:
+    """Whether an op computes in half precision: whether its node returns that."""
+    outputs = profile.nodes[op.node].outputs
+    return bool(outputs) and outputs[0].dtype in ("float16", "bfloat16")
+
+
+def _op_seconds(op: Op, moved: int, half: bool, reached: Reached, rates: Rates) -> float:
+    """What the card takes for one operator."""
+    flops = op.flops or 0
+    if not moved and not flops:
+        return 0.0
+    if "convolution" in op.name:
+        rate, bandwidth = reached.convolutions * (rates.half if half else rates.tf32), reached.convolution_bandwidth
+    else:
+        rate, bandwidth = reached.products * (rates.half if half else rates.fp32), reached.bandwidth
+    return max(flops / rate, moved / (bandwidth * rates.bandwidth)) + reached.launch_seconds
