@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fxmem.checkpointing import checkpoint, keep, uncheckpoint
+    from fxmem.checkpointing import checkpoint, keep, release_gradients, uncheckpoint
     from fxmem.memory.by_layer import by_layer
     from fxmem.memory.by_line import by_line
     from fxmem.memory.comparison import compare
@@ -46,6 +46,7 @@ __all__ = [
     "max_batch",
     "plan",
     "record",
+    "release_gradients",
     "uncheckpoint",
     "validate",
     "validate_program",
@@ -72,6 +73,7 @@ _HOMES = {
     "mark_step": "fxmem.simulation.program",
     "max_batch": "fxmem.whatif.max_batch",
     "plan": "fxmem.whatif.verified_plan",
+    "release_gradients": "fxmem.checkpointing",
     "uncheckpoint": "fxmem.checkpointing",
     "validate": "fxmem.validation.validate",
     "validate_program": "fxmem.validation.validate_program",

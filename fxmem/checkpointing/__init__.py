@@ -18,9 +18,10 @@ twice is refused when a region is first run: see `auditing`.
 
 from __future__ import annotations
 
+from fxmem._torch.gradient_release import release_gradients
 from fxmem.checkpointing.apply import apply, checkpoint, uncheckpoint
 from fxmem.checkpointing.fx_names import graph_names
 from fxmem.checkpointing.operators import record_survey
 from fxmem.checkpointing.selective import keep
 
-__all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "uncheckpoint"]
+__all__ = ["apply", "checkpoint", "graph_names", "keep", "record_survey", "release_gradients", "uncheckpoint"]

@@ -69,7 +69,7 @@ STEP = (
         "--optimizer",
         default="adamw",
         metavar="NAME",
-        help="a torch.optim class, sgd-momentum, adamw:fused, pkg.mod:factory, or none",
+        help="a torch.optim class, sgd-momentum, adamw:fused, adamw:in-backward, pkg.mod:factory, or none",
     ),
     argument(
         "--zero-grad",

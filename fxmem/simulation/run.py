@@ -23,7 +23,8 @@ import torch.fx
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
-from fxmem.errors import EnvironmentLacksError
+from fxmem._torch.gradient_release import steps_in_backward
+from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
 from fxmem.simulation.kernels import card_emulation
@@ -140,6 +141,11 @@ class _FakeStep:
             self._optimizer = make_optimizer(self._request.optimizer, self._model.parameters())
             _choose_form(self._optimizer, foreach=card_emulation.default_foreach(self._recording.target))
         if self._request.accumulate > 1:
+            if self._optimizer is not None and steps_in_backward(self._optimizer):
+                raise UsageError(
+                    "expected accumulate=1 with an optimizer that steps within backward: it applies each gradient at "
+                    "once, and has none to add another to"
+                )
             self._allocate_earlier_gradients()
         with self._log.record_step(), self._observers_paused:
             run_step(
@@ -151,6 +157,7 @@ class _FakeStep:
             )
         self._log.end_phase()
         self._settle_gradients()
+        self._name_optimizer_state()
         for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
             parameter.grad = None
         self._collect_cycles()
@@ -215,11 +222,10 @@ class _FakeStep:
         if not optimizer.state:
             with self._log.setup():
                 optimizer.step()
-                self._name_optimizer_state(optimizer)
 
-    def _name_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def _name_optimizer_state(self) -> None:
         names = {id(tensor): label for label, tensor in self._parameters.items()}
-        for parameter, state in optimizer.state.items():
+        for parameter, state in self._optimizer.state.items() if self._optimizer is not None else ():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._log.resident(value, Kind.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")

@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fxmem._torch.common import iterate_tensors
+from fxmem._torch.gradient_release import release_gradients, steps_in_backward
 from fxmem.errors import UsageError, closest
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
@@ -157,11 +158,15 @@ def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
     if request.loss is not None:
         loss = getattr(request.loss, "__qualname__", type(request.loss).__qualname__)
     name = None if optimizer is None else type(optimizer).__name__
+    if optimizer is not None and steps_in_backward(optimizer):
+        name = f"{name} within backward"
     return Step(optimizer=name, loss=loss, accumulate=request.accumulate, **common)
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
+IN_BACKWARD = "in-backward"
+"""The option of an optimizer that steps within backward."""
 _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {"sgd-momentum": ("sgd", {"momentum": 0.9})}
 _REFUSED = {
     "lbfgs": "calls the model again from inside step(), which the modelled step does not",
@@ -184,9 +189,10 @@ def make_optimizer(
     """The optimizer that `spec` names, over `params`.
 
     A string is the name of a `torch.optim` class in any case, or `sgd-momentum` (momentum 0.9), with options after a
-    colon: `adamw:fused`, `adamw:foreach`, `adamw:forloop`, `sgd:momentum=0.9,nesterov`. Everything else is the
-    class's default. `foreach` is which implementation to take where neither the options nor the factory says so and
-    the class has the choice; None leaves it to torch.
+    colon: `adamw:fused`, `adamw:foreach`, `adamw:forloop`, `sgd:momentum=0.9,nesterov`; `adamw:in-backward` has its
+    gradients released (`fxmem.release_gradients`). Everything else is the class's default. `foreach` is which
+    implementation to take where neither the options nor the factory says so and the class has the choice; None leaves
+    it to torch.
 
     Raises:
         UsageError: no such optimizer or option; the optimizer refuses these parameters.
@@ -195,6 +201,7 @@ def make_optimizer(
         return None
     given = list(params)
     cls, options = _parse(spec) if isinstance(spec, str) else (spec, {})
+    steps_within = options.pop(IN_BACKWARD, False)
     if (
         isinstance(cls, type)
         and foreach is not None
@@ -217,7 +224,24 @@ def make_optimizer(
         raise UsageError(
             f"optimizer {type(made).__name__} {_REFUSED['lbfgs']}; choose another, or None to leave the optimizer out"
         )
+    if steps_within:
+        release_gradients(made)
     return made
+
+
+def in_backward(spec: OptimizerSpec) -> OptimizerSpec:
+    """The same optimizer with its gradients released."""
+    if isinstance(spec, str):
+        name, _, options = spec.partition(":")
+        return f"{name}:{','.join(filter(None, (options, IN_BACKWARD)))}"
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        made = make_optimizer(spec, params)
+        assert made is not None
+        release_gradients(made)
+        return made
+
+    return make
 
 
 def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -233,8 +257,9 @@ def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     for option in filter(None, options.split(",")):
         word, equals, text = (part.strip() for part in option.partition("="))
         word, value = ("foreach", False) if word == "forloop" else (word, _literal(spec, text) if equals else True)
-        if word not in known:
-            raise UsageError(f"{classes[key].__name__} has no option {word!r}{closest(word, [*known, 'forloop'])}")
+        if word not in (*known, IN_BACKWARD):
+            others = [*known, "forloop", IN_BACKWARD]
+            raise UsageError(f"{classes[key].__name__} has no option {word!r}{closest(word, others)}")
         chosen[word] = value
     return classes[key], chosen
 

@@ -131,7 +131,7 @@ class PlanSearch:
             return self.finish(self.propose_nothing(self.strategy))
         best = self.cheapest()
         if best is None:
-            reached = self._lowest()
+            reached = self.lowest()
             raise ExceededError(self._describe_shortfall(reached, remedies(reached)))
         return self.finish(best)
 
@@ -217,8 +217,8 @@ class PlanSearch:
 
     # --- what a failed search reached ---------------------------------------------------------------------------------
 
-    def _lowest(self) -> Proposal:
-        """The proposal with the lowest peak."""
+    def lowest(self) -> Proposal:
+        """The proposal with the lowest peak, the plans that free most included."""
         if STRATEGIES.get(self.strategy).falls_back:
             for way in self.ways:
                 with contextlib.suppress(*REFUSALS):

@@ -28,6 +28,8 @@ class ProgramEdits:
     """From a model's call in training to the next backward, bfloat16 where the program has no autocast of its own."""
     optimizer_form: Literal["", "fused", "forloop"] = ""
     """Of optimizers for which the program chooses none."""
+    releases_gradients: bool = False
+    """Whether its optimizers step within backward."""
 
     def prepare(self, name: str, module: torch.nn.Module) -> None:
         """Change a model of the program before its first call, as `record` asks for it."""
@@ -45,8 +47,8 @@ class ProgramEdits:
         """What the program runs inside; torch is as before afterwards."""
         before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
         with contextlib.ExitStack() as stack:
-            if self.optimizer_form:
-                stack.enter_context(torch_common.patch(torch.optim.Optimizer, "__init__", self._choose_form))
+            if self.optimizer_form or self.releases_gradients:
+                stack.enter_context(torch_common.patch(torch.optim.Optimizer, "__init__", self._make_optimizer))
             if self.autocast:
                 stack.enter_context(torch_common.patch(torch.autograd, "backward", _after_autocast))
             try:
@@ -56,13 +58,15 @@ class ProgramEdits:
                     torch.set_autocast_enabled(kind, enabled)
                     torch.set_autocast_dtype(kind, dtype)
 
-    def _choose_form(self, original: Callable[..., None]) -> Callable[..., None]:
-        chosen = {"fused": True} if self.optimizer_form == "fused" else {"foreach": False}
+    def _make_optimizer(self, original: Callable[..., None]) -> Callable[..., None]:
+        chosen = {"fused": {"fused": True}, "forloop": {"foreach": False}, "": {}}[self.optimizer_form]
 
         def init(optimizer: torch.optim.Optimizer, params: Any, defaults: dict[str, Any]) -> None:
             is_open = all(defaults.get(form) is None for form in ("foreach", "fused"))
             fits = is_open and chosen.keys() <= defaults.keys()
             original(optimizer, params, {**defaults, **chosen} if fits else defaults)
+            if self.releases_gradients:
+                checkpointing.release_gradients(optimizer)
 
         return init
 

@@ -19,12 +19,13 @@ from fxmem.memory.budget import Budget, BudgetLike, parse_budget
 from fxmem.planning import STRATEGIES, OperatorCall, OperatorPlanner, OperatorValue, Planner, allowed_applications
 from fxmem.records.names import STEPS, Application
 from fxmem.records.plan import Plan
-from fxmem.records.profile import Phase
+from fxmem.records.profile import Kind, Phase
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.step import in_backward
 from fxmem.whatif import max_batch
 from fxmem.whatif.plan_search import REFUSALS, PlannedWay, PlanSearch, Proposal, apply_regions, check_training
 from fxmem.whatif.program_plan import plan_program
@@ -71,10 +72,15 @@ def plan(
         raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
     check_training(analysis)
     limit = None if budget is None else parse_budget(budget).resolve(analysis.peak.counted_bytes)
-    ways = tuple(_ways(analysis, strategy, application, regions_only))
-    search = _search(analysis, strategy, limit, ways, progress)
+
+    def make_search(step: Analysis) -> PlanSearch:
+        return _search(step, strategy, limit, tuple(_ways(step, strategy, application, regions_only)), progress)
+
+    search = make_search(analysis)
     return search.run(
-        lambda reached: _describe_optimizer(analysis, search, reached) + _describe_batch(analysis, search, reached)
+        lambda reached: (
+            _describe_optimizer(analysis, search, reached, make_search) + _describe_batch(analysis, search, reached)
+        )
     )
 
 
@@ -172,25 +178,41 @@ def survey(analysis: Analysis) -> tuple[list[OperatorCall], list[OperatorValue]]
 # --- what helps besides -----------------------------------------------------------------------------------------------
 
 
-def _describe_optimizer(analysis: Analysis, search: PlanSearch, reached: Proposal) -> str:
-    """Describe the least form of the same optimizer where the peak is in it.
+def _describe_optimizer(
+    analysis: Analysis, search: PlanSearch, reached: Proposal, make_search: Callable[[Analysis], PlanSearch]
+) -> str:
+    """Describe the form of the same optimizer that keeps the budget: no checkpoint frees what an optimizer takes, nor
+    gradients.
 
-    No checkpoint helps there.
+    Fused and for-loop are tried where the peak is in the optimizer; then within backward, which some loops refuse, with
+    the plans that free most, unless more than the gradients is too much. Where none keeps it, the least is described.
     """
-    spec = analysis.request.optimizer
-    if reached.analysis.peak.phase is not Phase.OPTIMIZER or not isinstance(spec, str) or ":" in spec:
+    spec, limit = analysis.request.optimizer, search.budget.nbytes if search.budget else 0
+    peak, regions, application = reached.analysis.peak, reached.regions, reached.way.application
+    in_step = peak.phase is Phase.OPTIMIZER
+    if spec is None or not (in_step or peak.by_kind.get(Kind.GRADIENT, 0) >= reached.peak_bytes - limit):
         return ""
-    found: list[tuple[int, str]] = []
-    for form in ("fused", "forloop"):
+    forms: list[str] = []
+    if isinstance(spec, str) and ":" not in spec and in_step:
+        forms = [f"{spec}:fused", f"{spec}:forloop"]
+    found: dict[str, int] = {}
+    for form in forms:
         with contextlib.suppress(FxmemError):
-            planned = apply_regions(analysis, reached.regions, reached.way.application, optimizer=f"{spec}:{form}")
-            peak = planned.peak
-            found.append((peak.counted_bytes, form))
-    if not found or min(found)[0] >= reached.peak_bytes:
+            planned = apply_regions(analysis, regions, application, optimizer=form)
+            found[f"optimizer {form} takes"] = planned.peak.counted_bytes
+    if all(nbytes > limit for nbytes in found.values()):
+        within = "the same optimizer within backward (fxmem.release_gradients)"
+        search.tell("trying the optimizer within backward")
+        with contextlib.suppress(FxmemError):
+            released = analysis.vary(optimizer=in_backward(spec))
+            found[f"{within} takes"] = released.peak.counted_bytes
+            if released.peak.counted_bytes > limit:
+                lowest = replace(make_search(released), tell=lambda _: None).lowest()
+                found[f"a plan with {within} takes"] = lowest.peak_bytes
+    words = next((each for each in found if found[each] <= limit), min(found, key=found.__getitem__, default=""))
+    if found.get(words, reached.peak_bytes) >= reached.peak_bytes:
         return ""
-    nbytes, form = min(found)
-    within = search.budget is not None and nbytes <= search.budget.nbytes
-    return f"; optimizer {spec}:{form} takes {format_bytes(nbytes)}{', which is within it' if within else ''}"
+    return f"; {words} {format_bytes(found[words])}{', which is within it' if found[words] <= limit else ''}"
 
 
 def _describe_batch(analysis: Analysis, search: PlanSearch, reached: Proposal) -> str:

@@ -28,7 +28,7 @@ from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observe.op_cache import FreshOutput, OpCache, OpReplay, describe_mismatch
 from fxmem.simulation.observe.plain_formulas import IN_PLACE
-from fxmem.simulation.observe.source_lines import checking_frame, program_place, variables
+from fxmem.simulation.observe.source_lines import checking_frame, is_stepping, program_place, variables
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
@@ -269,7 +269,7 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         return passed
 
     def _is_scalar_of_optimizer(self, func: Any) -> bool:
-        return self._log.phase is Phase.OPTIMIZER and func is torch.ops.aten._local_scalar_dense.default
+        return func is torch.ops.aten._local_scalar_dense.default and is_stepping(sys._getframe(1))
 
     def _note_outputs(self, result: Any, replay: OpReplay) -> None:
         """Note the storages of tensors whose metadata are known, as `StepLog.note_tensors` does."""

@@ -149,6 +149,15 @@ def optimizer_frame(frame: types.FrameType | None) -> types.FrameType | None:
     return frame if frame is not None and isinstance(variables(frame).get("self"), torch.optim.Optimizer) else None
 
 
+def is_stepping(frame: types.FrameType | None) -> bool:
+    """Whether a frame runs within an optimizer's step, which may itself be within backward."""
+    while frame is not None:
+        if frame.f_code.co_name == "step" and isinstance(variables(frame).get("self"), torch.optim.Optimizer):
+            return True
+        frame = frame.f_back
+    return False
+
+
 _LINES: dict[tuple[str, int, str], SourceLine] = {}
 
 

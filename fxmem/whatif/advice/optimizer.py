@@ -9,6 +9,7 @@ from typing import Final, Literal
 from fxmem.errors import UsageError, one_line
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.step import in_backward
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 from fxmem.whatif.resize import find_resizing
 
@@ -30,6 +31,14 @@ _OTHER_OPTIMIZERS = (
     ),
     ("sgd", "SGD: no state", "optimizer = torch.optim.SGD(model.parameters())"),
 )
+RELEASE: Final = (
+    "within-backward",  # the last of its group by name, so that it is made of whichever optimizer is chosen
+    "optimizer within backward: each gradient applied and freed at once",
+    "none",
+    "import fxmem\nfxmem.release_gradients(optimizer)  # the loop stays as it is",
+)
+"""Gradient release: key, title, effect and code of the change."""
+RELEASE_NOTE: Final = "clipping by global norm, GradScaler and accumulation cannot go with it, and raise"
 _COMPILED = "its step is compiled, and Inductor may keep fewer temporaries than were analysed here"
 _EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit", ""))
 """Package, class in its `optim`, and what to know of it."""
@@ -38,6 +47,8 @@ _EIGHT_BIT = (("torchao", "AdamW8bit", _COMPILED), ("bitsandbytes", "AdamW8bit",
 def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
     """Other optimizers, other forms of the same, and micro-batches."""
     yield from _optimizers(analysis)
+    if analysis.request.optimizer is not None:
+        yield Change(*RELEASE, _release_gradients, note=RELEASE_NOTE)
     coupled = any("batch_norm" in op.name for op in analysis.profile.ops)
     same = "the same gradients where the loss is a mean over equal parts (no ignored labels)"
     for parts in (2, 4):
@@ -60,6 +71,12 @@ def optimizer_changes(analysis: Analysis) -> Iterator[Change]:
             _fewer_waiting,
             note="the copy to the card then has less to hide behind",
         )
+
+
+def _release_gradients(variant: Variant, _: Analysis) -> Variant:
+    if variant.request.accumulate > 1:
+        raise NotApplicableError("gradients of several micro-batches are added up")
+    return variant.replace_step(optimizer=in_backward(variant.request.optimizer))
 
 
 def _fewer_waiting(variant: Variant, _: Analysis) -> Variant:

@@ -13,7 +13,7 @@ from fxmem.records.plan import Plan
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.whatif.advice.changes import expandable_segments
 from fxmem.whatif.advice.in_place import sort_activations
-from fxmem.whatif.advice.optimizer import FORMS
+from fxmem.whatif.advice.optimizer import FORMS, RELEASE, RELEASE_NOTE
 from fxmem.whatif.advice.release import release_changes
 from fxmem.whatif.advice.uses import free_after_last_use
 from fxmem.whatif.advice.variant import AnyChange, NotApplicableError, Outcome, code_for_modules, list_refused
@@ -69,6 +69,7 @@ class ProgramBench:
                 names = " and ".join(profile.step.program.optimizers if profile.step.program else ())
                 code = f"# give {names or 'the optimizer'} this argument\n{argument}"
                 yield AnyChange(f"{form}-optimizer", title, "none", code, _use_form(form), excludes="optimizer")
+            yield AnyChange(*RELEASE, lambda way, _: way.edit(releases_gradients=True), note=RELEASE_NOTE)
         yield from release_changes(self.step)
         if profile.target.device == "cuda":
             yield expandable_segments()

@@ -331,6 +331,10 @@ def test_the_code_of_every_change_runs_and_does_what_it_says(monkeypatch: pytest
         made_with = pasted(analysis, key)["optimizer"]
         assert type(made_with).__name__ == kind
         assert setting.items() <= made_with.defaults.items()
+    released = torch.optim.SGD(model.parameters())
+    pasted(analysis, "within-backward", optimizer=released)
+    with pytest.raises(UsageError, match="steps within backward already"):
+        pasted(analysis, "within-backward", optimizer=released)
     logits, labels = torch.randn(64, 50), torch.randint(0, 50, (64,))
     assert torch.allclose(
         pasted(analysis, "chunked-loss", logits=logits, labels=labels)["loss"],

@@ -21,10 +21,11 @@ import contextlib
 import torch
 from torch import nn
 
-def train(around=contextlib.nullcontext, change=lambda model: model, **options):
+def train(around=contextlib.nullcontext, change=lambda model: model, made=lambda optimizer: None, **options):
     blocks = (nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))
     model = nn.Sequential(*blocks, nn.Linear(256, 256)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), **options)
+    made(optimizer)
     change(model)
     for _ in range(3):
         with around():
@@ -62,6 +63,7 @@ def advice() -> Advice:
         ("inplace", {"change": in_place}),
         ("fused-optimizer", {"fused": True}),
         ("forloop-optimizer", {"foreach": False}),
+        ("within-backward", {"made": fxmem.release_gradients}),
     ],
 )
 def test_a_change_is_worth_what_it_is_worth_in_the_program(advice: Advice, key: str, changes: dict[str, Any]) -> None:
