@@ -12,6 +12,10 @@ they are; half of them, by another bit of the hash, are fitted, and the error is
 Tables do not say whether timm's fast norms (in half precision) were on. The fitted half of each table is compared with
 both, and the nearer is taken: on for all but the RTX 5090's. The convolutions of models that can be are fused with what
 follows (`--reparam`).
+
+An H100 was measured for this (`H100`: torch 2.11 and timm 1.0.31 as they are, channels first, single steps, the card
+idle before and after). Its batches of 1 are bound by Python, and say what issuing an operator takes there. On the other
+machines that is bounded by the quickest steps of their tables.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import argparse
 import csv
 import datetime
 import hashlib
+import itertools
 import json
 import lzma
+import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,7 @@ from fxmem.hardware.cards import CATALOGUE, Rates
 
 HERE = Path(__file__).parent
 DATA = HERE / "step_times.json.xz"
+H100 = "step-times-h100.json"
 PRO = Rates(fp32=110e12, tf32=220e12, half=439e12, bandwidth=1792e9)
 """NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet; no card of the catalogue."""
 
@@ -44,9 +50,16 @@ class Table:
     def __init__(self, name: str, card: str, kind: str, file: str) -> None:
         self.name, self.card, self.kind, self.file = name, card, kind, file
         self.rates = CATALOGUE[card].rates if card in CATALOGUE else PRO
+        self.mode = "train" if "train" in kind else "infer"
 
     def read(self, folder: Path) -> Iterator[tuple[str, int, int, float]]:
         """Model, image size, batch and seconds of each row."""
+        if self.file == H100:
+            for row in json.loads((folder / self.file).read_text())["rows"]:
+                if not row["channels_last"]:
+                    taken = statistics.median(row[f"{self.kind}_ms"]) / 1e3
+                    yield row["model"], row["size"], int(self.kind.partition("_b")[2]), taken
+            return
         for row in csv.DictReader((folder / self.file).read_text().splitlines()):
             get = {key.partition("_")[2]: value for key, value in row.items()}
             yield row["model"], int(get["img_size"]), int(get["batch_size"]), float(get["step_time"]) / 1e3
@@ -58,9 +71,12 @@ TABLES = (
     Table("RTX 3090, inference, torch 2.4", "rtx3090", "fast", "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv"),
     Table("RTX PRO 6000 Max-Q, inference", "pro6000", "fast", "benchmark-infer-amp-nchw-pt291-cu130-pro6000maxq.csv"),
     Table("RTX 3090, training, torch 1.12", "rtx3090", "train", "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"),
+    Table("H100, inference of 128, torch 2.11", "h100", "infer_b128", H100),
+    Table("H100, inference of 1, torch 2.11", "h100", "infer_b1", H100),
+    Table("H100, training of 64, torch 2.11", "h100", "train_b64", H100),
 )
-KEYS = ("products", "convolutions", "bandwidth", "convolution_bandwidth", "launch_seconds")
-START = np.log([0.9, 0.7, 0.85, 0.55, 2e-6])
+KEYS = ("products", "convolutions", "bandwidth", "convolution_bandwidth", "launch_seconds", "issue_seconds")
+START = np.log([0.9, 0.7, 0.85, 0.55, 2e-6, 2e-5])
 
 
 def in_half(model: str) -> bool:
@@ -72,7 +88,8 @@ def in_half(model: str) -> bool:
 
 
 def analyse(kind: str, model: str, size: int, batch: int) -> list[list[int]]:
-    """Rows of is convolution, is half, FLOPs, bytes moved, and how many operators are alike."""
+    """Rows of is convolution, is half, FLOPs, bytes moved, and how many alike follow each other; the published tables'
+    steps, which no host bounds, have theirs added up, the largest first."""
     import timm
     import torch
 
@@ -96,15 +113,20 @@ def analyse(kind: str, model: str, size: int, batch: int) -> list[list[int]]:
     if kind == "train":
         optimizer = {"optimizer": "sgd:momentum=0.9,nesterov,forloop", "zero_grad": "before-backward"}
         options = {"loss": loss, **optimizer, "set_to_none": False, "target": "rtx3090"}
+    elif "_b" in kind:
+        training = {"loss": loss, "optimizer": "sgd-momentum"} if kind.startswith("train") else options
+        options, built = {**training, "target": "h100"}, built.train(kind.startswith("train"))
     else:
         built = timm.utils.reparameterize_model(built.eval())
     found = fxmem.analyze(built, torch.empty(batch, 3, size, size, device="meta"), precision="fp16", **options)
     profile = found.profile
-    rows = Counter(
-        (int("convolution" in op.name), int(is_half(profile, op)), op.flops or 0, op.moved_bytes or 0)
+    ops = [
+        [int("convolution" in op.name), int(is_half(profile, op)), op.flops or 0, op.moved_bytes or 0]
         for op in profile.ops
-    )
-    return sorted([*row, count] for row, count in rows.items())
+    ]
+    if "_b" not in kind:
+        ops.sort(reverse=True)
+    return [[*row, len(list(alike))] for row, alike in itertools.groupby(ops)]
 
 
 def collect(folder: Path, seconds: float, kinds: Sequence[str]) -> None:
@@ -158,6 +180,7 @@ class Steps:
         rows = [(index, *row) for index, each in enumerate(self.steps) for row in each["work"]]
         self.index, convolution, half, self.flops, self.moved, self.count = np.array(rows, dtype=np.float64).T
         self.index, self.convolution = self.index.astype(int), convolution > 0
+        self.first = np.flatnonzero(np.diff(self.index, prepend=-1))
         assert table.rates is not None
         rates = table.rates
         self.rate = np.where(half > 0, rates.half, np.where(self.convolution, rates.tf32, rates.fp32))
@@ -165,22 +188,31 @@ class Steps:
 
     def estimate(self, logs: np.ndarray) -> np.ndarray:
         """Seconds, as `fxmem.hardware.step_time` adds them up."""
-        products, convolutions, bandwidth, convolution_bandwidth, launch = np.exp(logs)
+        products, convolutions, bandwidth, convolution_bandwidth, launch, issue = np.exp(logs)
         arithmetic = self.flops / (self.rate * np.where(self.convolution, convolutions, products))
         reached = np.where(self.convolution, convolution_bandwidth, bandwidth) * self.bandwidth
         each = np.maximum(arithmetic, self.moved / reached) + launch * ((self.flops > 0) | (self.moved > 0))
-        return np.bincount(self.index, each * self.count, len(self.steps))
+        on_card, issued = self._sum_before(each * self.count), issue * self._sum_before(self.count)
+        left = np.add.reduceat(each * self.count, self.first)[self.index] - on_card  # from the row's first operator on
+        last = issue * self.count + left - each * (self.count - 1)
+        return np.maximum.reduceat(issued + np.maximum(issue + left, last), self.first)
+
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        """The sum over the rows of the same step that come earlier."""
+        total = np.cumsum(values) - values
+        return total - total[self.first][self.index]
 
 
-def fit(parts: Sequence[Steps]) -> np.ndarray:
-    """The logarithms of the numbers that fit the fitted halves best: least mean error, nearly."""
+def fit(parts: Sequence[Steps], start: np.ndarray = START) -> np.ndarray:
+    """The logarithms of the numbers that fit the fitted halves best: least mean error, nearly, and not far from where
+    the search starts in what the steps leave open."""
     from scipy.optimize import minimize
 
     def cost(logs: np.ndarray) -> float:
         off = np.concatenate([np.log(part.estimate(logs) / part.measured)[part.fitted] for part in parts])
-        return float(np.mean(np.sqrt(off**2 + 1e-3)) + 0.003 * np.sum((logs - START) ** 2))
+        return float(np.mean(np.sqrt(off**2 + 1e-3)) + 0.003 * np.sum((logs - start) ** 2))
 
-    return np.asarray(minimize(cost, START, method="L-BFGS-B", options={"maxiter": 200}).x)
+    return np.asarray(minimize(cost, start, method="L-BFGS-B", options={"maxiter": 200}).x)
 
 
 def row(name: str, part: Steps, logs: np.ndarray, held: np.ndarray) -> tuple[str, np.ndarray]:
@@ -196,12 +228,22 @@ def row(name: str, part: Steps, logs: np.ndarray, held: np.ndarray) -> tuple[str
     ), ratio
 
 
+def key(part: Steps) -> tuple[str, str]:
+    """What is fitted together."""
+    return part.table.card, part.table.mode
+
+
+def describe(logs: np.ndarray) -> str:
+    """The fitted numbers."""
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(KEYS, np.exp(logs), strict=True))
+
+
 def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", type=Path, metavar="DIR", help="analyse more steps of the tables in DIR")
     parser.add_argument("--seconds", type=float, default=600, help="how long to analyse (600)")
-    parser.add_argument("--kinds", nargs="+", default=["fast", "infer", "train"], help="which steps to analyse")
+    parser.add_argument("--kinds", nargs="+", default=[table.kind for table in TABLES], help="which steps to analyse")
     options = parser.parse_args()
     if options.collect:
         collect(options.collect, options.seconds, options.kinds)
@@ -209,18 +251,21 @@ def main() -> None:
     parts = [Steps(table, steps) for table in TABLES if any(table.name in step["measured"] for step in steps)]
     head = "| | steps held out | mean error | median | within 30 % | worst | measured / estimated, p10 to p90 |"
     lines, shares = [head, "|---" * 7 + "|"], []
+    groups = [[part for part in parts if key(part) == each] for each in dict.fromkeys(map(key, parts))]
+    at_inference: dict[str, np.ndarray] = {}
+    for group in groups:
+        logs = fit(group, at_inference.get(group[0].table.card, START))  # training starts from inference
+        at_inference[group[0].table.card] = logs
+        lines += [row(part.table.name, part, logs, ~part.fitted)[0] for part in group]
+        shares.append(f"- {group[0].table.name}: {describe(logs)}")
+    lines += ["", "Fitted on the other cards in the same mode, judged on the whole of this one:", "", *lines[:2]]
     for part in parts:
-        logs = fit([part])
-        lines.append(row(part.table.name, part, logs, ~part.fitted)[0])
-        shares.append(
-            f"- {part.table.name}: " + ", ".join(f"{k} {v:.3g}" for k, v in zip(KEYS, np.exp(logs), strict=True))
-        )
-    lines += ["", "Fitted on all tables of other cards, judged on the whole of this one:", "", *lines[:2]]
-    for part in parts:
-        logs = fit([other for other in parts if other.table.card != part.table.card])
-        lines.append(row(part.table.name, part, logs, np.ones(len(part.steps), dtype=bool))[0])
-    together = fit(parts)
-    shares.append("- all: " + ", ".join(f"{k} {v:.3g}" for k, v in zip(KEYS, np.exp(together), strict=True)))
+        others = [each for each in parts if each.table.card != part.table.card and each.table.mode == part.table.mode]
+        lines.append(row(part.table.name, part, fit(others), np.ones(len(part.steps), dtype=bool))[0])
+    for title, cards in (("GeForce", ("rtx3090", "rtx4090", "rtx5090")), ("others", ("pro6000", "h100"))):
+        for mode in ("infer", "train"):
+            group = [part for part in parts if part.table.card in cards and part.table.mode == mode]
+            shares.append(f"- {title}, {mode}: {describe(fit(group))}")
     text = "\n".join([*lines, "", *shares]) + "\n"
     print(text)
     (HERE / "results" / f"step-time-{datetime.date.today().isoformat()}.md").write_text(text)

@@ -42,7 +42,10 @@ class Reached(Record):
     convolution_bandwidth: float
     """The same in convolutions, which change their tensors' layout on the way."""
     launch_seconds: float
-    """What an operator takes beside."""
+    """What an operator takes beside, on the card."""
+    issue_seconds: float
+    """What Python, autograd and the dispatcher take to issue an operator: the card waits for it. It hangs on the
+    machine's CPU."""
     spread: tuple[float, float]
     """Measured time over the estimate on models that were not fitted, 10th and 90th percentile."""
     grounds: str
@@ -50,32 +53,47 @@ class Reached(Record):
 
 
 def _reached(
-    shares: tuple[float, float, float, float], launch: float, low: float, high: float, grounds: str
+    shares: tuple[float, float, float, float],
+    microseconds: tuple[float, float],
+    spread: tuple[float, float],
+    grounds: str,
 ) -> Reached:
     products, convolutions, bandwidth, convolution_bandwidth = shares
+    launch, issue = microseconds
     return Reached(
         products=products,
         convolutions=convolutions,
         bandwidth=bandwidth,
         convolution_bandwidth=convolution_bandwidth,
         launch_seconds=launch * 1e-6,
-        spread=(low, high),
+        issue_seconds=issue * 1e-6,
+        spread=spread,
         grounds=grounds,
     )
 
 
-_INFERENCE = "image models at inference on this card"
-OF_ANY_CARD = {
-    "infer": _reached((1.17, 0.77, 0.72, 0.53), 2.1, 0.7, 1.45, "image models at inference on four other cards"),
-    "train": _reached((0.963, 0.83, 0.626, 0.238), 2.24, 0.7, 1.45, "image models in training on an RTX 3090"),
+_INFERENCE, _TRAINING = "image models at inference on this card", "image models in training on this card"
+_OF_ANY_CARD = {
+    "infer": _reached(
+        (0.71, 0.38, 0.61, 0.39), (2.3, 30), (0.7, 1.5), "image models at inference on an H100 and an RTX PRO 6000"
+    ),
+    "train": _reached((0.74, 0.18, 0.59, 0.16), (2.5, 40), (0.7, 1.5), "image models in training on an H100"),
 }
-"""By mode, for a card on which no step was measured."""
+"""By mode, for a card on which no step was measured. GeForce cards reach more of what their datasheets promise."""
+_GEFORCE = {
+    "infer": _reached((1.13, 0.73, 0.8, 0.56), (2.1, 20), (0.75, 1.2), "image models at inference on GeForce cards"),
+    "train": _reached((0.963, 0.83, 0.626, 0.238), (2.24, 26), (0.75, 1.3), "image models in training on an RTX 3090"),
+}
 _RTX3090 = {
-    "infer": _reached((1.12, 0.84, 0.79, 0.453), 2.16, 0.91, 1.1, _INFERENCE),
-    "train": _reached((0.963, 0.83, 0.626, 0.238), 2.24, 0.89, 1.21, "image models in training on this card"),
+    "infer": _reached((1.12, 0.84, 0.79, 0.453), (2.16, 20), (0.91, 1.1), _INFERENCE),
+    "train": _reached((0.963, 0.83, 0.626, 0.238), (2.24, 26), (0.89, 1.21), _TRAINING),
 }
-_RTX4090 = {**OF_ANY_CARD, "infer": _reached((1.21, 0.65, 0.877, 0.617), 2.06, 0.89, 1.09, _INFERENCE)}
-_RTX5090 = {**OF_ANY_CARD, "infer": _reached((1.06, 0.68, 0.746, 0.49), 2.1, 0.87, 1.07, _INFERENCE)}
+_RTX4090 = {**_GEFORCE, "infer": _reached((1.21, 0.65, 0.877, 0.617), (2.06, 20), (0.89, 1.09), _INFERENCE)}
+_RTX5090 = {**_GEFORCE, "infer": _reached((1.06, 0.68, 0.746, 0.49), (2.1, 20), (0.87, 1.07), _INFERENCE)}
+_H100 = {  # products: of a matrix product of 8192
+    "infer": _reached((0.74, 0.394, 0.543, 0.322), (2.54, 32.6), (0.73, 1.26), _INFERENCE),
+    "train": _reached((0.74, 0.181, 0.588, 0.158), (2.49, 43.1), (0.81, 1.2), _TRAINING),
+}
 
 
 def _rates(fp32: float, tf32: float, half: float, bandwidth: float) -> Rates:
@@ -94,7 +112,7 @@ class Card(Record):
     l2_bytes: Bytes = 0
     rates: Rates | None = None
     """None: there is no estimate of a step's time."""
-    reached: dict[str, Reached] = OF_ANY_CARD
+    reached: dict[str, Reached] = _OF_ANY_CARD
     """What is reached of them, at inference ("infer") and in training ("train")."""
     source: str = ""
     """Where the memory figure was seen."""
@@ -151,6 +169,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=9501,
             l2_bytes=5 * MIB,
             rates=_rates(29.8, 29.8, 59.5, 760.0),  # NVIDIA Ampere GA102 whitepaper, table 2 (the 10 GB card)
+            reached=_GEFORCE,
             source=_query("12.0"),
         ),
         Card(
@@ -170,6 +189,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=11201,
             l2_bytes=64 * MIB,
             rates=_rates(48.7, 48.7, 97.5, 716.8),  # NVIDIA Ada whitepaper, table of the RTX 4080 (16 GB)
+            reached=_GEFORCE,
             source="torch.cuda.get_device_properties, whole MiB",
         ),
         Card(
@@ -263,6 +283,7 @@ CATALOGUE: dict[str, Card] = {
             memory_clock_mhz=2619,
             l2_bytes=50 * MIB,
             rates=_rates(67.0, 494.0, 989.0, 3350.0),  # NVIDIA H100 datasheet, SXM
+            reached=_H100,
             source=_xla("h100_sxm"),
             aliases=("h100-sxm", "h100-80gb"),
         ),
