@@ -51,6 +51,23 @@ def test_what_was_measured_is_still_predicted() -> None:
         assert accuracy.beyond(rows, of_rows) == []
 
 
+OF_BOTH_SIDES = (
+    *("dropout", "group_norm", "mha-module", "sdpa-dropout", "sdpa-mask"),
+    *("sdpa-MATH", "sdpa-FLASH_ATTENTION", "sdpa-EFFICIENT_ATTENTION"),
+)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_operators_allocate_block_by_block_what_an_h100_did(dtype: str) -> None:
+    source = accuracy.read(accuracy.RESULTS / "h100-torch2.11.0-cudnn9.19.0.json")
+    rows = accuracy.rows_of(
+        source, workers=0, chosen=lambda of: of.name == f"ops/misc-{dtype}" and of.operator in OF_BOTH_SIDES
+    )
+    assert len(rows) == len(OF_BOTH_SIDES) - (dtype == "fp32")  # flash attention takes half precision only
+    assert {row.name: row.differences for row in rows if row.differences} == {}
+    assert [row.error("requested") for row in rows] == [0.0] * len(rows)
+
+
 # --- reading, predicting, comparing -----------------------------------------------------------------------------------
 
 

@@ -71,7 +71,14 @@ def flash_forward(query: Shape, key: Shape, dropout_p: float, target: Target) ->
 
 
 def flash_backward(
-    query: Shape, key: Shape, dtype: str, target: Target, *, deterministic: bool = False, dense_grad: bool = True
+    query: Shape,
+    key: Shape,
+    dtype: str,
+    target: Target,
+    *,
+    deterministic: bool = False,
+    dense_grad: bool = True,
+    dense_out: bool = True,
 ) -> HiddenMemory:
     """`_scaled_dot_product_flash_attention_backward`.
 
@@ -84,8 +91,9 @@ def flash_backward(
             copies.
         dense_grad: whether the output's gradient is dense as `(B, Sq, H, D)`, as it is when a transpose follows
             attention. torch copies it otherwise.
+        dense_out: the same of the output, whose strides are those of the queries.
 
-    Events, all until the op returns: the gradient's copy; grad_query, grad_key, grad_value; `softmax_d` float `[B, H,
+    Events, all until the op returns: the copies; grad_query, grad_key, grad_value; `softmax_d` float `[B, H,
     ceil128(Sq)]`; `dq_accum` float `[B, ceil128(Sq), H, ceil(D)]` (binary); under grouped queries `dk` and `dv` for
     every query head, summed at the end.
     """
@@ -99,9 +107,10 @@ def flash_backward(
         if heads != kv_heads
         else ()
     )
-    copy = () if dense_grad else (alloc("dense grad_output", prod(query) * ITEM_BYTES[dtype]),)
+    copies_of = {"dense grad_output": dense_grad, "dense output": dense_out}
+    dense = (alloc(name, prod(query) * ITEM_BYTES[dtype]) for name, is_dense in copies_of.items() if not is_dense)
     floats = _floats([("softmax_d", (batch, heads, rows)), ("dq_accum", (copies, batch, rows, heads, columns))])
-    return HiddenMemory(events=(*copy, *_grads(), *floats, *grouped), source=_FLASH)
+    return HiddenMemory(events=(*dense, *_grads(), *floats, *grouped), source=_FLASH)
 
 
 def efficient_forward(query: Shape, value: Shape, dtype: str, target: Target) -> HiddenMemory:
@@ -172,7 +181,8 @@ def cudnn_attention_forward(query: Shape, key: Shape, dropout_p: float, target: 
     mask = _dropout_mask(query, key) if dropout_p > 0 else 0
     own = {"hopper": 128, "blackwell": mask, "other": 0}
     nbytes = None if family is None else _align(own[family])
-    return HiddenMemory(events=(output("output"), output("logsumexp"), *_cudnn_workspace(nbytes)), source=_CUDNN)
+    results = map(output, ("seed", "offset", "output", "logsumexp"))
+    return HiddenMemory(events=(*results, *_cudnn_workspace(nbytes)), source=_CUDNN)
 
 
 def cudnn_attention_backward(

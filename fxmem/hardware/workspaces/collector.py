@@ -150,7 +150,13 @@ class Collector:
             if not backward:
                 return attention.flash_forward(query.shape, key.shape, _number(args, 3), self._target)
             return attention.flash_backward(
-                query.shape, key.shape, query.dtype, self._target, deterministic=self._deterministic, dense_grad=dense
+                query.shape,
+                key.shape,
+                query.dtype,
+                self._target,
+                deterministic=self._deterministic,
+                dense_grad=dense,
+                dense_out=_is_dense_by_rows(read_layout(args[4])),
             )
         if "efficient" in short:
             if not backward:
@@ -275,11 +281,11 @@ def _freeze(value: Any) -> Any:
     return tuple(_freeze(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def _is_dense_by_rows(grad: TensorLayout) -> bool:
+def _is_dense_by_rows(tensor: TensorLayout) -> bool:
     """Contiguous as `(B, S, H, D)` while shaped `(B, H, S, D)`."""
-    batch, heads, rows, size = grad.shape
+    batch, heads, rows, size = tensor.shape
     wanted = (rows * heads * size, size, heads * size, 1)
-    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), grad.stride, wanted, strict=True))
+    return all(n == 1 or a == b for n, a, b in zip((batch, heads, rows, size), tensor.stride, wanted, strict=True))
 
 
 def _number(args: Sequence[Any], position: int) -> float:

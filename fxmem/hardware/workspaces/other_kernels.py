@@ -200,19 +200,13 @@ def _sort(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> Hid
 def _group_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
     """`GroupNormKernelImplInternal` (group_norm_kernel.cu): a factor and a summand for each channel of each image.
 
-    Arguments: `(N, C, HxW)`, `(N, G)`, then weight and bias as far as there are any. Half-precision statistics are
-    computed in float.
+    Arguments: `(N, C, HxW)`, `(N, G)`, then weight and bias as far as there are any.
     """
-    (count, channels, positions), groups = shapes[0], shapes[1]
-    item = _accumulator_bytes(dtypes[0])
-    of_groups, nbytes = prod(groups) * item, count * channels * item
-    half = dtypes[0] in ("float16", "bfloat16")
-    statistics = (alloc("float mean", of_groups), alloc("float rstd", of_groups)) if half else ()
+    count, channels, positions = shapes[0]
+    nbytes = count * channels * _accumulator_bytes(dtypes[0])
     fused = len(shapes) > 2 and positions > 1
     factors = (alloc("factors", nbytes), alloc("summands", nbytes)) if fused else ()
-    return HiddenMemory(
-        events=(output("result"), output("mean"), output("rstd"), *statistics, *factors), source=_GROUP_NORM
-    )
+    return HiddenMemory(events=(output("result"), output("mean"), output("rstd"), *factors), source=_GROUP_NORM)
 
 
 def _group_norm_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
@@ -280,9 +274,12 @@ def _foreach_norm(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target
 
 
 def _safe_softmax(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    """`_safe_softmax` (SoftMax.cpp): which scores are -inf, one byte each, to find the rows that are nothing else."""
+    """`_safe_softmax` (SoftMax.cpp) of the last dimension: which scores are -inf, one byte each, to find the rows that
+    are nothing else, and the zero that goes there."""
+    scores, rows = prod(shapes[0]), prod(shapes[0][:-1])
+    buffers = {"scores that are -inf": scores, "rows of -inf": rows, "zero": ITEM_BYTES[dtypes[0]]}
     return HiddenMemory(
-        events=(output("result"), alloc("scores that are -inf", prod(shapes[0]))),
+        events=(output("result"), *(alloc(name, nbytes) for name, nbytes in buffers.items())),
         source="aten/src/ATen/native/SoftMax.cpp",
     )
 

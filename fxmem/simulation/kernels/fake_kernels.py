@@ -47,6 +47,28 @@ def _cudnn_attention(
     return out, None, None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
+def _efficient_attention(
+    fakes: torch_common.FakeTensorMode,
+    _: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Any,
+    compute_log_sumexp: bool,
+    *rest: Any,
+    **kwargs: Any,
+) -> Any:
+    """Seed and offset are numbers of the CPU (`_efficient_attention_forward`, transformers/cuda/attention.cu, but for
+    CUDA graphs); torch's own has them on the card."""
+    batch, heads, rows = query.shape[:3]
+    with fakes:
+        out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
+        padded = -(-rows // 32) * 32 if compute_log_sumexp else 0
+        logsumexp = query.new_empty((batch, heads, padded), dtype=torch.float32)
+        seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+    return out, logsumexp, seed, offset
+
+
 def _grouped_mm(
     fakes: torch_common.FakeTensorMode,
     _: Any,
@@ -349,6 +371,7 @@ def run_kernel(fakes: torch_common.FakeTensorMode, func: Any, args: tuple[Any, .
 
 _OF_ALL_VERSIONS: Final[dict[Any, Callable[..., Any]]] = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._grouped_mm.default: _grouped_mm,
     aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
     aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
@@ -368,6 +391,12 @@ FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
     **({} if _USE_MIOPEN is None else {_USE_MIOPEN.default: lambda *_: False, _USE_MIOPEN.Tensor: lambda *_: False}),
 }
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
+
+ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
+    aten.native_dropout.default: (1, 0),  # Dropout.cu, Dropout.cpp: the mask first
+    aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1),  # attention.cu: the seeds first
+}
+"""Which results a kernel allocates, in its order, where that is not the order of the results."""
 
 ONE_DTYPE: Final[dict[Any, tuple[int, ...]]] = {
     getattr(aten, name).default: op.one_dtype for name, op in OP_CLASSES.items() if op.one_dtype

@@ -1,7 +1,8 @@
 """The ways of plain tensors in functions whose C++ goes another one for subclasses.
 
 FakeTensors are of a subclass. `max_pool1d` (aten/src/ATen/native/MaxPooling.cpp) has a kernel of its own on the CPU;
-`istft` (SpectralOps.cpp) asks whether its windows leave a gap. `nn.MultiheadAttention` and layers of encoders have
+`istft` (SpectralOps.cpp) asks whether its windows leave a gap; `linear` (Linear.cpp) adds the bias to its product in
+place, where one kernel does not do both. `nn.MultiheadAttention` and layers of encoders have
 kernels of their own for inference, which they leave where calls of functions are observed.
 """
 
@@ -22,6 +23,7 @@ from fxmem.simulation.kernels.fake_kernels import answer_checks
 
 _aten = torch.ops.aten
 _OTHERWISE: Final[Callable[..., Any]] = F.max_pool1d
+_LINEAR: Final[Callable[..., Tensor]] = F.linear
 
 
 def _max_pool1d(
@@ -52,6 +54,23 @@ def _istft(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return functools.update_wrapper(call, function)
+
+
+_linear_runs: Final = [False]
+
+
+def adds_in_place() -> bool:
+    """Whether `linear` runs: its sum of product and bias is in place."""
+    return _linear_runs[-1]
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`."""
+    _linear_runs.append(type(bias) is torch_common.FakeTensor)
+    try:
+        return _LINEAR(input, weight, bias)
+    finally:
+        _linear_runs.pop()
 
 
 def _native_attention(
@@ -121,6 +140,7 @@ def takes_own_kernels(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _REPLACEMENTS: Final[dict[Any, Callable[..., Any]]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
+    _LINEAR: linear,
     torch_kernels.ATTENTION: _native_attention,
     torch_kernels.ENCODER_LAYER: _encoder_layer,
     **{function: _istft(function) for function in (torch.istft, torch.Tensor.istft, torch_kernels.ISTFT)},

@@ -22,7 +22,8 @@ from fxmem.errors import AnalysisError
 from fxmem.records.profile import Phase
 from fxmem.simulation import known_values
 from fxmem.simulation.kernels.data_shapes import bound_result, picks_by_mask
-from fxmem.simulation.kernels.fake_kernels import EVERYWHERE, ONE_DTYPE, check_one_dtype
+from fxmem.simulation.kernels.fake_kernels import ALLOCATED, EVERYWHERE, ONE_DTYPE, check_one_dtype
+from fxmem.simulation.kernels.subclass_ways import adds_in_place
 from fxmem.simulation.observe.assertions import find_passing_value
 from fxmem.simulation.observe.autograd_engine import NODE_CALL
 from fxmem.simulation.observe.event_log import StepLog
@@ -31,6 +32,7 @@ from fxmem.simulation.observe.plain_formulas import IN_PLACE
 from fxmem.simulation.observe.source_lines import checking_frame, is_stepping, program_place, variables
 
 _SILENT_NAMES = frozenset({"aten.detach.default", "aten.is_same_size.default", "aten._local_scalar_dense.default"})
+_SUM, _SUM_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _SILENT_NAMESPACES = frozenset({"prim", "profiler"})
 
 
@@ -42,12 +44,14 @@ class OpTraits:
     """
 
     __slots__ = (
+        "allocated",
         "everywhere",
         "func",
         "in_place",
         "is_composite",
         "is_in_place_foreach",
         "is_silent",
+        "is_sum",
         "name",
         "needs_one_dtype",
     )
@@ -57,7 +61,9 @@ class OpTraits:
         self.name = name = str(func)
         self.is_composite = torch_common.is_composite(func)
         self.everywhere = EVERYWHERE.get(func)
+        self.allocated = ALLOCATED.get(func)
         self.in_place: Any = IN_PLACE.get(func)
+        self.is_sum = func is _SUM
         self.needs_one_dtype = func in ONE_DTYPE
         self.is_silent = (
             name in _SILENT_NAMES
@@ -157,6 +163,8 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if op.in_place is not None and (caller := sys._getframe(self._frames_to_caller)).f_code is NODE_CALL:
             op = self._choose_form(op, args[0], variables(caller)["node"])
+        elif op.is_sum and adds_in_place():
+            op = self._find_traits(_SUM_IN_PLACE)
         self.newest_node = torch_autograd.next_sequence_number() - 1
         begin = self._log.tick
         result, replay = self._run_or_replay(op, args, kwargs)
@@ -188,12 +196,12 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
         replay = None if call is None else call.replay
         if call is None or replay is None or self._cache.compares:
             result = self._run(op, args, kwargs)
-            self._log.note_tensors(result)
+            self._log.note_tensors(result if op.allocated is None else [result[i] for i in op.allocated])
             if call is not None:
                 replay = self._cache.learn(call, op.func, args, kwargs, result)
         else:
             result = self._cache.make(replay, call.tensors)
-            self._note_outputs(result, replay)
+            self._note_outputs(op, result, replay)
         return result, replay
 
     def _note_op(
@@ -271,9 +279,11 @@ class OpRecorder(torch_common.DispatchMode):  # type: ignore[no-untyped-call]
     def _is_scalar_of_optimizer(self, func: Any) -> bool:
         return func is torch.ops.aten._local_scalar_dense.default and is_stepping(sys._getframe(1))
 
-    def _note_outputs(self, result: Any, replay: OpReplay) -> None:
+    def _note_outputs(self, op: OpTraits, result: Any, replay: OpReplay) -> None:
         """Note the storages of tensors whose metadata are known, as `StepLog.note_tensors` does."""
-        for tensor, output in zip((result,) if replay.container is None else result, replay.outputs, strict=True):
+        results = (result,) if replay.container is None else result
+        for position in op.allocated or range(len(results)):
+            tensor, output = results[position], replay.outputs[position]
             if type(output) is FreshOutput:
                 if output.nbytes and output.device.type == self._log.device_type:
                     self._log.enter(tensor.untyped_storage(), output.nbytes, output.shape, output.dtype)

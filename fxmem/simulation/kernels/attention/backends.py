@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -167,7 +167,11 @@ def _cudnn(
     return out
 
 
-def _math(
+def _math(*args: Any) -> Tensor:
+    return _math_with_weights(*args)[0]
+
+
+def _math_with_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -176,12 +180,12 @@ def _math(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """`_scaled_dot_product_attention_math`, written out.
 
     Torch's own composite adds the mask out of place when it sees tensor subclasses such as FakeTensors, one score
     matrix more than on a card. Halves are computed in float32 unless `allow_fp16_bf16_reduction_math_sdp`. The locals
-    live as long as those of the C++ function, and the returned tuple's second half is made (and dropped) too.
+    live as long as those of the C++ function, and the returned tuple's second half longer: its caller frees it.
     """
     bias = _additive(mask, query.dtype, -math.inf)
     dtype = query.dtype
@@ -207,9 +211,7 @@ def _math(
     if dropout_p > 0:
         scores = torch.dropout(scores, dropout_p, True)
     weights = scores.to(dtype)
-    out = torch.matmul(scores, v_all).to(dtype)
-    del weights
-    return out
+    return torch.matmul(scores, v_all).to(dtype), weights
 
 
 def _repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
