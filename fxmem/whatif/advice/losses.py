@@ -1,9 +1,12 @@
-"""Cross-entropy in chunks, each recomputed in backward."""
+"""Cross-entropy in chunks, each recomputed in backward; with the layer that makes the logits, or without."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +16,25 @@ from torch.utils.checkpoint import checkpoint
 
 from fxmem._torch import common as torch_common
 from fxmem.simulation.analysis import Analysis
+from fxmem.simulation.model.fake_model import shadow_model
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Variant
 
 _CHUNKS = 8
+_HEAD_CODE = f"""from torch.nn.functional import cross_entropy, pad
+from torch.utils.checkpoint import checkpoint
+head = model.get_output_embeddings()
+def part(h, y):
+    logits = head(h).float()
+    return cross_entropy(logits, y, reduction="sum")
+h = model.base_model(x)[0].flatten(0, 1)
+y = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+parts = zip(h.chunk({_CHUNKS}), y.chunk({_CHUNKS}))
+how = {{"use_reentrant": False, "preserve_rng_state": False}}
+sums = [checkpoint(part, *p, **how) for p in parts]
+loss = sum(sums) / (y != -100).sum()"""
+_ANOTHER_ORDER = "sums are added in another order, so loss and gradients differ in their last bits"
+_SAME_ROWS = ("view", "reshape", "flatten", "float", "to", "contiguous", "operator.getitem")
+"""Calls that leave rows of logits or of what they are made of as they are, where their number stays."""
 
 
 def loss_changes(_: Analysis) -> Iterator[Change]:
@@ -34,7 +53,17 @@ def loss_changes(_: Analysis) -> Iterator[Change]:
         "none",
         code,
         _chunked_loss,
-        note="logits of rank 2, labels of rank 1; a fused linear and cross-entropy kernel frees the logits as well",
+        note=f"logits of rank 2, labels of rank 1; {_ANOTHER_ORDER}",
+        excludes="loss",
+    )
+    yield Change(
+        "chunked-head",
+        "output layer and cross-entropy in chunks, recomputed in backward",
+        "none",
+        _HEAD_CODE,
+        _chunked_head,
+        note=f"x: the input ids; no logits are returned; {_ANOTHER_ORDER}",
+        excludes="loss",
     )
 
 
@@ -82,3 +111,70 @@ def cross_entropy_in_chunks() -> Iterator[None]:
 
     with torch_common.patch(F, "cross_entropy", chunk_loss):
         yield
+
+
+# --- with the layer that makes the logits -----------------------------------------------------------------------------
+
+
+def _chunked_head(variant: Variant, analysis: Analysis) -> Variant:
+    _check_head(analysis)
+    model = shadow_model(variant.model)
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {"forward": chunked_forward, "__module__": kind.__module__})
+    return variant.replace_step(model)
+
+
+def chunked_forward(self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+    """`forward` of a causal language model of transformers, as `_HEAD_CODE` has it."""
+    head = self.get_output_embeddings()
+
+    def part(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(head(hidden).float(), target, reduction="sum")
+
+    rows = self.base_model(*args, **kwargs)[0].flatten(0, 1)
+    targets = F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+    pairs = zip(rows.chunk(_CHUNKS), targets.chunk(_CHUNKS), strict=True)
+    sums = [checkpoint(part, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
+    return types.SimpleNamespace(loss=sum(sums) / (targets != -100).sum())
+
+
+def _check_head(analysis: Analysis) -> None:
+    """Refuse a step whose loss is not that of a causal language model.
+
+    That is, in transformers: base model, output layer, logits as they are, cross-entropy with the next token; no more.
+
+    Raises:
+        NotApplicableError: with what is different.
+    """
+    model, nodes, labels = analysis.model, analysis.profile.nodes, analysis.request.kwargs.get("labels")
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel) or labels is None:
+        raise NotApplicableError("no causal language model of transformers that is called with labels=")
+    head, base = model.get_output_embeddings(), model.base_model
+    names = {id(module): name for name, module in model.named_modules()}
+    losses = [index for index, node in enumerate(nodes) if node.target.endswith("cross_entropy")]
+    if head is None or base is model or id(base) not in names or len(losses) != 1:
+        raise NotApplicableError(f"{type(model).__name__} is not a base model, an output layer and one cross-entropy")
+    readers = [
+        node for node in nodes if losses[0] in node.inputs and node.outputs and node.op not in ("output", "loss")
+    ]
+    if readers:
+        raise NotApplicableError(f"the loss is more than the cross-entropy: {readers[0].name} reads it")
+    logits = nodes[losses[0]].inputs[0]
+    made = _walk_back(analysis, logits)
+    if nodes[made].module != names[id(head)]:
+        raise NotApplicableError(f"{nodes[made].name} changes the logits before the loss")
+    hidden = _walk_back(analysis, nodes[made].inputs[0])
+    if f"{nodes[hidden].module}.".partition(".")[0] != names[id(base)]:
+        raise NotApplicableError(f"{nodes[hidden].name} changes what the base model returns before the output layer")
+    rows = nodes[hidden].outputs[0].shape[:-1]
+    if nodes[logits].outputs[0].shape[0] != math.prod(rows) or tuple(labels.shape) != tuple(rows):
+        raise NotApplicableError("not every row of the logits goes to the loss")
+
+
+def _walk_back(analysis: Analysis, index: int) -> int:
+    """The node whose result this one is, viewed, sliced or converted by the model itself."""
+    nodes = analysis.profile.nodes
+    while not nodes[index].module and nodes[index].target in _SAME_ROWS and nodes[index].inputs:
+        index = nodes[index].inputs[0]
+    return index

@@ -293,7 +293,7 @@ def pasted(analysis: Analysis, key: str, **names: Any) -> dict[str, Any]:
     namespace = {
         "torch": torch,
         "model": copy.deepcopy(analysis.model),
-        "x": analysis.request.args[0],
+        "x": next(iter(analysis.request.args), None),
         "loss_fn": lambda out: out.sum(),
         **names,
     }
@@ -398,3 +398,50 @@ def test_code_is_not_broken_in_a_terminal() -> None:
     assert max(len(line) for change in changes for line in change.code.splitlines()) <= 64
     changed = pasted(analyze(many, torch.zeros(1, 3, 8, 8)), "inplace")["model"]
     assert all(module.inplace for module in changed.modules() if isinstance(module, nn.ReLU))
+
+
+def causal(kind: str, **settings: Any) -> nn.Module:
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=997, intermediate_size=48, **shape, **settings)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_an_output_layer_in_chunks_is_worth_what_a_real_run_says(kind: str) -> None:
+    model, ids = causal(kind), torch.randint(0, 997, (2, 64), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :9] = -100
+    analysis = analyze(model, {"input_ids": ids, "labels": labels}, target="cpu", optimizer=None)
+    outcome = made(analysis, "chunked-head")
+    whole, chunked = copy.deepcopy(model), copy.deepcopy(model)
+    expected = whole(input_ids=ids, labels=labels).loss
+    expected.backward()
+    loss = pasted(analysis, "chunked-head", model=chunked, x=ids, labels=labels)["loss"]
+    loss.backward()
+    assert torch.allclose(loss, expected, rtol=1e-6)
+    for one, other in zip(chunked.parameters(), whole.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
+    model.__class__ = type(kind, (type(model),), {"forward": losses.chunked_forward})
+    request = StepRequest(kwargs={"input_ids": ids, "labels": labels}, optimizer=None)
+    real = measure_cpu(model, request).peak_without_scratch_bytes
+    assert outcome.peak.requested_bytes == pytest.approx(real, rel=SMALL)
+    logits = 2 * 64 * 997 * 4
+    assert analysis.peak.requested_bytes - outcome.peak.requested_bytes > 2 * logits
+    assert outcome.analysis.model.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: causal("Gemma2", head_dim=16), "changes the logits before the loss"),
+        (lambda: causal("Mixtral", output_router_logits=True), "the loss is more than the cross-entropy"),
+        (lambda: Speaker(), "no causal language model of transformers"),
+    ],
+    ids=["soft-capped", "balanced", "another"],
+)
+def test_an_output_layer_that_is_more_than_a_product_stays_whole(model: Any, reason: str) -> None:
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    inputs = (ids,) if reason.startswith("no causal") else {"input_ids": ids, "labels": ids}
+    with pytest.raises(NotApplicableError, match=reason):
+        made(analyze(model(), inputs, target="cpu", optimizer=None), "chunked-head")
