@@ -157,7 +157,8 @@ def _tried(make: Callable[[], Any], step: Mapping[str, Any], dry_run: bool) -> d
         return _measured(lambda: (make(), (), {}), step, dry_run)
     except Exception as error:
         kind = "" if isinstance(error, FxmemError) else f"{type(error).__name__}: "
-        return {"error": f"{kind}{' '.join(str(error).split())}"[:500]}
+        said = " ".join(str(error).split()).replace(f"{Path(__file__).parents[1]}{os.sep}", "")
+        return {"error": f"{kind}{said}"[:500]}
 
 
 def _measured(

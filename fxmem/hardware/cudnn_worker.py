@@ -11,7 +11,7 @@ soon as it is known, so that a crash costs one answer and not all:
 
     {"op": "fwd" | "dgrad" | "wgrad", "x": [[dims], [strides]], "w": …, "y": …, "padding": […], "stride": […],
      "dilation": […], "dtype": "float32", "allow_tf32": true, "deterministic": false, "blocked_engines": []}
-    {"workspace": bytes | null, "engine": n | null, "error": "…" | null}
+    {"workspace": bytes | null, "knobs": [[type, value], …], "error": "…" | null}
 
 It needs cuDNN 9.8 or later, neither a driver nor a GPU, and mirrors torch's `Conv_v8.cpp` with `benchmark=False`:
 configurations of heuristic mode INSTANT (B if `TORCH_CUDNN_USE_HEURISTIC_MODE_B=1`), less those with a numerical note
@@ -41,6 +41,7 @@ class _Type(IntEnum):
     DOUBLE = 5
     CONVOLUTION_MODE = 7
     HEUR_MODE = 8
+    KNOB_TYPE = 9
     NUMERICAL_NOTE = 11
     BACKEND_DESCRIPTOR = 15
     CHAR = 24
@@ -54,6 +55,7 @@ class _Kind(IntEnum):
     ENGINECFG = 3
     ENGINEHEUR = 4
     EXECUTION_PLAN = 5
+    KNOB_CHOICE = 7
     OPERATION_FORWARD = 10
     OPERATION_BACKWARD_FILTER = 11
     OPERATION_BACKWARD_DATA = 12
@@ -77,9 +79,12 @@ class _Attribute(IntEnum):
     ENGINEHEUR_RESULTS = 202
     ENGINEHEUR_DEVICEPROP = 204
     ENGINECFG_ENGINE = 300
+    ENGINECFG_KNOB_CHOICES = 302
     EXECUTION_PLAN_ENGINE_CONFIG = 401
     EXECUTION_PLAN_WORKSPACE_SIZE = 402
     EXECUTION_PLAN_DEVICEPROP = 407
+    KNOB_CHOICE_KNOB_TYPE = 600
+    KNOB_CHOICE_KNOB_VALUE = 601
     OPERATIONGRAPH_OPS = 801
     TENSOR_BYTE_ALIGNMENT = 900
     TENSOR_DATA_TYPE = 901
@@ -102,6 +107,8 @@ _HEURISTIC = {"instant": 0, "b": 1, "fallback": 2}
 _CROSS_CORRELATION = 1
 _ALIGNMENT = 32
 """torch passes an address's alignment, at most 32 bytes; blocks of its allocator are aligned to 512."""
+_MOST_KNOBS = 64
+"""More than there are kinds of knobs."""
 _NOTE_TENSOR_CORE, _NOTE_DOWN_CONVERT_INPUTS, _NOTE_NONDETERMINISTIC = 0, 1, 4
 
 _C_TYPE: dict[_Type, Any] = {
@@ -111,6 +118,7 @@ _C_TYPE: dict[_Type, Any] = {
     _Type.DOUBLE: ctypes.c_double,
     _Type.CONVOLUTION_MODE: ctypes.c_int,
     _Type.HEUR_MODE: ctypes.c_int,
+    _Type.KNOB_TYPE: ctypes.c_int,
     _Type.NUMERICAL_NOTE: ctypes.c_int,
     _Type.BACKEND_DESCRIPTOR: ctypes.c_void_p,
     _Type.CHAR: ctypes.c_char,
@@ -210,8 +218,8 @@ class Cudnn:
             .finalize()
         )
 
-    def plan(self, convolution: dict[str, Any], heuristic: str) -> tuple[int, int] | None:
-        """Workspace bytes and engine of the plan torch would run; None when there is no plan."""
+    def plan(self, convolution: dict[str, Any], heuristic: str) -> tuple[int, list[tuple[int, int]]] | None:
+        """Workspace bytes and knobs of the plan torch would run; None when there is no plan."""
         graph = self._graph(convolution)
         for mode in (heuristic, "fallback"):
             for configuration in self._configurations(graph, mode):
@@ -225,7 +233,7 @@ class Cudnn:
                     _, workspace = plan.get(_Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, _Type.INT64, 1)
                 except CudnnError:
                     continue
-                return int(workspace[0]), engine
+                return int(workspace[0]), self._knobs(configuration)
         return None
 
     def _graph(self, convolution: dict[str, Any]) -> _Descriptor:
@@ -270,7 +278,7 @@ class Cudnn:
         heuristic.finalize()
         count, _ = heuristic.get(_Attribute.ENGINEHEUR_RESULTS, _Type.BACKEND_DESCRIPTOR, 0)
         configurations = [_Descriptor(self, _Kind.ENGINECFG) for _ in range(count)]
-        array = (ctypes.c_void_p * max(count, 1))(*(configuration.pointer for configuration in configurations))
+        array = _pointers(configurations)
         count, _ = heuristic.get(_Attribute.ENGINEHEUR_RESULTS, _Type.BACKEND_DESCRIPTOR, count, array)
         for configuration in configurations[:count]:
             configuration.references.append(heuristic)
@@ -278,12 +286,26 @@ class Cudnn:
 
     def _describe(self, configuration: _Descriptor) -> tuple[int, set[int]]:
         engine = _Descriptor(self, _Kind.ENGINE)
-        configuration.get(
-            _Attribute.ENGINECFG_ENGINE, _Type.BACKEND_DESCRIPTOR, 1, (ctypes.c_void_p * 1)(engine.pointer)
-        )
+        configuration.get(_Attribute.ENGINECFG_ENGINE, _Type.BACKEND_DESCRIPTOR, 1, _pointers([engine]))
         _, index = engine.get(_Attribute.ENGINE_GLOBAL_INDEX, _Type.INT64, 1)
         count, notes = engine.get(_Attribute.ENGINE_NUMERICAL_NOTE, _Type.NUMERICAL_NOTE, 32)
         return int(index[0]), set(notes[:count])
+
+    def _knobs(self, configuration: _Descriptor) -> list[tuple[int, int]]:
+        choices = [_Descriptor(self, _Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
+        count, _ = configuration.get(
+            _Attribute.ENGINECFG_KNOB_CHOICES, _Type.BACKEND_DESCRIPTOR, _MOST_KNOBS, _pointers(choices)
+        )
+        found = []
+        for choice in choices[:count]:
+            _, knob = choice.get(_Attribute.KNOB_CHOICE_KNOB_TYPE, _Type.KNOB_TYPE, 1)
+            _, value = choice.get(_Attribute.KNOB_CHOICE_KNOB_VALUE, _Type.INT64, 1)
+            found.append((int(knob[0]), int(value[0])))
+        return found
+
+
+def _pointers(descriptors: Sequence[_Descriptor]) -> Any:
+    return (ctypes.c_void_p * max(len(descriptors), 1))(*(descriptor.pointer for descriptor in descriptors))
 
 
 def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:
@@ -300,10 +322,10 @@ def _answer(cudnn: Cudnn, convolution: dict[str, Any], heuristic: str) -> dict[s
     try:
         plan = cudnn.plan(convolution, heuristic)
     except CudnnError as error:
-        return {"workspace": None, "engine": None, "error": str(error)}
+        return {"workspace": None, "knobs": [], "error": str(error)}
     if plan is None:
-        return {"workspace": None, "engine": None, "error": "cuDNN has no plan for it"}
-    return {"workspace": plan[0], "engine": plan[1], "error": None}
+        return {"workspace": None, "knobs": [], "error": "cuDNN has no plan for it"}
+    return {"workspace": plan[0], "knobs": plan[1], "error": None}
 
 
 def main() -> int:

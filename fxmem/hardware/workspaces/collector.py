@@ -15,10 +15,10 @@ from typing import Any
 from fxmem.errors import UsageError
 from fxmem.hardware.workspaces import attention
 from fxmem.hardware.workspaces.convolution import CONVOLUTIONS, ConvolutionMemory, ConvSettings, convolution_memory
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
+from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, SUMMING, add_copies, add_input_copy, composed_memory
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
-from fxmem.hardware.workspaces.dtype_copies import SUMMING, add_input_copy
+from fxmem.hardware.workspaces.driverless import ASKED, HOW
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
 from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
@@ -207,6 +207,8 @@ class Collector:
             plan = f"of the plan torch {self._torch_version} takes without benchmarking, {self._switches()}"
             named = f"convolution workspaces are those {library.replace('cudnn', 'cuDNN').strip()} itself names for"
             yield Assumption(topic="workspace", text=f"{named} {self._target.name}, {plan}")
+            if self._target.capability == ASKED:
+                yield Assumption(topic="workspace", text=HOW)
         for note, count in estimates.items():
             why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
             text = f"{count} convolution workspaces are estimated ({why})"

@@ -10,9 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fxmem.hardware.workspaces.collector import Seen, unknown_buffers
-from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, add_copies, composed_memory
+from fxmem.hardware.workspaces.copies import (
+    COMPOSED,
+    COPYING,
+    PROMOTING,
+    SUMMING,
+    add_copies,
+    add_input_copy,
+    composed_memory,
+    operand_copies,
+)
 from fxmem.hardware.workspaces.cublas import product_operands
-from fxmem.hardware.workspaces.dtype_copies import PROMOTING, SUMMING, add_input_copy, operand_copies
 from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, read_layout

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_ENTRIES = 10_000
 """Per file, the newest kept: about 2 MB."""
 _MAX_FILES = 32

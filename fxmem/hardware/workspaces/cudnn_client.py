@@ -3,7 +3,8 @@
 cuDNN itself decides how much workspace a convolution takes, and since 9.8 it can be asked without a GPU. The library
 that answers is the one installed beside torch here, or one in a folder of the user's; the prediction holds for a
 machine with the same version. What it answers depends on the version and on the compute capability, so both name the
-cache file. A card that it is not built for has its answers for the oldest that it is built for, as an estimate.
+cache file. Where a card is known to answer otherwise than cuDNN without a driver, the card is believed (`driverless`).
+A card that it is not built for has its answers for the oldest that it is built for, as an estimate.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from fxmem.errors import UsageError
 from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.releases import find_release
+from fxmem.hardware.workspaces import driverless
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
 from fxmem.hardware.workspaces.hidden_memory import ConvSignature
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
@@ -243,7 +245,8 @@ def _ask(
             return answers, str(lines[0].get("error")) if lines else ending
         source = f"cudnn {_version_text(lines[0]['cudnn'])}"
         for signature, line in zip(left, lines[1:], strict=False):
-            answers[signature] = Workspace(nbytes=line["workspace"], source=source, note=line["error"] or "")
+            nbytes = _as_on_the_card(signature, line, device)
+            answers[signature] = Workspace(nbytes=nbytes, source=source, note=line["error"] or "")
         if len(lines) > len(left):
             break
         error = ending
@@ -251,6 +254,14 @@ def _ask(
             break
         left = left[len(lines) :]
     return answers, error
+
+
+def _as_on_the_card(signature: ConvSignature, line: Mapping[str, Any], device: Mapping[str, Any]) -> int | None:
+    nbytes: int | None = line["workspace"]
+    major, minor = driverless.ASKED
+    if nbytes is None or device["deviceVer"] != 100 * major + 10 * minor:
+        return nbytes
+    return driverless.correct_workspace(signature, nbytes, dict(line["knobs"]))
 
 
 def _run(command: Sequence[str], requests: Sequence[object], timeout: float) -> tuple[list[dict[str, Any]], str]:

@@ -403,9 +403,9 @@ RESNET50 = {
     square("fwd", 32, 3, 224, 64, 7, 2): 122_065_680,
     square("fwd", 32, 64, 56, 64, 3): 25_837_584,
     square("dgrad", 32, 64, 56, 64, 3): 51_527_696,
-    square("wgrad", 32, 64, 56, 64, 3): 51_822_803,
-    square("fwd", 32, 64, 56, 64, 1): 0,
-    square("fwd", 32, 64, 56, 256, 1): 25_755_664,
+    square("wgrad", 32, 64, 56, 64, 3): 53_592_275,  # 468 bytes more on the card
+    square("fwd", 32, 64, 56, 64, 1): 0,  # 400 on the card
+    square("fwd", 32, 64, 56, 256, 1): 0,
 }
 
 
@@ -467,7 +467,7 @@ def child(tmp_path: Path, body: str) -> list[str]:
     path = tmp_path / "child.py"
     path.write_text(
         "import json, os, sys, time\nfirst = sys.stdin.readline()\nprint(json.dumps({'cudnn': 91900}), flush=True)\n"
-        "def answer(n): print(json.dumps({'workspace': n, 'engine': 0, 'error': None}), flush=True)\n"
+        "def answer(n): print(json.dumps({'workspace': n, 'knobs': [], 'error': None}), flush=True)\n"
         f"for answered, line in enumerate(sys.stdin, start=1):\n    {body}\n"
     )
     return [sys.executable, str(path)]
