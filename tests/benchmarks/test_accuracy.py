@@ -300,8 +300,8 @@ def test_a_plan_that_is_kept_is_still_carried_out(planned: Any) -> None:
             ),
         ).peak
     assert plan.application is planned.application
-    assert peak.allocated_bytes == pytest.approx(plan.after.allocated_bytes, rel=0.002)
-    assert peak.allocated_bytes <= 1.002 * planned.budget * plan.before.allocated_bytes
+    assert peak.allocated_bytes == pytest.approx(plan.after.allocated_bytes, rel=0.005)
+    assert peak.allocated_bytes <= 1.005 * planned.budget * plan.before.allocated_bytes
 
 
 def test_settings_of_a_case_are_put_back() -> None:
