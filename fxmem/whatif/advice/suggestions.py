@@ -231,7 +231,7 @@ class _Advisor:
                 "key": "+".join([*(change.key for change in chosen), "checkpoint"]),
                 "title": "; ".join([*(change.title for change in chosen), suggestion.title]),
                 "effect": max((change.effect for change in chosen), key=_EFFECTS.index),
-                "code": "\n".join([*(change.code for change in chosen), suggestion.code]),
+                "code": "\n".join([*(change.code for change in sorted(chosen, key=_order)), suggestion.code]),
             }
         )
 
@@ -245,7 +245,7 @@ class _Advisor:
     def _outcome(self, changes: Iterable[_Change]) -> _Outcome:
         """Analyse the step with these changes. No set is analysed twice, nor one that differs only in what an analysis
         does not look at."""
-        ordered = sorted(changes, key=lambda change: (change.key.startswith(_NOT_OF_THE_MODEL), change.key))
+        ordered = sorted(changes, key=_order)
         keys = tuple(change.key for change in ordered)
         if keys not in self.outcomes:
             try:
@@ -275,13 +275,18 @@ class _Advisor:
             key="+".join(change.key for change in changes),
             title="; ".join(change.title for change in changes),
             effect=max((change.effect for change in changes), key=_EFFECTS.index),
-            code="\n".join(change.code for change in changes),
+            code="\n".join(change.code for change in sorted(changes, key=_order)),
             peak=reached.peak,
             saved_bytes=self.step.peak.counted_bytes - reached.peak.counted_bytes,
             extra_flops=None if flops is None or before is None else 0 if repeats > 1 else flops - before,
             step_seconds=None if repeats > 1 else step_seconds(reached.profile),
             note="; ".join(change.note for change in changes if change.note),
         )
+
+
+def _order(change: _Change) -> tuple[bool, str]:
+    """The order in which changes are made, and their code is written."""
+    return change.key.startswith(_NOT_OF_THE_MODEL), change.key
 
 
 def _move_along(plan: Plan, point: CurvePoint) -> Plan:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif.advice import losses
-from fxmem.whatif.advice.changes import find_changes
+from fxmem.whatif.advice.changes import ModelBench, find_changes
 from fxmem.whatif.advice.release import write_release
+from fxmem.whatif.advice.suggestions import try_changes
 from fxmem.whatif.advice.variant import Change, NotApplicableError, Outcome, Variant, analyse_variant
 
 SMALL = 1e-3
@@ -342,6 +344,24 @@ def test_the_code_of_every_change_runs_and_does_what_it_says(monkeypatch: pytest
         rtol=1e-5,
     )
     assert pasted(analysis, "prefetch-less", batches=iter([7]))["batch"] == 7
+
+
+class TwoChanges(ModelBench):
+    def changes(self) -> Iterator[Change]:
+        return (each for each in super().changes() if each.key in ("within-backward", "fused-optimizer"))
+
+
+def test_code_of_several_changes_releases_the_gradients_of_the_optimizer_that_it_makes() -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    analysis = analyze(model, torch.zeros(1, 64), target="cpu")
+    least = analysis.vary(optimizer="adamw:fused,in-backward").peak.requested_bytes
+    together = try_changes(TwoChanges(analysis), least, plans=False, progress=lambda _: None).together
+    assert together is not None
+    assert "+" in together.key
+    names: dict[str, Any] = {"model": model}
+    exec(together.code, names)
+    model(torch.ones(1, 64)).sum().backward()
+    assert {int(state["step"]) for state in names["optimizer"].state.values()} == {1}
 
 
 def test_the_code_of_changes_for_a_card_runs(monkeypatch: pytest.MonkeyPatch) -> None:
