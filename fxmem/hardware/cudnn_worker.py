@@ -1,5 +1,6 @@
-"""Asks cuDNN which workspace a convolution would take on a GPU that is not there: `python -m
-fxmem.hardware.cudnn_worker`.
+"""Asks cuDNN which workspace a layer would take on a GPU that is not there.
+
+`python -m fxmem.hardware.cudnn_worker`, for convolutions and recurrent layers.
 
 Run in a process of its own: cuDNN aborts the process when a library it wants is missing, and it brings 300 MB along.
 JSON lines in, JSON lines out. The first line says what to load and for which device,
@@ -13,11 +14,18 @@ soon as it is known, so that a crash costs one answer and not all:
      "dilation": […], "dtype": "float32", "allow_tf32": true, "deterministic": false, "blocked_engines": []}
     {"workspace": bytes | null, "knobs": [[type, value], …], "error": "…" | null}
 
+or one recurrent layer, `{"op": "rnn", …}` with the fields of `RnnSignature`.
+
 It needs cuDNN 9.8 or later, neither a driver nor a GPU, and mirrors torch's `Conv_v8.cpp` with `benchmark=False`:
 configurations of heuristic mode INSTANT (B if `TORCH_CUDNN_USE_HEURISTIC_MODE_B=1`), less those with a numerical note
 torch refuses, less the engines of torch's errata list; the first whose execution plan finalizes is the one that runs.
 If none does, the same over the fallback list. A heuristic that fails is an error, as it is in torch. When memory is
 short torch goes on to the next plan with a smaller workspace; that is not modelled.
+
+A recurrent layer's is what `cudnnGetRNNTempSpaceSizes` fills in. It wants a handle, which wants a driver; given a block
+of zeros with the compute capability in its place, it returns an error and fills in the size all the same. Where that
+place is, is cuDNN's own business: so first two sizes that an H100 was measured to take are asked for, and if these are
+not answered, nothing is.
 
 Attribute and descriptor numbers are those of `cudnn_graph_v9.h`.
 """
@@ -25,7 +33,9 @@ Attribute and descriptor numbers are those of `cudnn_graph_v9.h`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
+import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
@@ -125,6 +135,19 @@ _C_TYPE: dict[_Type, Any] = {
 }
 
 
+_HANDLE_BYTES, _CAPABILITY_AT = 1 << 16, 104
+"""A block as large as a handle at least, and where in it cuDNN 9.19 has the compute capability."""
+_MEASURED_LSTM: dict[str, Any] = {
+    **dict.fromkeys(("algorithm", "proj_size"), 0),
+    **{"mode": 2, "input_size": 256, "hidden_size": 512, "num_layers": 2, "bidirectional": False},
+    **{"steps": 128, "batch": 8, "dropout": 0.0, "training": True, "allow_tf32": True},
+}
+_MEASURED_BYTES = {"float32": 43_319_616, "bfloat16": 30_048_576}
+"""Its workspace on an H100, by dtype (benchmarks/results/gpu, cuDNN 9.19)."""
+_DOUBLE_BIAS, _PADDED_IO = 2, 1
+_TENSOR_OP_MATH, _FMA_MATH = 1, 3
+
+
 class CudnnError(Exception):
     """A call into cuDNN failed; the message is cuDNN's."""
 
@@ -200,6 +223,8 @@ class Cudnn:
         self.handle.cudnnGetErrorString.restype = ctypes.c_char_p
         self.version: int = self.handle.cudnnGetVersion()
         self.device: _Descriptor | None = None
+        self.capability = 0
+        """Of the device, 100 * major + 10 * minor."""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function that returns a `cudnnStatus_t`."""
@@ -210,6 +235,7 @@ class Cudnn:
 
     def select_device(self, properties: dict[str, Any]) -> None:
         """Answer from now on for the device with these properties."""
+        self.capability = properties.get("deviceVer", 0)
         text = json.dumps(properties).encode()
         characters = (bytes([byte]) for byte in text)
         self.device = (
@@ -235,6 +261,43 @@ class Cudnn:
                     continue
                 return int(workspace[0]), self._knobs(configuration)
         return None
+
+    def rnn_workspace(self, layer: dict[str, Any]) -> int | None:
+        """Workspace bytes of a recurrent layer; None where this cuDNN does not say."""
+        return (self._temporary_bytes(layer, self.capability) or None) if self._answers_without_driver else None
+
+    @functools.cached_property
+    def _answers_without_driver(self) -> bool:
+        asked = ((dtype, self._temporary_bytes({**_MEASURED_LSTM, "dtype": dtype}, 900)) for dtype in _MEASURED_BYTES)
+        return dict(asked) == _MEASURED_BYTES
+
+    def _temporary_bytes(self, layer: dict[str, Any], capability: int) -> int:
+        """`cudnnGetRNNTempSpaceSizes` with the descriptors of torch's `RNN.cpp`; 0 where it fills in nothing."""
+        block = (ctypes.c_char * _HANDLE_BYTES)()
+        struct.pack_into("i", block, _CAPABILITY_AT, capability)
+        handle, dropout, rnn, data = ctypes.cast(block, ctypes.c_void_p), *(ctypes.c_void_p() for _ in range(3))
+        for name, pointer in (("Dropout", dropout), ("RNN", rnn), ("RNNData", data)):
+            self.call(f"cudnnCreate{name}Descriptor", ctypes.byref(pointer))
+        dtype, hidden = layer["dtype"], layer["hidden_size"]
+        kind, steps, batch = _DATA_TYPE[dtype], layer["steps"], layer["batch"]
+        probability = ctypes.c_float(layer["dropout"])
+        no_states = (None, ctypes.c_size_t(0), ctypes.c_ulonglong(0))
+        self.call("cudnnSetDropoutDescriptor", dropout, handle, probability, *no_states)
+        math = _TENSOR_OP_MATH if dtype in ("float16", "bfloat16") else 0
+        if dtype == "float32" and not layer["allow_tf32"]:
+            math = _FMA_MATH
+        shape = (layer["input_size"], hidden, layer["proj_size"] or hidden, layer["num_layers"])
+        precision = _DATA_TYPE["float64" if dtype == "float64" else "float32"]
+        way = (layer["algorithm"], layer["mode"], _DOUBLE_BIAS, int(layer["bidirectional"]), 0)
+        self.call("cudnnSetRNNDescriptor_v8", rnn, *way, kind, precision, math, *shape, dropout, _PADDED_IO)
+        lengths, fill = (ctypes.c_int * batch)(*[steps] * batch), ctypes.c_double()
+        self.call(
+            *("cudnnSetRNNDataDescriptor", data, kind, 0, steps, batch, shape[0], lengths, ctypes.byref(fill)),
+        )
+        workspace, reserve = ctypes.c_size_t(), ctypes.c_size_t()
+        sizes = ctypes.byref(workspace), ctypes.byref(reserve)
+        self.handle.cudnnGetRNNTempSpaceSizes(handle, rnn, int(layer["training"]), data, *sizes)
+        return workspace.value
 
     def _graph(self, convolution: dict[str, Any]) -> _Descriptor:
         double = convolution["dtype"] == "float64"
@@ -320,6 +383,10 @@ def _is_refused(notes: set[int], convolution: dict[str, Any]) -> bool:
 
 def _answer(cudnn: Cudnn, convolution: dict[str, Any], heuristic: str) -> dict[str, Any]:
     try:
+        if convolution["op"] == "rnn":
+            nbytes = cudnn.rnn_workspace(convolution)
+            error = None if nbytes else "cuDNN has no answer for it without a driver"
+            return {"workspace": nbytes, "knobs": [], "error": error}
         plan = cudnn.plan(convolution, heuristic)
     except CudnnError as error:
         return {"workspace": None, "knobs": [], "error": str(error)}

@@ -88,6 +88,7 @@ def convolution_settings() -> ConvSettings:
     return ConvSettings(
         # `cudnn.allow_tf32` cannot be read once a program has set the precision of one kind of operator (since 2.9).
         allow_tf32=cudnn.conv.fp32_precision == "tf32",
+        allow_tf32_in_rnn=cudnn.rnn.fp32_precision == "tf32",
         deterministic=cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
         enabled=cudnn.enabled,
         benchmark=cudnn.benchmark,

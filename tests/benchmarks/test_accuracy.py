@@ -53,7 +53,7 @@ def test_what_was_measured_is_still_predicted() -> None:
 
 OF_BOTH_SIDES = (
     *("dropout", "group_norm", "mha-module", "sdpa-dropout", "sdpa-mask"),
-    *("sdpa-MATH", "sdpa-FLASH_ATTENTION", "sdpa-EFFICIENT_ATTENTION"),
+    *("lstm", "gru", "sdpa-MATH", "sdpa-FLASH_ATTENTION", "sdpa-EFFICIENT_ATTENTION"),
 )
 
 

@@ -44,7 +44,15 @@ from fxmem.hardware.workspaces.cudnn_client import (
     find_cudnn,
     read_cudnn_folder,
 )
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature, HiddenEvent, HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import (
+    ConvSignature,
+    HiddenEvent,
+    HiddenMemory,
+    Signature,
+    alloc,
+    free,
+    output,
+)
 from fxmem.hardware.workspaces.insertion import TimedOp, insert_workspaces
 from fxmem.hardware.workspaces.other_kernels import NO_SCRATCH, kernel_memory, kernel_scratch
 from fxmem.hardware.workspaces.tensor_layouts import MemoryFormat, TensorLayout, read_layout
@@ -65,6 +73,7 @@ __all__ = [
     "HiddenMemory",
     "MemoryFormat",
     "Seen",
+    "Signature",
     "TensorLayout",
     "TimedOp",
     "Workspace",

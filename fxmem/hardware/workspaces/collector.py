@@ -19,8 +19,15 @@ from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, SUMMING, add_cop
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
 from fxmem.hardware.workspaces.driverless import ASKED, HOW
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, output
-from fxmem.hardware.workspaces.other_kernels import KERNELS, call_memory, is_tensor, undetermined_memory
+from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, RnnSignature, alloc, output
+from fxmem.hardware.workspaces.other_kernels import (
+    KERNELS,
+    RECURRENT,
+    call_memory,
+    is_tensor,
+    recurrent_memory,
+    undetermined_memory,
+)
 from fxmem.hardware.workspaces.reductions import REDUCTIONS, reduction_memory
 from fxmem.hardware.workspaces.tensor_layouts import TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Target, Unknown
@@ -79,6 +86,7 @@ class Collector:
         self._multiplying: set[bool] = set()
         self._multiplying_lt: set[bool] = set()
         self._notes: Counter[str] = Counter()
+        self._rnn_sources: set[str] = set()
 
     def note(self, index: int, name: str, args: Sequence[Any], result: Any, phase: Phase) -> None:
         """Op `index` of the step was this call; tensors may be anything with shape, stride and dtype."""
@@ -122,6 +130,8 @@ class Collector:
             return convolution_memory(name, args, self._target, self._settings)
         if uses_cublas(name, self._torch_version):
             return self._product(name, args)
+        if short in RECURRENT:
+            return recurrent_memory(short, args, self._target, allow_tf32=self._settings.allow_tf32_in_rnn)
         if short in _ATTENTION:
             return self._attention(short, args)
         if short in REDUCTIONS:
@@ -183,7 +193,10 @@ class Collector:
         signatures = [s for _, memory in self._memory.values() for s in memory.signatures]
         answers = conv_workspaces(signatures, self._target, torch_version=self._torch_version, library=self._cudnn)
         sizes = {signature: answer.nbytes for signature, answer in answers.items()}
-        for answer in answers.values():
+        for signature, answer in answers.items():
+            if isinstance(signature, RnnSignature):
+                self._rnn_sources |= {answer.source} if answer.nbytes else set()
+                continue
             estimated = answer.source == "estimate"
             self._notes[f"estimate: {answer.note}" if answer.note and estimated else answer.source] += 1
         settled = {index: (name, memory.fill_workspaces(sizes)) for index, (name, memory) in self._memory.items()}
@@ -212,6 +225,9 @@ class Collector:
         for note, count in estimates.items():
             why = note.removeprefix("estimate").lstrip(": ") or "no reason given"
             text = f"{count} convolution workspaces are estimated ({why})"
+            yield Assumption(topic="workspace", text=text)
+        for library in sorted(self._rnn_sources):
+            text = f"workspaces of recurrent layers are what {library.replace('cudnn', 'cuDNN')} answers with no driver"
             yield Assumption(topic="workspace", text=text)
         if any("cudnn_attention" in name for name, _ in self._memory.values()):
             yield Assumption(
@@ -272,7 +288,7 @@ _ATTENTION = frozenset(
     for kernel in ("flash", "efficient", "cudnn")
     for end in ("", "_backward")
 )
-_OF_OTHER_MODULES = CONVOLUTIONS | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS | SUMMING
+_OF_OTHER_MODULES = CONVOLUTIONS | RECURRENT | _ATTENTION | COPYING.keys() | COMPOSED.keys() | REDUCTIONS | SUMMING
 
 
 def _freeze(value: Any) -> Any:

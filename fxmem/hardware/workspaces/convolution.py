@@ -67,6 +67,8 @@ class ConvSettings(Record):
 
     allow_tf32: bool = True
     """`torch.backends.cudnn.allow_tf32`."""
+    allow_tf32_in_rnn: bool = True
+    """`torch.backends.cudnn.rnn.fp32_precision == "tf32"`."""
     deterministic: bool = False
     """`torch.backends.cudnn.deterministic` or `torch.use_deterministic_algorithms`."""
     enabled: bool = True

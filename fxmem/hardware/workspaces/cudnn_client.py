@@ -1,4 +1,5 @@
-"""The workspaces of a model's convolutions: from the cache, else from cuDNN in a child process, else estimated.
+"""The workspaces of a model's convolutions and recurrent layers: from the cache, else from cuDNN in a child process,
+else estimated.
 
 cuDNN itself decides how much workspace a convolution takes, and since 9.8 it can be asked without a GPU. The library
 that answers is the one installed beside torch here, or one in a folder of the user's; the prediction holds for a
@@ -24,7 +25,7 @@ from fxmem.hardware.catalogue import device_properties
 from fxmem.hardware.releases import find_release
 from fxmem.hardware.workspaces import driverless
 from fxmem.hardware.workspaces.cudnn_cache import cache_directory, load, store
-from fxmem.hardware.workspaces.hidden_memory import ConvSignature
+from fxmem.hardware.workspaces.hidden_memory import RnnSignature, Signature
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, dense_strides
 from fxmem.records.profile import Bytes, Record, Target
 
@@ -59,10 +60,10 @@ class CudnnLibrary(Record):
 
 
 class Workspace(Record):
-    """How much workspace one convolution takes, and how that is known."""
+    """How much workspace one convolution or recurrent layer takes, and how that is known."""
 
     nbytes: Bytes | None
-    """None where cuDNN has no plan for the convolution."""
+    """None where cuDNN has no plan for the convolution, and where nothing is known of a recurrent layer."""
     source: str
     """`cudnn 9.19.0` (asked now, or before) or `estimate`."""
     note: str = ""
@@ -70,7 +71,7 @@ class Workspace(Record):
 
 
 def conv_workspaces(
-    signatures: Iterable[ConvSignature],
+    signatures: Iterable[Signature],
     target: Target,
     *,
     torch_version: str = "2.11",
@@ -78,11 +79,13 @@ def conv_workspaces(
     library: CudnnLibrary | None = None,
     timeout: float = _TIMEOUT_S,
     child: Sequence[str] | None = None,
-) -> dict[ConvSignature, Workspace]:
-    """The workspace of each convolution on the target, in bytes requested of the allocator. All are asked in one go.
+) -> dict[Signature, Workspace]:
+    """The workspace of each convolution or recurrent layer, in bytes requested of the allocator.
+
+    All are asked in one go.
 
     Args:
-        signatures: which convolutions; repeats cost nothing.
+        signatures: which of them; repeats cost nothing.
         target: a CUDA target of the catalogue, or one like it.
         torch_version: whose list of avoided engines holds.
         heuristic: torch's choice of heuristic mode; by default what `TORCH_CUDNN_USE_HEURISTIC_MODE_B` says.
@@ -201,8 +204,8 @@ def _version_of_file(folder: Path) -> str:
     return version if version.count(".") == 2 else ""
 
 
-def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace:
-    """Estimate a convolution's workspace where no cuDNN can be asked.
+def estimate(signature: Signature, target: Target, reason: str) -> Workspace:
+    """Estimate a convolution's workspace where no cuDNN can be asked. A recurrent layer's stays unknown.
 
     Seen on cuDNN 9.19, in 144 convolutions for each of five cards from sm_75 to sm_100: with tensor cores, most
     contiguous (NCHW) ones are computed on copies of their three tensors in the other layout, within 10 %, and the rest
@@ -210,6 +213,8 @@ def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace
     of them take as much as one or two of their tensors. Without tensor cores it is next to nothing. A single figure can
     be far off.
     """
+    if isinstance(signature, RnnSignature):
+        return Workspace(nbytes=None, source="estimate", note=reason)
     capability = target.capability or (0, 0)
     tensor_cores = {
         "float16": capability >= (7, 0),
@@ -223,17 +228,17 @@ def estimate(signature: ConvSignature, target: Target, reason: str) -> Workspace
 
 
 def _ask(
-    signatures: Sequence[ConvSignature],
+    signatures: Sequence[Signature],
     library: CudnnLibrary,
     device: dict[str, Any],
     heuristic: str,
-    blocked: Mapping[ConvSignature, tuple[int, ...]],
+    blocked: Mapping[Signature, tuple[int, ...]],
     timeout: float,
     command: Sequence[str],
-) -> tuple[dict[ConvSignature, Workspace], str | None]:
+) -> tuple[dict[Signature, Workspace], str | None]:
     """Answers, and why there are fewer than signatures. A child that dies over one signature is started again behind
     it."""
-    answers: dict[ConvSignature, Workspace] = {}
+    answers: dict[Signature, Workspace] = {}
     error: str | None = None
     left = list(signatures)
     while left:
@@ -256,10 +261,10 @@ def _ask(
     return answers, error
 
 
-def _as_on_the_card(signature: ConvSignature, line: Mapping[str, Any], device: Mapping[str, Any]) -> int | None:
+def _as_on_the_card(signature: Signature, line: Mapping[str, Any], device: Mapping[str, Any]) -> int | None:
     nbytes: int | None = line["workspace"]
     major, minor = driverless.ASKED
-    if nbytes is None or device["deviceVer"] != 100 * major + 10 * minor:
+    if nbytes is None or isinstance(signature, RnnSignature) or device["deviceVer"] != 100 * major + 10 * minor:
         return nbytes
     return driverless.correct_workspace(signature, nbytes, dict(line["knobs"]))
 
@@ -302,16 +307,20 @@ def _parse(text: str) -> Iterable[dict[str, Any]]:
             return
 
 
-def _request(signature: ConvSignature, blocked: tuple[int, ...]) -> dict[str, Any]:
+def _request(signature: Signature, blocked: tuple[int, ...]) -> dict[str, Any]:
+    if isinstance(signature, RnnSignature):
+        return signature.model_dump()
     fields = ("op", "padding", "stride", "dilation", "dtype", "allow_tf32", "deterministic")
     tensors = {side: [getattr(signature, side), getattr(signature, f"{side}_stride")] for side in "xwy"}
     return {**{field: getattr(signature, field) for field in fields}, **tensors, "blocked_engines": blocked}
 
 
 def _blocked_engines(
-    signature: ConvSignature, torch_version: str, version: int, capability: tuple[int, int]
+    signature: Signature, torch_version: str, version: int, capability: tuple[int, int]
 ) -> tuple[int, ...]:
     """torch's built-in errata."""
+    if isinstance(signature, RnnSignature):
+        return ()
     row, _ = find_release(torch_version)
     return tuple(
         rule.engine

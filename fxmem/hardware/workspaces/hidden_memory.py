@@ -49,6 +49,36 @@ class ConvSignature(Record):
         return f"{self.op} {' '.join(tensors)} {window} {self.dtype} tf{self.allow_tf32:d} det{self.deterministic:d}"
 
 
+class RnnSignature(Record):
+    """One recurrent layer as cuDNN is asked about it. Numbers of `algorithm` and `mode` are cuDNN's."""
+
+    op: Literal["rnn"] = "rnn"
+    algorithm: int
+    mode: int
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    input_size: int
+    hidden_size: int
+    proj_size: int
+    """0 for none."""
+    num_layers: int
+    bidirectional: bool
+    steps: int
+    batch: int
+    dropout: float = 0.0
+    training: bool = True
+    allow_tf32: bool = True
+    """`torch.backends.cudnn.rnn.fp32_precision == "tf32"`."""
+
+    @property
+    def key(self) -> str:
+        """A short text that is equal exactly for equal signatures."""
+        return " ".join(str(value) for value in self.model_dump().values())
+
+
+Signature = ConvSignature | RnnSignature
+"""What cuDNN is asked about."""
+
+
 class HiddenEvent(Record):
     """One step inside an op."""
 
@@ -58,7 +88,7 @@ class HiddenEvent(Record):
     """What the buffer is for; a `free` names the `alloc` it ends."""
     nbytes: Bytes | None = None
     """Of an `alloc`: bytes requested, None while or where unknown."""
-    signature: ConvSignature | None = None
+    signature: Signature | None = None
     """Of a cuDNN workspace: whose."""
 
 
@@ -70,8 +100,8 @@ class HiddenMemory(Record):
     """Where it was read."""
 
     @property
-    def signatures(self) -> tuple[ConvSignature, ...]:
-        """The convolutions whose workspace is still to be asked for."""
+    def signatures(self) -> tuple[Signature, ...]:
+        """The calls of cuDNN whose workspace is still to be asked for."""
         return tuple(event.signature for event in self.events if event.signature is not None and event.nbytes is None)
 
     @property
@@ -79,7 +109,7 @@ class HiddenMemory(Record):
         """Names of the buffers whose size is not known."""
         return tuple(event.name for event in self.events if event.action == "alloc" and event.nbytes is None)
 
-    def fill_workspaces(self, nbytes: Mapping[ConvSignature, int | None]) -> HiddenMemory:
+    def fill_workspaces(self, nbytes: Mapping[Signature, int | None]) -> HiddenMemory:
         """The same with the workspaces' sizes filled in."""
         filled = (
             event if event.signature is None else event.model_copy(update={"nbytes": nbytes.get(event.signature)})
@@ -103,7 +133,7 @@ class HiddenMemory(Record):
         return peak
 
 
-def alloc(name: str, nbytes: int | None, signature: ConvSignature | None = None) -> HiddenEvent:
+def alloc(name: str, nbytes: int | None, signature: Signature | None = None) -> HiddenEvent:
     """A buffer comes."""
     return HiddenEvent(action="alloc", name=name, nbytes=nbytes, signature=signature)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from fxmem.hardware.catalogue import device_properties
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, RnnSignature, alloc, free, output
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, read_layout
 from fxmem.records.profile import Target
 
@@ -293,8 +293,84 @@ def _ctc_loss_backward(shapes: Sequence[Shape], dtypes: Sequence[str], target: T
     )
 
 
-def _rnn(shapes: Sequence[Shape], dtypes: Sequence[str], target: Target) -> HiddenMemory:
-    return HiddenMemory(events=(alloc("cuDNN RNN workspace", None),), source="aten/src/ATen/native/cudnn/RNN.cpp")
+RECURRENT = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward"})
+_STANDARD, _PERSISTENT, _PERSISTENT_SMALL = 0, 1, 3
+_LSTM, _GRU = 2, 3
+
+
+def recurrent_memory(short: str, args: Sequence[Any], target: Target, *, allow_tf32: bool) -> HiddenMemory:
+    """The workspaces of cuDNN's recurrent layers (`_cudnn_rnn`, `_cudnn_rnn_backward` in RNN.cpp): forward's comes
+    before the reserve; backward has one for the gradients of its inputs, then one for those of the weights."""
+    backward = short.endswith("_backward")
+    source, weights, per_layer, flat, hx, cx = args[:6]
+    mode, hidden, proj, layers, batch_first, dropout, training, bidirectional = args[10 if backward else 6 :][:8]
+    layout = read_layout(source)
+    steps, batch = layout.shape[1::-1] if batch_first else layout.shape[:2]
+    signature = RnnSignature(
+        algorithm=0,
+        mode=mode,
+        dtype=cast(Any, layout.dtype),
+        input_size=layout.shape[-1],
+        hidden_size=hidden,
+        proj_size=proj,
+        num_layers=layers,
+        bidirectional=bidirectional,
+        steps=steps,
+        batch=batch,
+        dropout=dropout if training else 0.0,
+        training=training,
+        allow_tf32=allow_tf32,
+    )
+    signature = signature.model_copy(update={"algorithm": _rnn_algorithm(signature, target, backward=backward)})
+    workspace = alloc("cuDNN RNN workspace", None, signature)
+    states = [output("input or its gradient"), *(output("state") for state in (hx, cx) if state is not None)]
+    if not backward:
+        buffer = [output("weights")] if flat is None else []
+        events = [*states, *buffer, workspace, output("reserve")]
+        return HiddenMemory(events=tuple(events), source=_RNN)
+    # Each of backward's two parts copies an input that is not dense as (steps, batch, features).
+    features = layout.shape[-1]
+    wanted = (features, batch * features) if batch_first else (batch * features, features)
+    is_dense = all(n == 1 or a == b for n, a, b in zip(layout.shape, layout.stride, wanted, strict=False))
+    copy = [] if is_dense else [alloc("dense input", prod(layout.shape) * ITEM_BYTES[layout.dtype])]
+    events = [*copy, *states, workspace, *free(workspace.name, *(event.name for event in copy))]
+    if args[-1][3]:
+        # Without biases the gradients are copies out of one buffer, in which cuDNN has room for biases.
+        shape = read_layout(flat)
+        copied = per_layer in (2, 3)
+        buffer = [alloc("gradients of the weights", prod(shape.shape) * ITEM_BYTES[shape.dtype])] if copied else []
+        events += [*copy, *buffer, *([] if copied else [output("gradients")]), workspace, *free(workspace.name)]
+        events += [output("gradient") for _ in weights] if copied else []
+    return HiddenMemory(events=tuple(events), source=_RNN)
+
+
+_RNN = "aten/src/ATen/native/cudnn/RNN.cpp"
+
+
+def _rnn_algorithm(layer: RnnSignature, target: Target, *, backward: bool) -> int:
+    """`get_algo` (RNN.cpp): `cudnnRNNAlgo_t`."""
+    gated = layer.mode in (_LSTM, _GRU)
+    small = (128 if gated else 256) if backward else (192 if gated else 384)
+    if layer.proj_size or layer.dtype == "float64":
+        return _STANDARD
+    if layer.hidden_size <= small:
+        return _PERSISTENT_SMALL
+    fits = layer.num_layers == 1 and not layer.bidirectional and layer.hidden_size <= 1024
+    even = layer.hidden_size % 128 == layer.input_size % 128 == 0
+    return _PERSISTENT if layer.dtype == "float16" and fits and even and _persists(layer, target) else _STANDARD
+
+
+def _persists(layer: RnnSignature, target: Target) -> bool:
+    """`use_persist_device_heuristics` (RNN.cpp)."""
+    (major, minor), batch = target.capability or (0, 0), layer.batch
+    if major == 7:
+        even = (batch % 16 == 0 and batch not in (80, 112)) or batch == 8
+        long = any(layer.steps >= steps and batch <= most for steps, most in ((40, 128), (20, 96), (10, 32)))
+        return minor != 5 and even and long
+    if major < 8 or minor == 6 or device_properties(target).multi_processor_count < 98 or layer.mode == _GRU:
+        return False
+    wide = layer.mode != _LSTM and batch >= 96 and layer.hidden_size >= 896
+    return batch % 8 == 0 and batch <= 128 and not wide
 
 
 def _describe(tensors: Sequence[Any]) -> Described:
@@ -359,8 +435,6 @@ KERNELS: dict[str, Kernel] = {
     "_unsafe_index_put": _PUT,
     "topk": Kernel(_topk),
     "_foreach_norm": Kernel(_foreach_norm, lambda args, result, _: _describe(args[0])),
-    "_cudnn_rnn": Kernel(_rnn),
-    "_cudnn_rnn_backward": Kernel(_rnn),
 }
 """By operator, without `aten.` and overload. One row is all that a further kernel needs."""
 

@@ -393,6 +393,7 @@ FAKE_KERNELS: Final[dict[Any, Callable[..., Any]]] = {
 """By operator: `implementation(mode, operator, *args, **kwargs)`."""
 
 ALLOCATED: Final[dict[Any, tuple[int, ...]]] = {
+    aten._cudnn_rnn.default: (0, 1, 2, 4, 3),  # RNN.cpp: the weights' buffer before the reserve
     aten.native_dropout.default: (1, 0),  # Dropout.cu, Dropout.cpp: the mask first
     aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1),  # attention.cu: the seeds first
 }

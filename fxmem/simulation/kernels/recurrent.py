@@ -18,17 +18,12 @@ cuDNN 9.19 answer: equal on 3,600 random shapes over the four cell types, float3
 directions, with and without projection and dropout; the answers are the same for compute capabilities 7.0 to 12.0 and
 for every algorithm torch picks.
 
-Not counted: cuDNN's workspace (it lives during one call and can exceed the reserve); for modules without biases, the
-flat gradient buffer that the copies are made from; the random-number state that the first RNN with dropout takes once
-per process and device (24 bytes for each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN
-9.19: 6.2 MiB on an H100). Not supported: packed sequences, whose batch sizes are data.
+cuDNN's workspace is asked for as convolutions' are (`fxmem.hardware.cudnn_worker`): an LSTM and a GRU take on an H100,
+in float32 and bfloat16, what it answers.
 
-Why the workspace stays unknown: `cudnnGetRNNTempSpaceSizes` wants a handle, `cudnnCreate` wants a driver, and there is
-no form of it for a device that is only described, as there is for convolutions. Handed a block of zeros for a handle,
-with the compute capability where cuDNN 9.19 keeps it, it returns an error and yet fills in a size. That differs between
-sm_70, sm_80 and sm_90 and follows thresholds in every dimension: the best formula tried was over 40 % too small for one
-LSTM in ten (300 random shapes, float32, sm_90). To build on the inside of another library's structure is to build for
-one release of it.
+Not counted: the random-number state that the first RNN with dropout takes once per process and device (24 bytes for
+each thread that its multiprocessors hold, `cudnnDropoutGetStatesSize` of cuDNN 9.19: 6.2 MiB on an H100). Not
+supported: packed sequences, whose batch sizes are data.
 """
 
 from __future__ import annotations
@@ -292,7 +287,7 @@ class CudnnRnn(torch.autograd.Function):
             grad_cy = None
         elif grad_cy is None:
             grad_cy = torch.zeros_like(cx)
-        packed = _time_major(input, call.batch_first), _time_major(grad_output, call.batch_first)
+        packed = _time_major(grad_output, call.batch_first)
         wanted = [ctx.needs_input_grad[i] for i in (2, 3, 4)] + [any(ctx.needs_input_grad[5:])]
         grads = torch.ops.aten._cudnn_rnn_backward.default(
             *(input, weights, call.weights_per_layer, buffer, hx, cx, output, grad_output, grad_hy, grad_cy),

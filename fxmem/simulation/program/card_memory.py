@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fxmem.hardware.workspaces import ConvSignature, HiddenMemory, conv_workspaces
+from fxmem.hardware.workspaces import HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
@@ -44,8 +44,8 @@ class CardMemory:
         self._address: dict[int, int] = {}
         self._waiting: list[tuple[int, int]] = []
         self._held: set[str] = set()
-        self._met: set[ConvSignature] = set()
-        self._asked: dict[ConvSignature, int | None] = {}
+        self._met: set[Signature] = set()
+        self._asked: dict[Signature, int | None] = {}
 
     def clear_highest(self) -> None:
         """Let the highest levels begin anew at what is there now."""

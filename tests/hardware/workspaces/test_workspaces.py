@@ -53,7 +53,8 @@ from fxmem.hardware.workspaces import (
     uses_cublas,
     uses_cublaslt,
 )
-from fxmem.hardware.workspaces.hidden_memory import alloc, output
+from fxmem.hardware.workspaces.hidden_memory import RnnSignature, alloc, output
+from fxmem.hardware.workspaces.other_kernels import recurrent_memory
 from fxmem.hardware.workspaces.reductions import reduction_events
 from fxmem.hardware.workspaces.tensor_layouts import dense_strides, fix_size_one_strides
 from fxmem.records.profile import Phase, Target
@@ -1190,3 +1191,60 @@ def test_where_all_strides_are_equal_a_block_is_as_wide_as_the_results() -> None
     expanded = TensorLayout(shape=(2, 65536), stride=(0, 0), dtype="float32")
     events = reduction_events(expanded, [1], 4, H100)
     assert [event.nbytes for event in events] == [16 * 2 * 2 * 4, 4]
+
+
+# Recurrent layers.
+
+LSTM, GRU = 2, 3
+SMALL_LAYER = {"hidden_size": 128, "proj_size": 0, "num_layers": 1, "bidirectional": False}
+
+
+def rnn_signature(mode: int, dtype: str, *, backward: bool, **shape: Any) -> RnnSignature:
+    shape = {**SMALL_LAYER, **shape}
+    x, state = tensor(64, 8, 256, dtype=dtype), tensor(1, 8, shape["hidden_size"], dtype=dtype)
+    own = (mode, *shape.values())
+    options = (*own[:4], False, 0.0, True, own[4], [], None)
+    if backward:
+        args = (x, [state], 4, state, state, None, x, x, state, None, *options, x, [True] * 4)
+    else:
+        args = (x, [state], 4, None, state, None, *options)
+    name = "_cudnn_rnn_backward" if backward else "_cudnn_rnn"
+    (signature, *_) = recurrent_memory(name, args, H100, allow_tf32=True).signatures
+    assert isinstance(signature, RnnSignature)
+    assert (signature.steps, signature.batch, signature.input_size) == (64, 8, 256)
+    return signature
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "backward", "shape", "algorithm"),
+    [
+        (LSTM, "float32", False, {"hidden_size": 192}, 3),
+        (LSTM, "float32", True, {"hidden_size": 192}, 0),
+        (LSTM, "float16", False, {"hidden_size": 256}, 1),
+        (LSTM, "bfloat16", False, {"hidden_size": 256}, 0),
+        (LSTM, "float16", False, {"hidden_size": 256, "num_layers": 2}, 0),
+        (GRU, "float16", False, {"hidden_size": 256}, 0),
+        (LSTM, "float32", False, {"proj_size": 64}, 0),
+    ],
+)
+def test_a_recurrent_layer_runs_by_torchs_algorithm(
+    mode: int, dtype: str, backward: bool, shape: dict[str, int], algorithm: int
+) -> None:
+    assert rnn_signature(mode, dtype, backward=backward, **shape).algorithm == algorithm
+
+
+def test_a_cudnn_that_does_not_answer_as_measured_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FXMEM_CACHE_DIR", "")
+    layer = rnn_signature(LSTM, "float32", backward=False, hidden_size=512)
+    other = tmp_path / "other.py"
+    other.write_text(
+        "from fxmem.hardware import cudnn_worker\ncudnn_worker._MEASURED_BYTES['float32'] += 1\ncudnn_worker.main()\n",
+        encoding="utf-8",
+    )
+    known, unknown = (
+        conv_workspaces([layer], H100, child=child)[layer].nbytes for child in (None, (sys.executable, str(other)))
+    )
+    assert known
+    assert unknown is None
