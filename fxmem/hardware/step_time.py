@@ -10,10 +10,13 @@ that products, convolutions and all else reach are fitted to published step time
 from __future__ import annotations
 
 from fxmem.hardware.cards import CATALOGUE, Rates, Reached
-from fxmem.records.profile import Op, Profile, Step, StepTime, Target
+from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 
 _QUICKER = 0.5
 """What issuing an operator takes at the low end of the interval: CPUs differ, and so do modules around operators."""
+_TAPE, _CHECKPOINT = 4, 7
+"""What Python takes beside issuing an operator, in multiples of that: where the tape of a plan of operators notes it,
+and where a checkpointed region recomputes it. Fitted to nine planned steps on an H100, of which Python bounds six."""
 
 
 def estimate(profile: Profile) -> StepTime | None:
@@ -21,24 +24,32 @@ def estimate(profile: Profile) -> StepTime | None:
 
     The interval holds eight of ten measured step times. A step of several micro-batches is the last of them.
     """
-    seconds, least = step_seconds(profile), step_seconds(profile, _QUICKER)
+    seconds, least = step_seconds(profile), step_seconds(profile, issue=_QUICKER)
     if seconds is None or least is None:
         return None
     low, high = CATALOGUE[profile.target.name].reached[profile.step.mode].spread
     return StepTime(seconds=seconds, low_seconds=least * low, high_seconds=seconds * high)
 
 
-def step_seconds(profile: Profile, issue: float = 1.0) -> float | None:
-    """The middle of `estimate`; None where that is None. `issue` scales what Python takes."""
+def step_seconds(profile: Profile, *, taped: bool = False, issue: float = 1.0) -> float | None:
+    """The middle of `estimate`; None where that is None.
+
+    Args:
+        profile: of the step.
+        taped: whether a plan of operators is applied, whose tape notes each operator of the forward.
+        issue: scales what Python takes.
+    """
     card = CATALOGUE.get(profile.target.name)
     if card is None or card.rates is None or not profile.ops:
         return None
     reached = card.reached[profile.step.mode]
     python = card_seconds = 0.0  # when Python has issued an operator, and when the card has run it
-    for op in profile.ops:
+    again = {each.op for each in profile.recomputed_ops}
+    for index, op in enumerate(profile.ops):
         if op.moved_bytes is None:
             return None
-        python += issue * reached.issue_seconds
+        extra = _TAPE * (op.phase is Phase.FORWARD) if taped else _CHECKPOINT * (index in again)
+        python += issue * reached.issue_seconds * (1 + extra)
         taken = _op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates)
         card_seconds = max(card_seconds, python) + taken
     return card_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fxmem import checkpointing
@@ -73,11 +74,19 @@ class Proposal:
         """The bytes that a budget bounds."""
         return self.analysis.peak.counted_bytes
 
-    @property
-    def cost(self) -> tuple[int, int, bool]:
-        """What a cheaper plan has less of: FLOPs, then ops; of equals, one that keeps the user's program is cheaper."""
+    @cached_property
+    def seconds(self) -> float | None:
+        """The estimated time of the step; None where the card's rates are not known."""
+        taped = bool(self.regions) and self.way.application is Application.OPERATORS
+        return step_seconds(self.analysis.profile, taped=taped)
+
+    @cached_property
+    def cost(self) -> tuple[float, int, int, bool]:
+        """What a cheaper plan has less of: time where that is known, then FLOPs, then ops; of equals, one that keeps
+        the user's program is cheaper."""
         profile = self.analysis.profile
-        return _count_flops(profile)[0], len(profile.ops), self.way.application is Application.GRAPH
+        flops, is_graph = _count_flops(profile)[0], self.way.application is Application.GRAPH
+        return self.seconds or 0, flops, len(profile.ops), is_graph
 
 
 @dataclass
@@ -210,10 +219,13 @@ class PlanSearch:
             return None
 
     def _costs_more(self, proposed: Plan, rival: Proposal | None) -> bool:
-        """Whether a proposal is dearer than another; the planner's FLOPs are exact, only its bytes are an estimate."""
+        """Whether a proposal is dearer than another; the planner's FLOPs are exact, only its bytes are an estimate.
+
+        Where time is what counts, more FLOPs may take less of it: up to twice as many are tried."""
         if rival is None or proposed.extra_flops is None:
             return False
-        return proposed.extra_flops > (count_extra_flops(self.analysis, rival.analysis) or 0)
+        factor = 1 if rival.seconds is None else 2
+        return proposed.extra_flops > factor * (count_extra_flops(self.analysis, rival.analysis) or 0)
 
     # --- what a failed search reached ---------------------------------------------------------------------------------
 
@@ -258,7 +270,7 @@ class PlanSearch:
         for proposal in sorted(proposals, key=lambda each: (each.cost, each.peak_bytes)):
             if not front or front[-1].peak_bytes > proposal.peak_bytes:
                 front.append(proposal)
-        best = min(front, key=lambda each: each.peak_bytes * each.cost[0])
+        best = min(front, key=lambda each: each.peak_bytes * (each.seconds or each.cost[1]))
         return self.finish(best).model_copy(update={"curve": tuple(map(self._point, front))})
 
     def _point(self, proposal: Proposal) -> CurvePoint:
@@ -268,7 +280,7 @@ class PlanSearch:
             regions=proposal.regions,
             peak=proposal.analysis.peak,
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
-            step_seconds=step_seconds(proposal.analysis.profile),
+            step_seconds=proposal.seconds,
         )
 
     def finish(self, proposal: Proposal) -> Plan:
@@ -289,7 +301,7 @@ class PlanSearch:
             forward_flops=sum_known(op.flops for op in before.ops if op.phase is Phase.FORWARD),
             extra_flops=count_extra_flops(self.analysis, proposal.analysis),
             before_seconds=step_seconds(before),
-            after_seconds=step_seconds(after),
+            after_seconds=proposal.seconds,
             parameters=self.parameters,
             operators=planner.operators if isinstance(planner, OperatorPlanner) and proposal.regions else {},
             assumptions=(*(Assumption(topic="plan", text=note) for note in sorted(notes)), *after.assumptions),

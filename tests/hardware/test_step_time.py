@@ -6,7 +6,7 @@ import pytest
 
 from fxmem.hardware.cards import CATALOGUE
 from fxmem.hardware.step_time import estimate, step_seconds, time_assumption
-from fxmem.records.profile import Phase, Profile, TensorInfo
+from fxmem.records.profile import Phase, Profile, RecomputedOp, TensorInfo
 from tests.profiles import CPU, Log
 
 RATES = {name: card.rates for name, card in CATALOGUE.items() if card.rates is not None}
@@ -74,6 +74,19 @@ def test_ops_run_one_after_another_and_no_faster_than_python_issues_them() -> No
     many = step_seconds(log_of("h100", *[small] * 1000)) or 0
     assert many > 1000 * CATALOGUE["h100"].reached["train"].launch_seconds
     assert many == pytest.approx(2 * (step_seconds(log_of("h100", *[small] * 500)) or 0), rel=0.01)
+
+
+def test_what_python_takes_for_a_plan_counts_where_the_card_waits() -> None:
+    small = ("aten.relu.default", 0, 8)
+    plain = log_of("h100", *[small] * 100)
+    again = plain.model_copy(
+        update={"recomputed_ops": tuple(RecomputedOp(op=op, read_bytes=8) for op in range(50, 60))}
+    )
+    seconds = step_seconds(plain) or 0
+    assert (step_seconds(again) or 0) == pytest.approx(1.7 * seconds, rel=0.01)
+    assert (step_seconds(again, taped=True) or 0) == pytest.approx(5 * seconds, rel=0.01)
+    large = log_of("h100", *[("aten.relu.default", 0, 10**10)] * 10)
+    assert step_seconds(large, taped=True) == pytest.approx(step_seconds(large), rel=0.02)
 
 
 @pytest.mark.parametrize("name", RATES)

@@ -9,6 +9,7 @@ import runpy
 import textwrap
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import fxmem
 from fxmem import analyze
 from fxmem.errors import AnalysisError, ExceededError, UsageError
+from fxmem.hardware.cards import CATALOGUE
 from fxmem.planning import STRATEGIES
 from fxmem.planning.estimate import estimate
 from fxmem.planning.regions.cost_tables import CostTables
@@ -31,6 +33,7 @@ from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.whatif import plan_search, verified_plan
+from tests.profiles import Log
 
 
 class Block(nn.Module):
@@ -184,6 +187,23 @@ def test_every_strategy_is_applied_and_analysed(strategy: Any) -> None:
     assert (plan.extra_flops or 0) > 0
     assert plan.after_seconds is not None
     assert plan.after_seconds > (plan.before_seconds or 0)
+
+
+@pytest.mark.parametrize(("target", "cheaper"), [("h100", "few large"), ("cpu", "many small")])
+def test_the_quicker_of_two_plans_is_cheaper_and_without_rates_that_of_fewer_flops(target: str, cheaper: str) -> None:
+    def proposal(chosen: str, count: int, flops: int) -> plan_search.Proposal:
+        log = Log(target=CATALOGUE[target].target)
+        node = log.node("linear")
+        with log.phase(Phase.FORWARD):
+            for _ in range(count):
+                with log.op("aten.mm.default", node, Phase.FORWARD, flops=flops, moved_bytes=8):
+                    pass
+        step: Any = SimpleNamespace(profile=log.profile())
+        way: Any = SimpleNamespace(application=Application.MODULES)
+        return plan_search.Proposal(way, chosen, (), step)
+
+    both = proposal("few large", 10, 10**8), proposal("many small", 100, 10**6)
+    assert min(both, key=lambda each: each.cost).chosen == cheaper
 
 
 def test_a_budget_in_bytes_bounds_the_allocator_too(monkeypatch: pytest.MonkeyPatch) -> None:
