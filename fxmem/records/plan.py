@@ -219,6 +219,11 @@ class Plan(Headed, Versioned):
         return self.extra_flops / self.forward_flops
 
     @property
+    def is_taped(self) -> bool:
+        """Whether a tape notes the forward's operators to carry it out."""
+        return bool(self.regions) and self.application is Application.OPERATORS
+
+    @property
     def extent(self) -> str:
         """How much is recomputed, in words: `6 regions of whole modules`."""
         count, results = sum(1 for _ in self.all_regions()), sum(len(region.remakes) for region in self.regions)

@@ -176,6 +176,6 @@ def _move_plan(plan: Plan, card: Target, before: Analysis, after: ProfiledStep) 
             "before": allocator.complete_timeline(one, os.environ).peak,
             "after": allocator.complete_timeline(other, os.environ).peak,
             "before_seconds": step_seconds(one),
-            "after_seconds": step_seconds(other),
+            "after_seconds": step_seconds(other, taped=plan.is_taped),
         }
     )
