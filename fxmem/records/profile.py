@@ -250,7 +250,8 @@ class Storage(Record):
     death: Tick
     """Alive over `[birth, death)`."""
     op: int | None = None
-    """Index of the op that allocated it; None for what was there before the step."""
+    """Index of the op that allocated it, in the first step of a loop if every step keeps it; None for what was there
+    before."""
     node: int | None = None
     """Index of the node that op ran for; for a parameter or buffer, its first reader."""
     name: str = ""

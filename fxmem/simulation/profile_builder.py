@@ -36,7 +36,7 @@ def build_profile(run: FakeRun) -> Profile:
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
     ops = [TimedOp(run.row(op.node), op.begin, op.end) for op in log.ops]
-    hidden = insert_workspaces(ops, log.phases, log.tick, collector.settle(), collector.held_bytes())
+    hidden = insert_workspaces(ops, log.phases, log.tick, collector.settle(), collector.held())
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
     assumed = dict.fromkeys((*assumptions(run, readers), *collector.assumptions(), *noted))

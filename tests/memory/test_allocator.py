@@ -23,7 +23,7 @@ from fxmem.memory.allocator import (
     replay,
 )
 from fxmem.memory.liveness import timeline
-from fxmem.records.profile import Kind, Phase, Profile, Storage, Target
+from fxmem.records.profile import Kind, Node, Op, Phase, Profile, Storage, Target
 from tests.profiles import CPU, TINY_CARD, Log, make_profile, profiles, small_profile
 
 MIB = 1 << 20
@@ -719,6 +719,17 @@ def test_residents_are_placed_in_order() -> None:
         assert (shortage.step, shortage.phase, shortage.tick, shortage.op, shortage.node) == (1, None, None, None, None)
         order.append(shortage.kind)
     assert order == [Kind.PARAMETER, Kind.INPUT, Kind.WORKSPACE, Kind.OPTIMIZER_STATE]
+
+
+@pytest.mark.parametrize(("op", "reserved"), [(None, 132), (0, 200)])
+def test_a_librarys_workspace_splits_what_is_free_when_its_first_op_runs(op: int | None, reserved: int) -> None:
+    """As cuBLAS's did on an H100 in VGG-16: the next step no longer finds the 100 MiB in one piece."""
+    passing = Storage(nbytes=100 * MIB, kind=Kind.WORKSPACE, birth=1, death=2)
+    held = Storage(nbytes=32 * MIB, kind=Kind.WORKSPACE, birth=0, death=4, op=op)
+    node = Node(name="linear", op="call_module", target="linear")
+    product = Op(name="aten.mm.default", node=0, phase=Phase.FORWARD, begin=2, end=3)
+    profile = make_profile(ticks=4, storages=[passing, held], nodes=[node], ops=[product], target=NO_LIMIT)
+    assert replay(profile).reserved_bytes == reserved * MIB
 
 
 def training(activation: int = 40) -> Profile:

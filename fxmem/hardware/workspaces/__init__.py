@@ -46,6 +46,7 @@ from fxmem.hardware.workspaces.cudnn_client import (
 )
 from fxmem.hardware.workspaces.hidden_memory import (
     ConvSignature,
+    HeldBuffer,
     HiddenEvent,
     HiddenMemory,
     Signature,
@@ -69,6 +70,7 @@ __all__ = [
     "CpuCollector",
     "CublasWorkspaces",
     "CudnnLibrary",
+    "HeldBuffer",
     "HiddenEvent",
     "HiddenMemory",
     "MemoryFormat",

@@ -19,7 +19,7 @@ from fxmem.hardware.workspaces.copies import COMPOSED, COPYING, SUMMING, add_cop
 from fxmem.hardware.workspaces.cublas import cublas_workspaces, matmul_copies, uses_cublas, uses_cublaslt
 from fxmem.hardware.workspaces.cudnn_client import CudnnLibrary, conv_workspaces
 from fxmem.hardware.workspaces.driverless import ASKED, HOW
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, RnnSignature, alloc, output
+from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, RnnSignature, alloc, output
 from fxmem.hardware.workspaces.other_kernels import (
     KERNELS,
     RECURRENT,
@@ -83,8 +83,9 @@ class Collector:
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
-        self._multiplying: set[bool] = set()
-        self._multiplying_lt: set[bool] = set()
+        self._multiplying: dict[bool, int] = {}
+        """By thread, whether it is autograd's: the first op that multiplied."""
+        self._multiplying_lt: dict[bool, int] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
 
@@ -119,9 +120,9 @@ class Collector:
         """Op `index` of the step was a call that hides this."""
         backward = phase is Phase.BACKWARD
         if seen.multiplies:
-            self._multiplying.add(backward)
+            self._multiplying.setdefault(backward, index)
         if seen.multiplies_lt:
-            self._multiplying_lt.add(backward)
+            self._multiplying_lt.setdefault(backward, index)
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 
@@ -203,15 +204,21 @@ class Collector:
         self._memory = settled
         return {index: memory for index, (_, memory) in settled.items()}
 
-    def held_bytes(self) -> dict[str, int]:
-        """Workspaces that are there before the step and stay, by name."""
-        held = self._cublas
-        if not held.is_kept:
+    def held(self) -> dict[str, HeldBuffer]:
+        """Workspaces that the first step leaves there for good, by name."""
+        sizes = self._cublas
+        if not sizes.is_kept:
             return {}
         names = {False: "forward thread", True: "autograd thread"}
-        found = {f"cuBLAS workspace, {names[thread]}": held.handle_bytes for thread in sorted(self._multiplying)}
-        found |= {f"cuBLASLt workspace, {names[thread]}": held.lt_bytes for thread in sorted(self._multiplying_lt)}
-        return {name: nbytes for name, nbytes in found.items() if nbytes}
+        found = {
+            f"{what}, {names[thread]}": HeldBuffer(nbytes, first[thread])
+            for what, nbytes, first in (
+                ("cuBLAS workspace", sizes.handle_bytes, self._multiplying),
+                ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt),
+            )
+            for thread in sorted(first)
+        }
+        return {name: buffer for name, buffer in found.items() if buffer.nbytes}
 
     def assumptions(self) -> Iterator[Assumption]:
         """Where the numbers came from."""

@@ -21,7 +21,7 @@ from fxmem.hardware.workspaces.copies import (
     operand_copies,
 )
 from fxmem.hardware.workspaces.cublas import product_operands
-from fxmem.hardware.workspaces.hidden_memory import HiddenMemory, alloc, free, output
+from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenMemory, alloc, free, output
 from fxmem.hardware.workspaces.other_kernels import is_tensor, undetermined_memory
 from fxmem.hardware.workspaces.tensor_layouts import ITEM_BYTES, MemoryFormat, TensorLayout, read_layout
 from fxmem.records.profile import Assumption, Phase, Unknown
@@ -66,8 +66,8 @@ class CpuCollector:
         """By op index, what it hides."""
         return {index: memory for index, (_, memory) in self._memory.items()}
 
-    def held_bytes(self) -> dict[str, int]:
-        """Nothing is there before the step."""
+    def held(self) -> dict[str, HeldBuffer]:
+        """Nothing stays after the step."""
         return {}
 
     def assumptions(self) -> Iterator[Assumption]:

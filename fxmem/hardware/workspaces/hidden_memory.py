@@ -9,7 +9,7 @@ op's own outputs are allocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fxmem.records.profile import Bytes, Record
 
@@ -77,6 +77,14 @@ class RnnSignature(Record):
 
 Signature = ConvSignature | RnnSignature
 """What cuDNN is asked about."""
+
+
+class HeldBuffer(NamedTuple):
+    """A buffer that is allocated once, in the first step of a loop, and kept."""
+
+    nbytes: int
+    op: int
+    """Index of the op that needs it first."""
 
 
 class HiddenEvent(Record):

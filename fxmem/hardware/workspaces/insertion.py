@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fxmem.hardware.workspaces.hidden_memory import HiddenEvent, HiddenMemory
+from fxmem.hardware.workspaces.hidden_memory import HeldBuffer, HiddenEvent, HiddenMemory
 from fxmem.records.profile import Kind, PhaseSpan, Storage
 
 
@@ -41,14 +41,14 @@ def insert_workspaces(
     phases: Sequence[PhaseSpan],
     ticks: int,
     memory: Mapping[int, HiddenMemory],
-    held: Mapping[str, int],
+    held: Mapping[str, HeldBuffer],
 ) -> WorkspaceLog:
     """Put hidden buffers into the log of a step.
 
     Args:
         ops: of the log, with its `phases` and how many `ticks` it has, without workspaces.
         memory: by index of the op, what it hides. Buffers of unknown size are left out.
-        held: name and bytes of what is there all the time.
+        held: by name, what is there all the time from the first step on.
     """
     log = _Log()
     spans, shift_before = [], [0]
@@ -58,7 +58,8 @@ def insert_workspaces(
     log.keep(ticks + 1)
     ticks += log.shift
     residents = [
-        Storage(nbytes=nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, name=name) for name, nbytes in held.items()
+        Storage(nbytes=buffer.nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, op=buffer.op, name=name)
+        for name, buffer in held.items()
     ]
     moved_phases = (
         phase.model_copy(

@@ -117,7 +117,9 @@ class TrainingLoop:
         optimizes = any(span.phase is Phase.OPTIMIZER for span in self._spans)
         late = {i for i in residents if optimizes and storages[i].kind is Kind.OPTIMIZER_STATE}
         self._late = [i for i in residents if i in late]
-        self._residents = [i for i in residents if i not in late]
+        # A library's workspace takes what is free when its first op runs, and splits it for good.
+        first = {i for i in residents if storages[i].op is not None}
+        self._residents = [i for i in residents if i not in late | first]
         self._leftovers = [i for i, s in enumerate(storages) if s.birth == 0 and s.death < end]
         left_behind = sorted(
             (i for i, s in enumerate(storages) if s.birth > 0 and s.death >= end), key=lambda i: storages[i].birth
@@ -130,6 +132,8 @@ class TrainingLoop:
         births = ((s.birth, False, i) for i, s in enumerate(storages) if s.birth > 0)
         deaths = ((s.death, True, i) for i, s in enumerate(storages) if s.death < end)
         self._events = sorted([*births, *deaths])
+        placed = ((self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None)
+        self._first_events = sorted([*self._events, *placed])
 
     def run_step(self) -> ReplayedStep:
         """One step of the loop. Raises `OutOfMemory`; `shortage` then says where."""
@@ -143,6 +147,7 @@ class TrainingLoop:
             self._place(storage)
         peaks = []
         position = 0
+        events = self._first_events if self.step == 1 else self._events
         for span, following in zip(self._spans, [*self._spans[1:], None], strict=True):
             self._allocator.reset_peak_stats()
             self._phase, self._tick = span.phase, span.begin
@@ -152,7 +157,7 @@ class TrainingLoop:
                     self._place(storage)
                 self._late = []
             until = following.begin if following is not None else self.profile.ticks + 1
-            while position < len(self._events) and (event := self._events[position])[0] < until:
+            while position < len(events) and (event := events[position])[0] < until:
                 self._tick, gone, storage = event
                 if gone:
                     self._free(storage)

@@ -215,7 +215,7 @@ class ProgramRecording(Recording):
         super()._note_hidden(index, hidden, phase)
         if self.memory is not None and isinstance(hidden, Seen):
             if hidden.multiplies:
-                self.memory.hold(self.collector.held_bytes())
+                self.memory.hold({name: buffer.nbytes for name, buffer in self.collector.held().items()})
             if hidden.memory is not None:
                 self.memory.run_operator(hidden.memory)
 

@@ -1,6 +1,6 @@
 """Hidden buffers written into a log by hand."""
 
-from fxmem.hardware.workspaces import HiddenEvent, HiddenMemory, TimedOp, insert_workspaces
+from fxmem.hardware.workspaces import HeldBuffer, HiddenEvent, HiddenMemory, TimedOp, insert_workspaces
 from fxmem.memory import liveness
 from fxmem.records.profile import Kind
 from tests.profiles import small_profile
@@ -58,7 +58,7 @@ def test_a_buffer_before_and_a_buffer_after_the_output():
 def test_everything_else_keeps_its_order_and_its_bytes():
     profile = small_profile()
     memory = {i: HiddenMemory(events=(_alloc("workspace", 11 + i),)) for i in range(len(profile.ops))}
-    after = _insert(profile, memory, {"held": 4099})
+    after = _insert(profile, memory, {"held": HeldBuffer(4099, 0)})
     liveness.check(after)
     visible = after.storages[: len(profile.storages)]
     assert [s.nbytes for s in visible] == [s.nbytes for s in profile.storages]
@@ -85,7 +85,7 @@ def test_what_is_unknown_is_left_out():
 
 def test_what_is_held_needs_no_op_that_hides_something():
     profile = small_profile()
-    after = _insert(profile, {}, {"held": 4099})
+    after = _insert(profile, {}, {"held": HeldBuffer(4099, 0)})
     assert (after.storages[-1].name, after.ops, after.ticks) == ("held", profile.ops, profile.ticks)
 
 

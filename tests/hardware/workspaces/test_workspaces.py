@@ -730,7 +730,7 @@ def test_each_product_allocates_its_workspace_since_2_15(environ: dict[str, str]
     assert script(memory[0]) == ["=result", "cuBLAS workspace"]
     assert script(memory[1]) == ["=result", "cuBLASLt workspace"]
     assert {at: each.peak_bytes() for at, each in memory.items()} == {0: product, 1: linear}
-    assert collector.held_bytes() == {}
+    assert collector.held() == {}
     assert any("each product allocates" in each.text for each in collector.assumptions())
 
 
@@ -739,7 +739,7 @@ def test_products_of_integers_have_no_workspace_of_cublaslt(version: str, nbytes
     collector = Collector(H100, version, {}, ConvSettings())
     call = (tensor(128, 256, dtype="int8"), tensor(256, 512, dtype="int8"))
     collector.note(0, "aten._int_mm.default", call, tensor(128, 512, dtype="int32"), Phase.FORWARD)
-    assert sum(collector.held_bytes().values()) == nbytes
+    assert sum(buffer.nbytes for buffer in collector.held().values()) == nbytes
 
 
 def test_settings_cublas_cannot_read_are_ignored_as_torch_does() -> None:
@@ -991,11 +991,11 @@ def collected(
 def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: str | None, nbytes: int) -> None:
     environ = {} if config is None else {"CUBLAS_WORKSPACE_CONFIG": config}
     collector = collected(environ, deterministic=True)
-    assert collector.held_bytes() == {"cuBLAS workspace, forward thread": nbytes}
+    assert collector.held() == {"cuBLAS workspace, forward thread": (nbytes, 0)}
     said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
     assert len(said) == (config != ":16:8")
-    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held_bytes() == {
-        "cuBLAS workspace, forward thread": 8 << 20
+    assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held() == {
+        "cuBLAS workspace, forward thread": (8 << 20, 0)
     }
 
 
