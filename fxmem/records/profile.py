@@ -238,7 +238,7 @@ class Op(Record):
     flops: Flops | None = 0
     """None when it computes and has no formula."""
     moved_bytes: Bytes | None = None
-    """What it reads and writes, each tensor once; None: not known (a file of an older fxmem)."""
+    """What it reads and writes, each argument once; None: not known (a file of an older fxmem)."""
 
 
 class Storage(Record):

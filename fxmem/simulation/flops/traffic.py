@@ -18,7 +18,7 @@ _PUTS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_"
 
 
 def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Bytes that the call `out = func(*args, **kwargs)` reads and writes: each tensor once, a repeated element once.
+    """Bytes that the call `out = func(*args, **kwargs)` reads and writes: each argument once, a repeated element once.
 
     Args:
         func: the operator. Views, and what only allocates, move nothing.
@@ -27,7 +27,8 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: 
         out: its result.
     """
     name = torch_common.op_name(func)
-    given = _tensors((args, kwargs))
+    # A tensor that is given twice counts twice: a call that looks the same may be given two.
+    given = list(torch_common.iterate_tensors((args, kwargs)))
     writes = torch_common.is_mutable(func)
     storages = {_storage(tensor) for tensor in given}
     made = [tensor for tensor in _tensors(out) if writes or _storage(tensor) not in storages]

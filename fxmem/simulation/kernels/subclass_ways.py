@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import kernels as torch_kernels
 from fxmem.simulation.kernels.fake_kernels import answer_checks
@@ -66,7 +67,7 @@ def adds_in_place() -> bool:
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`."""
-    _linear_runs.append(type(bias) is torch_common.FakeTensor)
+    _linear_runs.append(type(bias) is torch_common.FakeTensor and not torch_autograd.is_forward_mode())
     try:
         return _LINEAR(input, weight, bias)
     finally:

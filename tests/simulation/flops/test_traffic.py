@@ -31,7 +31,7 @@ class Traffic(TorchDispatchMode):
     ("call", "expected"),
     [
         (lambda: X + X[:1], 400 + 40 + 400),
-        (lambda: X + X, 400 + 400),  # the same tensor twice is read once
+        (lambda: X + X, 3 * 400),  # a call that looks the same may be given two tensors
         (lambda: X + X[:1].expand(10, 10), 400 + 40 + 400),
         (lambda: X.clone().relu_(), 2 * 400 + 2 * 400),
         (lambda: torch.empty(10, 10).copy_(X), 400 + 400),
@@ -43,7 +43,7 @@ class Traffic(TorchDispatchMode):
         (lambda: X @ X[:, :2], 400 + 80 + 80),
         (lambda: torch.nn.functional.embedding(ROWS, X), 2 * 80 + 16),
         (lambda: X[ROWS], 2 * 80 + 16),
-        (lambda: torch.native_batch_norm(X, None, None, V, V, False, 0.1, 1e-5), 400 + 40 + 400),
+        (lambda: torch.native_batch_norm(X, None, None, V, V, False, 0.1, 1e-5), 400 + 2 * 40 + 400),
         (lambda: torch.native_batch_norm(X, None, None, None, None, True, 0.1, 1e-5), 2 * 400 + 400 + 2 * 40),
         (lambda: torch._foreach_mul_([torch.empty(10), torch.empty(5)], 2.0), 2 * 60),
         (lambda: torch._foreach_add([torch.empty(10), torch.empty(5)], 2.0), 2 * 60),
