@@ -67,7 +67,8 @@ class Registry(Generic[Plugin]):
             elif name in self._entry_points:
                 self._entry_points[name].load()
         if name not in self._registered:
-            raise UsageError(f"expected {self.kind} to be one of {', '.join(self)}; got {name!r}")
+            got = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+            raise UsageError(f"expected {self.kind} to be one of {', '.join(self)}; got {got}")
         return self._registered[name]
 
     def __contains__(self, name: object) -> bool:

@@ -110,8 +110,14 @@ def record_function(
     """Record a function with edits, with options of `fxmem.record`.
 
     Raises:
+        UsageError: it is a model, which `analyze` takes with its inputs.
         AnalysisError: it raised, or nothing ran on the target.
     """
+    if isinstance(call, torch.nn.Module):
+        raise UsageError(
+            f"expected an analysis or a function that trains; got a model, {type(call).__name__}: "
+            "give it to fxmem.analyze(model, inputs), and what that returns here"
+        )
     try:
         with edits.apply(), record(**{"out_of_memory": "continue", "prepare": edits.prepare, **options}) as recorded:
             call()

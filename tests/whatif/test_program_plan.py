@@ -117,6 +117,17 @@ def command(*words: str) -> tuple[int, str]:
     return plan_command.run(Parser().add_arguments(plan_command.ARGUMENTS).parse_args(words))
 
 
+@pytest.mark.parametrize("verb", [fxmem.plan, fxmem.advise])
+def test_a_model_where_an_analysis_belongs(verb: Any) -> None:
+    with pytest.raises(UsageError, match=r"expected an analysis or a function that trains; got a model, Linear: give"):
+        verb(nn.Linear(2, 2))
+
+
+def test_inputs_where_a_strategy_belongs() -> None:
+    with pytest.raises(UsageError, match=r"expected strategy to be one of auto, .*; got a Tensor$"):
+        fxmem.plan(fxmem.analyze(nn.Linear(2, 2), torch.ones(1, 2)), torch.ones(1, 2))  # type: ignore[arg-type]
+
+
 def test_plan_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script, out = tmp_path / "own.py", tmp_path / "plan.json"
     script.write_text(f"{SCRIPT}\ntrain()\n")
