@@ -37,6 +37,21 @@ from tests.remade import remaking as everything
 OPERATORS = Application.OPERATORS
 
 
+@pytest.mark.parametrize(("dropout_p", "compared"), [(0.0, False), (0.1, True), (None, False)])
+def test_the_seed_of_attention_without_dropout_is_never_written_and_not_compared(
+    dropout_p: float | None, compared: bool
+) -> None:
+    """A card's kernel allocates it and leaves in it what was there before; 0 is what `dropout_p` is by default."""
+    func = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    args = (None, None, None, None, True) if dropout_p is None else (None, None, None, None, True, dropout_p)
+    op = tape_values.TapedOp(func, (args, {}), (), frozenset(), None)
+    need = tape_values.Need(())
+    value = tape_values.TapedValue((str(func), 0, 0), op, need)
+    seed, result = torch.tensor(7), torch.ones(3)
+    assert (tape_values.SavedStandIn(value, need, seed, checked=True).sums is not None) == compared
+    assert tape_values.SavedStandIn(value, need, result, checked=True).sums is not None
+
+
 def alike(model: nn.Module, *args: Any, holds: Callable[[Any], bool] = lambda _: False, **options: Any) -> bool:
     """Whether a copy of the model, of which nothing is held, leaves behind what the model does."""
     plain, planned = copy.deepcopy(model), copy.deepcopy(model)

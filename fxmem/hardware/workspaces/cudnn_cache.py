@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _FORMAT = 2
+"""One more where `driverless` changes: answers are kept as it corrects them."""
 _MAX_ENTRIES = 10_000
 """Per file, the newest kept: about 2 MB."""
 _MAX_FILES = 32
