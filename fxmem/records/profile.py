@@ -259,6 +259,10 @@ class Storage(Record):
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
+    stream: int = 0
+    """The CUDA stream that was current when it was allocated; 0 is the default one."""
+    used_on: Many[int] = ()
+    """Other streams that `record_stream` named: once freed, its block waits for them."""
 
 
 class PhaseSpan(Record):
@@ -507,6 +511,9 @@ class Peak(Record):
     target."""
     reserved_bytes: Bytes | None = None
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
+    reserved_high_bytes: Bytes | None = None
+    """The same if the blocks that wait for another stream (`record_stream`) wait until the step ends; `reserved_bytes`
+    is then if none waits. None: nothing waits."""
     process_bytes: ProcessBytes | None = None
     """Reserved plus the CUDA context; what nvidia-smi shows. None: not modelled for this target."""
     fits: bool | None = None

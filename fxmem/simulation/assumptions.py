@@ -13,6 +13,7 @@ from fxmem.hardware.step_time import time_assumption
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model.accepted_models import COMPILED
+from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observers import FakeRun
 
 
@@ -59,6 +60,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
         yield Assumption(
             topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
         )
+    yield from _streams(log)
     unread = sum(
         log.nbytes[i]
         for i, kind in enumerate(log.kind)
@@ -74,6 +76,24 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     if (of_release := release_assumption(torch.__version__)) is not None:
         yield Assumption(topic="torch", text=of_release)
     yield from _card(run.recording.target, run.step)
+
+
+def _streams(log: StepLog) -> Iterator[Assumption]:
+    """What is taken for granted of allocations on several streams."""
+    streams = len(set(log.stream))
+    if streams > 1:
+        yield Assumption(
+            topic="streams",
+            text=f"the step allocates on {streams} streams, each with free blocks of its own, as the caching allocator "
+            f"has them; backward runs on forward's streams",
+        )
+    if log.used_on:
+        count = len(log.used_on)
+        yield Assumption(
+            topic="streams",
+            text=f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
+            f"block that waits for that stream to all that wait until the step ends",
+        )
 
 
 def _card(target: Target, step: Step) -> Iterator[Assumption]:

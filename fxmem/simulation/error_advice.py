@@ -111,7 +111,7 @@ def _of_devices(error: Exception, text: str, at: str, model: str) -> str | None:
         return (
             f"expected a model that leaves the CUDA driver to torch; {model} calls it, and none is here "
             f"({type(error).__name__}){at}. "
-            "Take streams, events and other driver calls out of the model that is analysed, or analyse for "
+            "Take driver calls other than streams and events out of the model that is analysed, or analyse for "
             "target='cpu'."
         )
     return None

@@ -98,6 +98,7 @@ class Recording:
             around=self.tracer.observe_backward_calls,
             unpacking=self._observe_unpack,
             newest_that_ran=lambda: self.recorder.newest_node,
+            streams=self.log.streams,
         )
 
     def begin(self) -> None:
@@ -134,6 +135,7 @@ class Recording:
         """Tensors are fakes on the target's device, and torch chooses the target's kernels."""
         with (
             card_emulation.target_kernels(self.target),
+            self.log.streams.patches() if self.target.device == "cuda" else contextlib.nullcontext(),
             known_values.libraries_ask_for_values() as self.ask_libraries,
             torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
             torch_fakes.group_in_python(),
@@ -198,7 +200,7 @@ class Recording:
         )
 
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
-        self.collector.saw(index, hidden, phase)
+        self.collector.saw(index, hidden, phase, self.log.ops[index].stream)
 
     def _note_launch(self, kernel: str, arguments: tuple[Any, ...]) -> None:
         for tensor in torch_common.iterate_tensors(arguments):

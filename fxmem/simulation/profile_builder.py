@@ -35,7 +35,7 @@ def build_profile(run: FakeRun) -> Profile:
     """Build the profile of a run."""
     log, tracer, collector = run.log, run.recording.tracer, run.recording.collector
     readers = _find_first_readers(run)
-    ops = [TimedOp(run.row(op.node), op.begin, op.end) for op in log.ops]
+    ops = [TimedOp(run.row(op.node), op.begin, op.end, op.stream) for op in log.ops]
     hidden = insert_workspaces(ops, log.phases, log.tick, collector.settle(), collector.held())
     storages, renumbered = _build_storages(run, readers, hidden.moved)
     noted = (Assumption(topic="model", text=note) for note in run.notes)
@@ -60,7 +60,7 @@ def build_profile(run: FakeRun) -> Profile:
                 flops=op.flops,
                 moved_bytes=op.moved_bytes,
             )
-            for op, (node, _, _), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
+            for op, (node, *_), (begin, end) in zip(log.ops, ops, hidden.ops, strict=True)
         ),
         storages=(*storages, *hidden.storages),
         modules={path: type(module).__name__ for path, module in run.model.named_modules()},
@@ -120,6 +120,8 @@ def _build_storages(
                 name=log.name[index],
                 shape=log.shape[index],
                 dtype=str(log.dtype[index])[6:],
+                stream=log.stream[index],
+                used_on=tuple(log.used_on.get(index, ())),
             )
         )
     return tuple(storages), renumbered

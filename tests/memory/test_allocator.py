@@ -18,6 +18,7 @@ from fxmem.memory.allocator import (
     CachingAllocator,
     OutOfMemory,
     ReplayedLoop,
+    complete_timeline,
     fits,
     levels,
     replay,
@@ -102,6 +103,63 @@ def test_small_requests_never_take_large_blocks() -> None:
     allocator.free(allocator.malloc(5 * MIB))
     allocator.malloc(700)
     assert sizes_of(allocator) == [[(20 * MIB, False)], [(1024, True), (2 * MIB - 1024, False)]]
+
+
+def test_a_block_stays_with_the_stream_that_it_was_allocated_on() -> None:
+    """`get_free_block` and `BlockComparatorSize` of torch's allocator: blocks are sorted by stream first."""
+    allocator = CachingAllocator()
+    first = allocator.malloc(30 * MIB)
+    allocator.free(first)
+    second = allocator.malloc(30 * MIB, stream=3)
+    assert second != first
+    assert allocator.reserved_bytes == 60 * MIB
+    small, other = allocator.malloc(512, stream=3), allocator.malloc(512)
+    assert allocator.reserved_bytes == 64 * MIB  # a small segment each
+    assert [(segment.stream, segment.size) for segment in allocator.snapshot()] == [
+        (0, 30 * MIB), (3, 30 * MIB), (3, 2 * MIB), (0, 2 * MIB),
+    ]  # fmt: skip
+    for address in (second, small, other):
+        allocator.free(address)
+    assert allocator.malloc(29 * MIB) == first
+    assert allocator.malloc(29 * MIB, stream=3) == second
+    assert allocator.largest_free_block_bytes == 2 * MIB
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_what_one_stream_has_cached_goes_back_for_another() -> None:
+    allocator = CachingAllocator(capacity_bytes=40 * MIB)
+    allocator.free(allocator.malloc(30 * MIB, stream=1))
+    allocator.malloc(30 * MIB)
+    assert allocator.reserved_bytes == 30 * MIB
+    assert allocator.stats().alloc_retries == 1
+
+
+def test_pages_of_an_expandable_segment_are_one_streams() -> None:
+    allocator = CachingAllocator(AllocatorSettings.from_string("expandable_segments:True"), device_bytes=1 << 30)
+    first = allocator.malloc(20 * MIB)
+    second = allocator.malloc(20 * MIB, stream=1)
+    allocator.free(first)
+    assert allocator.malloc(40 * MIB) == first  # it grows where it is, by a page of 20 MiB
+    assert second - first >= 1 << 30
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_blocks_that_wait_for_a_stream_give_a_range() -> None:
+    log = Log(target=NO_LIMIT)
+    node = log.node("layer")
+    with log.phase(Phase.FORWARD), log.op("aten.mm.default", node, Phase.FORWARD):
+        used = log.allocate(20 * MIB, Kind.TEMPORARY)
+        log.free(used)
+        log.free(log.allocate(20 * MIB, Kind.TEMPORARY))
+    profile = log.profile()
+    storages = tuple(
+        each.model_copy(update={"used_on": (1,)}) if index == used else each
+        for index, each in enumerate(profile.storages)
+    )
+    peak = complete_timeline(profile.model_copy(update={"storages": storages}), {}).peak
+    assert (peak.reserved_bytes, peak.reserved_high_bytes) == (20 * MIB, 40 * MIB)
+    assert complete_timeline(profile, {}).peak.reserved_high_bytes is None
 
 
 def test_no_bytes_no_block() -> None:

@@ -83,9 +83,9 @@ class Collector:
     def begin(self) -> None:
         """Forget everything; a new step begins."""
         self._memory: dict[int, tuple[str, HiddenMemory]] = {}
-        self._multiplying: dict[bool, int] = {}
-        """By thread, whether it is autograd's: the first op that multiplied."""
-        self._multiplying_lt: dict[bool, int] = {}
+        self._multiplying: dict[tuple[int, bool], int] = {}
+        """By stream, and by thread, whether it is autograd's: the first op that multiplied."""
+        self._multiplying_lt: dict[tuple[int, bool], int] = {}
         self._notes: Counter[str] = Counter()
         self._rnn_sources: set[str] = set()
 
@@ -116,13 +116,13 @@ class Collector:
         lt = uses_cublas(name, self._torch_version) and uses_cublaslt(name, args, self._environ)
         return Seen(name, multiplies, lt, memory)
 
-    def saw(self, index: int, seen: Seen, phase: Phase) -> None:
-        """Op `index` of the step was a call that hides this."""
-        backward = phase is Phase.BACKWARD
+    def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
+        """Op `index` of the step was a call that hides this; it ran on this stream."""
+        handle = stream, phase is Phase.BACKWARD
         if seen.multiplies:
-            self._multiplying.setdefault(backward, index)
+            self._multiplying.setdefault(handle, index)
         if seen.multiplies_lt:
-            self._multiplying_lt.setdefault(backward, index)
+            self._multiplying_lt.setdefault(handle, index)
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory
 
@@ -211,12 +211,14 @@ class Collector:
             return {}
         names = {False: "forward thread", True: "autograd thread"}
         found = {
-            f"{what}, {names[thread]}": HeldBuffer(nbytes, first[thread])
+            f"{what}, {names[thread]}{f', stream {stream}' if stream else ''}": HeldBuffer(
+                nbytes, first[stream, thread], stream
+            )
             for what, nbytes, first in (
                 ("cuBLAS workspace", sizes.handle_bytes, self._multiplying),
                 ("cuBLASLt workspace", sizes.lt_bytes, self._multiplying_lt),
             )
-            for thread in sorted(first)
+            for stream, thread in sorted(first)
         }
         return {name: buffer for name, buffer in found.items() if buffer.nbytes}
 

@@ -57,7 +57,7 @@ class CpuCollector:
             memory = undetermined_memory(short)
         return None if memory is None else Seen(name, multiplies=False, multiplies_lt=False, memory=memory)
 
-    def saw(self, index: int, seen: Seen, phase: Phase) -> None:
+    def saw(self, index: int, seen: Seen, phase: Phase, stream: int = 0) -> None:
         """Op `index` of the step was a call that hides this."""
         if seen.memory is not None:
             self._memory[index] = seen.name, seen.memory

@@ -85,6 +85,7 @@ class HeldBuffer(NamedTuple):
     nbytes: int
     op: int
     """Index of the op that needs it first."""
+    stream: int = 0
 
 
 class HiddenEvent(Record):

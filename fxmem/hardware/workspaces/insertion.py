@@ -20,6 +20,7 @@ class TimedOp(NamedTuple):
     node: int
     begin: int
     end: int
+    stream: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +59,15 @@ def insert_workspaces(
     log.keep(ticks + 1)
     ticks += log.shift
     residents = [
-        Storage(nbytes=buffer.nbytes, kind=Kind.WORKSPACE, birth=0, death=ticks, op=buffer.op, name=name)
+        Storage(
+            nbytes=buffer.nbytes,
+            kind=Kind.WORKSPACE,
+            birth=0,
+            death=ticks,
+            op=buffer.op,
+            name=name,
+            stream=buffer.stream,
+        )
         for name, buffer in held.items()
     ]
     moved_phases = (
@@ -105,6 +114,7 @@ class _Log:
                     op=index,
                     node=op.node,
                     name=event.name,
+                    stream=op.stream,
                 )
             elif event.action == "free" and event.name in buffers:
                 self._end(buffers.pop(event.name))

@@ -31,6 +31,7 @@ class AllocatorEvent:
     """Bytes requested; of a segment, its bytes."""
     storage: int | None = None
     """Index into `Profile.storages`; None for a segment."""
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,12 @@ class LoopRecorder(TrainingLoop):
         self._changes[self._tick] = self._current_bytes()
         if self._record is not None and (address := self._address[storage]):
             if grown := self._allocator.reserved_bytes - reserved:
-                self._record.append(self._growth(address, grown))
-            self._record.append(AllocatorEvent("alloc", address, self.profile.storages[storage].nbytes, storage))
+                self._record.append(self._growth(address, grown, self.profile.storages[storage].stream))
+            self._note("alloc", address, storage)
 
     def _free(self, storage: int) -> None:
         if self._record is not None and (address := self._address[storage]):
-            self._record.append(AllocatorEvent("free", address, self.profile.storages[storage].nbytes, storage))
+            self._note("free", address, storage)
         super()._free(storage)
         self._changes[self._tick] = self._current_bytes()
 
@@ -154,15 +155,20 @@ class LoopRecorder(TrainingLoop):
         super()._return_from_function()
         self._changes = kept
 
-    def _growth(self, address: int, grown: int) -> AllocatorEvent:
+    def _note(self, action: Action, address: int, storage: int) -> None:
+        assert self._record is not None, "asked while the step is recorded"
+        one = self.profile.storages[storage]
+        self._record.append(AllocatorEvent(action, address, one.nbytes, storage, one.stream))
+
+    def _growth(self, address: int, grown: int, stream: int) -> AllocatorEvent:
         """The memory that the driver gave for the block at `address`. It never takes any back: nothing limits it.
 
         A new segment begins with the block it was asked for; a mapped run grows at its end, which the block begins at
         or lies before.
         """
         if not self._allocator.settings.expandable_segments:
-            return AllocatorEvent("segment_alloc", address, grown)
+            return AllocatorEvent("segment_alloc", address, grown, None, stream)
         run = next((begin for begin, size in self._runs.items() if begin <= address <= begin + size), address)
         end = run + self._runs.get(run, 0)
         self._runs[run] = end + grown - run
-        return AllocatorEvent("segment_map", end, grown)
+        return AllocatorEvent("segment_map", end, grown, None, stream)

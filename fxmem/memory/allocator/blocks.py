@@ -62,12 +62,23 @@ class Block:
             after.prev = self
 
 
-class Pool:
-    """Free blocks by (size, address), unmapped ones by address (`BlockPool`)."""
+class Searches:
+    """How often blocks were searched for, on all streams (`get_free_blocks_call_count`)."""
 
-    def __init__(self, *, small: bool) -> None:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Pool:
+    """Free blocks of one stream by (size, address), unmapped ones by address (the part of a `BlockPool` that a stream
+    may take from)."""
+
+    def __init__(self, searches: Searches, *, stream: int, small: bool) -> None:
         self.small = small
-        self.searches = 0
+        self.stream = stream
+        self.searches = searches
         self._order: list[tuple[int, int]] = []
         self._free: dict[int, Block] = {}
         self._unmapped_order: list[int] = []
@@ -76,7 +87,7 @@ class Pool:
     def insert(self, block: Block) -> None:
         """Take a block that is not live, where its address and size now put it."""
         if block.mapped:
-            block.inserted = self.searches
+            block.inserted = self.searches.count
             insort(self._order, (block.size, block.address))
             self._free[block.address] = block
         else:
@@ -94,7 +105,7 @@ class Pool:
 
     def age(self, block: Block) -> int:
         """How often a block was searched for since this one came."""
-        return self.searches - block.inserted
+        return self.searches.count - block.inserted
 
     def first_fit(self, size: int) -> int:
         """Position of the smallest free block of at least `size`; at equal size, of the lowest."""

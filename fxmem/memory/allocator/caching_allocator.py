@@ -5,7 +5,8 @@ function it follows, by its name in that file. Driven by the same requests, torc
 same addresses and the same statistics (tests/test_allocator.py keeps the library's answers).
 
 Assumptions
-- One stream, one thread: a block is free again the moment it is freed, so active bytes equal allocated bytes.
+- One thread. Free blocks are by stream: one that a stream has freed is never handed to another. No block waits for
+  another stream when it is freed (`record_stream`), so active bytes equal allocated bytes.
 - No CUDA graph, no private pool, no memory shared between processes, settings fixed for the allocator's life.
 - The driver is a counter: it refuses a request exactly when the sum of what it gave would exceed `capacity_bytes`.
 - Addresses. Where cudaMalloc places a segment is undocumented. Here each segment and each reserved range begins at the
@@ -18,7 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 from fxmem.errors import UsageError
-from fxmem.memory.allocator.blocks import Block, Pool, Range
+from fxmem.memory.allocator.blocks import Block, Pool, Range, Searches
 from fxmem.memory.allocator.settings import (
     DEFAULT_SETTINGS,
     MIN_BLOCK,
@@ -35,7 +36,7 @@ _UNBOUNDED_RANGE: Final = 1 << 42
 
 
 class CachingAllocator:
-    """The allocator of one device and one stream.
+    """The allocator of one device.
 
     `capacity_bytes` is what the driver can give to this process (device memory less the CUDA context and everybody
     else's); None never refuses. `device_bytes` is the device's total memory, which `per_process_memory_fraction` and
@@ -63,8 +64,9 @@ class CachingAllocator:
                 )
             self._allowed = int(settings.per_process_memory_fraction * device)
         self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
-        self._small = Pool(small=True)
-        self._large = Pool(small=False)
+        self._pools: dict[bool, dict[int, Pool]] = {True: {}, False: {}}
+        """By whether for small blocks, and by stream."""
+        self._searches = {True: Searches(), False: Searches()}
         self._live: dict[int, Block] = {}
         self._requested = Gauge()
         self._allocated = Gauge()
@@ -76,9 +78,9 @@ class CachingAllocator:
 
     # -- the public face
 
-    def malloc(self, nbytes: int) -> int:
-        """Allocate a block for `nbytes`; return its address. For no bytes it is 0 and there is no block, as a tensor
-        without elements has a null pointer.
+    def malloc(self, nbytes: int, stream: int = 0) -> int:
+        """Allocate a block for `nbytes` on a stream; return its address. For no bytes it is 0 and there is no block, as
+        a tensor without elements has a null pointer.
 
         Raises: `OutOfMemory`. The allocator stays usable, its cache emptied.
         Source: `DeviceCachingAllocator::malloc`, `NativeCachingAllocator::allocate`.
@@ -88,7 +90,7 @@ class CachingAllocator:
                 raise UsageError(f"malloc expects a number of bytes, got {nbytes}")
             return 0
         size = self.settings.round_size(nbytes)
-        pool = self._small if size <= SMALL_SIZE else self._large
+        pool = self._pool(stream, small=size <= SMALL_SIZE)
         block = self._best_fit(pool, size)
         if block is None:
             block = self._request_segment(pool, size)
@@ -122,8 +124,9 @@ class CachingAllocator:
 
         Source: `emptyCache`, `release_cached_blocks`.
         """
-        for pool in (self._large, self._small):
-            self._release_free(pool)
+        for small in (False, True):
+            for pool in self._pools[small].values():
+                self._release_free(pool)
 
     def reset_peak_stats(self) -> None:
         """Let every peak begin anew at the current value. Source: `resetPeakStats`."""
@@ -148,6 +151,7 @@ class CachingAllocator:
             Segment(
                 address=head.address,
                 large=not head.pool.small,
+                stream=head.pool.stream,
                 expandable=head.range is not None,
                 blocks=tuple(
                     BlockView(
@@ -177,14 +181,20 @@ class CachingAllocator:
     @property
     def largest_free_block_bytes(self) -> int:
         """Largest request served next without asking the driver; 0 when nothing is cached."""
-        return max(self._small.largest, self._large.largest)
+        return max((pool.largest for pools in self._pools.values() for pool in pools.values()), default=0)
 
     # -- taking a block
+
+    def _pool(self, stream: int, *, small: bool) -> Pool:
+        pools = self._pools[small]
+        if stream not in pools:
+            pools[stream] = Pool(self._searches[small], stream=stream, small=small)
+        return pools[stream]
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Take the smallest free block that serves `size` out of the pool. Source: `get_free_block`."""
         if self._collects:
-            pool.searches += 1
+            pool.searches.count += 1
         position = pool.first_fit(size)
         if position == len(pool):
             return None
@@ -403,25 +413,26 @@ class CachingAllocator:
         excess = self._reserved.current - int(self.settings.garbage_collection_threshold * self._allowed)
         if excess <= 0:
             return
-        unsplit = [block for block in self._large if not block.split]
-        count, total_age = (len(unsplit), sum(self._large.age(block) for block in unsplit))
+        unsplit = [block for pool in self._pools[False].values() for block in pool if not block.split]
+        count, total_age = len(unsplit), sum(block.pool.age(block) for block in unsplit)
         candidates = [block for block in unsplit if block.range is None]
         reclaimed, freed = 0, True
         while reclaimed < excess and freed and count > 0:
             least_age = total_age / count
-            old = [block for block in candidates if self._large.age(block) >= least_age]
-            candidates = [block for block in candidates if self._large.age(block) < least_age]
+            old = [block for block in candidates if block.pool.age(block) >= least_age]
+            candidates = [block for block in candidates if block.pool.age(block) < least_age]
             freed = bool(old)
             for block in old:
                 reclaimed += block.size
-                total_age -= self._large.age(block)
+                total_age -= block.pool.age(block)
                 count -= 1
                 self._release(block)
 
     # -- looking
 
     def _heads(self) -> list[Block]:
-        blocks = (*self._live.values(), *self._small, *self._large)
+        free = (block for pools in self._pools.values() for pool in pools.values() for block in pool)
+        blocks = (*self._live.values(), *free)
         return sorted((b for b in blocks if b.prev is None or not b.prev.mapped), key=lambda b: b.address)
 
     def _out_of_memory(self, pool: Pool, size: int, nbytes: int) -> OutOfMemory:

@@ -47,6 +47,7 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         update={
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": free.reserved_bytes,
+            "reserved_high_bytes": _reserved_if_all_wait(profile, settings),
             "process_bytes": None
             if context is None or free.reserved_bytes is None
             else ProcessBytes(
@@ -57,6 +58,21 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         }
     )
     return timeline.model_copy(update={"peak": peak})
+
+
+def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int | None:
+    """Reserved bytes if each block that `record_stream` has named waits until the step ends; None without any.
+
+    A freed block waits for the streams that used it (`insert_events`, `process_events` in
+    c10/cuda/CUDACachingAllocator.cpp): how long hangs on the time their kernels take.
+    """
+    storages = tuple(
+        each.model_copy(update={"death": profile.ticks}) if each.used_on and each.birth else each
+        for each in profile.storages
+    )
+    if storages == profile.storages:
+        return None
+    return replay(profile.model_copy(update={"storages": storages}), settings=settings).reserved_bytes
 
 
 @pause_gc()

@@ -63,6 +63,8 @@ class Segment(Record):
     large: bool
     """Which pool it belongs to."""
     expandable: bool
+    stream: int = 0
+    """The CUDA stream that may take its blocks."""
     blocks: tuple[BlockView, ...]
     """In order of address; together they cover the segment."""
 

@@ -182,7 +182,8 @@ class TrainingLoop:
 
     def _place(self, storage: int) -> None:
         self._placing = storage
-        address = self._allocator.malloc(self.profile.storages[storage].nbytes)
+        placed = self.profile.storages[storage]
+        address = self._allocator.malloc(placed.nbytes, placed.stream)
         self._address[storage] = address
         self._owner[address] = storage
         self._watch_peak()
@@ -231,6 +232,7 @@ class TrainingLoop:
         return tuple(
             (
                 segment.large,
+                segment.stream,
                 segment.address if segment.expandable else None,
                 *((block.size, self._owner.get(block.address)) for block in segment.blocks),
             )

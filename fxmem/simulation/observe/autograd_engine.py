@@ -25,6 +25,7 @@ import torch
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import wrappers as torch_wrappers
+from fxmem.simulation.kernels.streams import Streams
 from fxmem.simulation.observe.backward_hooks import BackwardHooks
 from fxmem.simulation.observe.graph_task import GraphTask, fit_gradient
 from fxmem.simulation.observe.leaf_gradients import accumulate_gradient
@@ -60,6 +61,7 @@ class AutogradEngine:
         around: entered for every function of the program that backward calls.
         unpacking: entered for the program's own unpack hooks.
         newest_that_ran: number of the newest node when an op ran last.
+        streams: of the card, if there is one.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class AutogradEngine:
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         unpacking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         newest_that_ran: Callable[[], int] = lambda: -1,
+        streams: Streams | None = None,
     ) -> None:
         self._observer = observer
+        self._streams = streams or Streams(lambda tensor, stream: None)
         self._around = around
         self._saved = SavedTensors(observer.on_save, observer.on_unpack, unpacking, newest_that_ran)
         self.hooks = BackwardHooks(self._run)
@@ -145,10 +149,11 @@ class AutogradEngine:
         task.start(gradients)
         with self._current_task(), torch.set_grad_enabled(create_graph):
             walk = functools.partial(self._walk, task, retain_graph, create_graph)
-            if inputs or len(self._tasks) > 1:  # within another backward, what that one leaves out must not count here
-                torch_autograd.run_for_gradients(task.wanted_nodes(), walk, create_graph=create_graph)
-            else:
-                walk()
+            with self._streams.keep():
+                if inputs or len(self._tasks) > 1:  # in another backward, what that one leaves out must not count here
+                    torch_autograd.run_for_gradients(task.wanted_nodes(), walk, create_graph=create_graph)
+                else:
+                    walk()
             self._run_callbacks()
         return tuple(task.captured)
 
@@ -162,6 +167,7 @@ class AutogradEngine:
                 continue
             if torch_autograd.is_accumulate_grad(node):
                 if received[0] is not None:
+                    self._streams.enter_backward_node(None)
                     accumulate_gradient(node.variable, received, create_graph=create_graph)
                     self.hooks.run_accumulation_hooks(node.variable)
                 del received  # freed before the next node runs
@@ -201,6 +207,7 @@ class AutogradEngine:
         The node's own inputs die after that, then what it saved (engine.cpp, `call_function`)."""
         number = torch_autograd.sequence_number(node)
         self._observer.on_backward_node(number)
+        self._streams.enter_backward_node(number)
         self.hooks.run_pre_hooks(node, received)
         self._saved.begin_node()
         try:

@@ -20,6 +20,7 @@ from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind, Phase, PhaseSpan
+from fxmem.simulation.kernels.streams import Streams
 
 LOSS = -1
 """The node of everything between the model's forward and its backward."""
@@ -38,6 +39,7 @@ class LoggedOp:
     end: int
     flops: int | None
     moved_bytes: int
+    stream: int = 0
 
 
 class _Watch(weakref.ref[Any]):
@@ -66,6 +68,8 @@ class StepLog:
 
     def __init__(self, device: torch.device) -> None:
         self.device_type = device.type
+        self.streams = Streams(self.note_use)
+        """Of the card; the current one is what allocations are for."""
         self.setting_up = True
         """Whether what is allocated now counts as there before the step."""
         self._watched: dict[int, _Watch] = {}
@@ -81,6 +85,9 @@ class StepLog:
         self.dtype: list[torch.dtype] = []
         self.kind: list[Kind | None] = []
         self.name: list[str] = []
+        self.stream: list[int] = []
+        self.used_on: dict[int, dict[int, None]] = {}
+        """By storage, the further streams that the program said use it."""
         self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
         """By node, shape, dtype and storage of the tensors it returned."""
         self.begin()
@@ -182,7 +189,15 @@ class StepLog:
         self.dtype.append(dtype)
         self.kind.append(None)
         self.name.append("")
+        self.stream.append(self.streams.current)
         return index
+
+    def note_use(self, tensor: torch.Tensor, stream: int) -> None:
+        """Note that another stream uses a tensor (`Tensor.record_stream`)."""
+        for part in torch_wrappers.parts(tensor):
+            index = self._note_storage(part)
+            if index is not None and self.stream[index] != stream:
+                self.used_on.setdefault(index, {})[stream] = None
 
     def _on_death(self, watch: weakref.ref[Any]) -> None:
         assert isinstance(watch, _Watch)
@@ -255,7 +270,8 @@ class StepLog:
 
     def note_op(self, name: str, begin: int, flops: int | None, moved_bytes: int = 0, given: Any = ()) -> int:
         """Log an op that ran on the tensors of `given` and began at this tick; its index."""
-        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes))
+        stream = self.streams.current
+        self.ops.append(LoggedOp(name, self._node, self.phase, begin, self.tick, flops, moved_bytes, stream))
         index = len(self.ops) - 1
         if self._recomputing and self.phase is Phase.BACKWARD:
             read = {self.note_storage(tensor) for tensor in torch_common.iterate_tensors(given)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fxmem.hardware.workspaces import HiddenMemory, Signature, conv_workspaces
+from fxmem.hardware.workspaces import HeldBuffer, HiddenMemory, Signature, conv_workspaces
 from fxmem.memory.allocator import CachingAllocator, OutOfMemory, Stats, read_settings
 from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
@@ -42,7 +42,7 @@ class CardMemory:
         self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
-        self._waiting: list[tuple[int, int]] = []
+        self._waiting: list[tuple[int, int, int]] = []
         self._held: set[str] = set()
         self._met: set[Signature] = set()
         self._asked: dict[Signature, int | None] = {}
@@ -51,9 +51,9 @@ class CardMemory:
         """Let the highest levels begin anew at what is there now."""
         self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
-    def request(self, storage: int, nbytes: int) -> None:
+    def request(self, storage: int, nbytes: int, stream: int) -> None:
         """Note an allocation of the operator that runs; its kernel's buffers may come first."""
-        self._waiting.append((storage, nbytes))
+        self._waiting.append((storage, nbytes, stream))
 
     def free(self, storage: int) -> None:
         """Free the block of a storage."""
@@ -62,7 +62,7 @@ class CardMemory:
         if address is not None:
             self._allocator.free(address)
 
-    def run_operator(self, hidden: HiddenMemory | None = None) -> None:
+    def run_operator(self, hidden: HiddenMemory | None = None, stream: int = 0) -> None:
         """Allocate what an operator has requested, and pass through what its kernel has for itself.
 
         A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once. Raises
@@ -78,11 +78,11 @@ class CardMemory:
                 elif event.action == "free":
                     self._allocator.free(own.pop(event.name, 0))
                 elif event.nbytes:
-                    own[event.name] = self._malloc(event.nbytes)
+                    own[event.name] = self._malloc(event.nbytes, stream)
             for request in waiting:
                 self._take(request)
         except torch.cuda.OutOfMemoryError:
-            for storage in (storage for storage, _ in requested if storage in self._address):
+            for storage in (storage for storage, *_ in requested if storage in self._address):
                 self._allocator.free(self._address.pop(storage))
             raise
         finally:
@@ -91,16 +91,17 @@ class CardMemory:
         if hidden is not None:
             self._met.update(hidden.signatures)
 
-    def _take(self, request: tuple[int, int] | None) -> None:
+    def _take(self, request: tuple[int, int, int] | None) -> None:
         if request is not None:
-            self._address[request[0]] = self._malloc(request[1])
+            storage, nbytes, stream = request
+            self._address[storage] = self._malloc(nbytes, stream)
 
-    def hold(self, workspaces: Mapping[str, int]) -> None:
+    def hold(self, workspaces: Mapping[str, HeldBuffer]) -> None:
         """Allocate what a library keeps from now on, once by its name."""
-        for name, nbytes in workspaces.items():
+        for name, buffer in workspaces.items():
             if name not in self._held:
                 self._held.add(name)
-                self._malloc(nbytes)
+                self._malloc(buffer.nbytes, buffer.stream)
 
     def ask_cudnn(self) -> None:
         """Ask how much workspace the convolutions met so far take."""
@@ -121,16 +122,16 @@ class CardMemory:
         """Give every segment without a live block back."""
         self._allocator.empty_cache()
 
-    def _malloc(self, nbytes: int) -> int:
+    def _malloc(self, nbytes: int, stream: int) -> int:
         allocator = self._allocator
         try:
-            address = allocator.malloc(nbytes)
+            address = allocator.malloc(nbytes, stream)
         except OutOfMemory as error:
             if self._raises:
                 raise torch.cuda.OutOfMemoryError(self._complaint(nbytes)) from error
             self.shortage = describe_shortage(self._complaint(nbytes), program_place(sys._getframe(1)))
             allocator.capacity_bytes = None
-            return self._malloc(nbytes)
+            return self._malloc(nbytes, stream)
         self.highest_allocated = max(self.highest_allocated, allocator.allocated_bytes)
         self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
         return address

@@ -51,7 +51,7 @@ class ProgramLog(StepLog):
     def enter(self, storage: Any, nbytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Log the allocation of a storage; its index."""
         if self.memory is not None:
-            self.memory.request(len(self.nbytes), nbytes)
+            self.memory.request(len(self.nbytes), nbytes, self.streams.current)
         index = super().enter(storage, nbytes, shape, dtype)
         self.live += nbytes
         self.high_water.watch(self)

@@ -129,6 +129,7 @@ class ProgramRecording(Recording):
             around=self.tracer.observe_backward_calls,
             unpacking=self._observe_unpack,
             newest_that_ran=lambda: self.recorder.newest_node,
+            streams=self.log.streams,
         )
         self.rounds.tracer = self.tracer
 
@@ -215,9 +216,9 @@ class ProgramRecording(Recording):
         super()._note_hidden(index, hidden, phase)
         if self.memory is not None and isinstance(hidden, Seen):
             if hidden.multiplies:
-                self.memory.hold({name: buffer.nbytes for name, buffer in self.collector.held().items()})
+                self.memory.hold(self.collector.held())
             if hidden.memory is not None:
-                self.memory.run_operator(hidden.memory)
+                self.memory.run_operator(hidden.memory, self.log.streams.current)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 

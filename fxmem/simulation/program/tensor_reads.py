@@ -163,7 +163,6 @@ _ON_CARD: Final[dict[Any, Callable[..., Any]]] = {
     Tensor.type: convert,
     Tensor.pin_memory: lambda tensor, *_, **__: tensor,
     Tensor.is_pinned: lambda tensor, *_, **__: False,
-    Tensor.record_stream: lambda tensor, *_: None,
     Tensor.share_memory_: lambda tensor: tensor,
 }
 """What reaches for the driver."""

@@ -28,6 +28,7 @@ from fxmem.hardware.workspaces import (
     Collector,
     ConvSettings,
     ConvSignature,
+    HeldBuffer,
     HiddenMemory,
     MemoryFormat,
     TensorLayout,
@@ -991,11 +992,11 @@ def collected(
 def test_deterministic_matrix_products_run_with_one_of_two_workspaces(config: str | None, nbytes: int) -> None:
     environ = {} if config is None else {"CUBLAS_WORKSPACE_CONFIG": config}
     collector = collected(environ, deterministic=True)
-    assert collector.held() == {"cuBLAS workspace, forward thread": (nbytes, 0)}
+    assert collector.held() == {"cuBLAS workspace, forward thread": HeldBuffer(nbytes, 0)}
     said = [a.text for a in collector.assumptions() if "deterministic" in a.text]
     assert len(said) == (config != ":16:8")
     assert collected({"CUBLAS_WORKSPACE_CONFIG": ":4096:2"}).held() == {
-        "cuBLAS workspace, forward thread": (8 << 20, 0)
+        "cuBLAS workspace, forward thread": HeldBuffer(8 << 20, 0)
     }
 
 

@@ -840,9 +840,9 @@ def with_two_devices(model, x):
     return model.first(x) + torch.ones(WIDTH)
 
 
-def with_a_stream(model, x):
-    with torch.cuda.stream(torch.cuda.Stream()):
-        return model.first(x)
+def with_the_driver(model, x):
+    torch.cuda.current_blas_handle()
+    return model.first(x)
 
 
 def with_flex_attention(model, x):
@@ -861,7 +861,7 @@ REFUSED = [
     (with_packing, "packs sequences by their lengths", "padded batch"),
     (with_nested, "nested tensor, whose lengths are data", "padded batch"),
     (with_two_devices, "mixes cuda:0 with cpu", "device=x.device"),
-    (with_a_stream, "CUDA driver", "target='cpu'"),
+    (with_the_driver, "CUDA driver", "target='cpu'"),
     (with_cond, "torch's cond", "Call the branch"),
     (with_flex_attention, "torch's flex_attention", "scaled_dot_product_attention"),
 ]

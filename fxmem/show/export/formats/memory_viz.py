@@ -72,6 +72,7 @@ class _Stacks:
         self._op = cache(self._op_frames)
         self._node = cache(self._node_frames)
         self._module = cache(self._module_frame)
+        self.streams = [storage.stream for storage in profile.storages]
         self.kinds = [storage.kind.value for storage in profile.storages]
         self.segment: list[Frame] = [{"filename": "PREDICTED by fxmem", "line": 0, "name": "memory from the driver"}]
 
@@ -131,26 +132,42 @@ def _before(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
             segment.size,
             stacks.segment,
             _UNKNOWN,
+            stream=segment.stream,
         )
     for address, storage in sorted(
         step.owners_before.items(), key=lambda owned: (order[stacks.kinds[owned[1]]], owned[1])
     ):
-        yield _event("alloc", address, requested[address] or 0, stacks.storage(storage), stacks.kinds[storage])
+        yield _event(
+            "alloc",
+            address,
+            requested[address] or 0,
+            stacks.storage(storage),
+            stacks.kinds[storage],
+            stream=stacks.streams[storage],
+        )
 
 
 def _step_trace(step: RecordedStep, stacks: _Stacks) -> Iterator[dict[str, Any]]:
     for event in step.events:
         if event.storage is None:
-            yield _event(event.action, event.address, event.size, stacks.segment, _UNKNOWN)
-        elif event.action == "alloc":
-            yield _event("alloc", event.address, event.size, stacks.storage(event.storage), stacks.kinds[event.storage])
-        else:  # nothing waits for another stream: a block is free as soon as it is given back
-            for action in ("free_requested", "free_completed"):
-                yield _event(action, event.address, event.size, stacks.storage(event.storage))
+            yield _event(event.action, event.address, event.size, stacks.segment, _UNKNOWN, stream=event.stream)
+            continue
+        actions = ("alloc",) if event.action == "alloc" else ("free_requested", "free_completed")
+        for action in actions:  # nothing waits for another stream: a block is free as soon as it is given back
+            yield _event(
+                action,
+                event.address,
+                event.size,
+                stacks.storage(event.storage),
+                stacks.kinds[event.storage] if action == "alloc" else None,
+                stream=event.stream,
+            )
 
 
-def _event(action: str, address: int, size: int, frames: list[Frame], category: str | None = None) -> dict[str, Any]:
-    event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+def _event(
+    action: str, address: int, size: int, frames: list[Frame], category: str | None = None, *, stream: int
+) -> dict[str, Any]:
+    event = {"action": action, "addr": address, "size": size, "stream": stream, "frames": frames}
     return event if category is None else {**event, "category": category}
 
 
@@ -161,7 +178,7 @@ def _segment(segment: Segment, step: RecordedStep, stacks: _Stacks) -> dict[str,
         "device": 0,
         "address": segment.address,
         "total_size": segment.size,
-        "stream": 0,
+        "stream": segment.stream,
         "segment_type": "large" if segment.large else "small",
         "allocated_size": allocated,
         "active_size": allocated,

@@ -1,11 +1,10 @@
-"""What a program finds in `torch.cuda` and `torch.accelerator` besides what every step finds there: streams, events,
-seeds, generators, types of tensors by which old programs name the card (`torch.cuda.FloatTensor`,
-`x.type(torch.cuda.LongTensor)`), and the memory of the pretended card."""
+"""What a program finds in `torch.cuda` and `torch.accelerator` besides what every step finds there: seeds, generators,
+types of tensors by which old programs name the card (`torch.cuda.FloatTensor`, `x.type(torch.cuda.LongTensor)`), and
+the memory of the pretended card."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
@@ -16,69 +15,6 @@ from fxmem._torch import common as torch_common
 from fxmem.errors import AnalysisError
 from fxmem.simulation.program.card_memory import CardMemory, memory_answers
 from fxmem.simulation.program.card_thread import CardThread
-
-
-class Stream:
-    """A stream of the pretended card, on which all is done at once."""
-
-    device = torch.device("cuda", 0)
-    stream_id = cuda_stream = device_index = priority = 0
-    device_type = 1
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def wait_stream(self, *_: Any) -> None:
-        """Nothing is under way."""
-
-    wait_event = synchronize = wait_stream
-
-    def is_capturing(self) -> bool:
-        """No CUDA graph is captured. Optimizers ask since torch 2.15."""
-        return False
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event that has come."""
-        return Event() if event is None else event
-
-    def query(self) -> bool:
-        """Whether all is done: always."""
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    __hash__ = object.__hash__
-
-
-class Event:
-    """An event that comes when it is recorded."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._recorded = 0.0
-
-    def record(self, *_: Any) -> None:
-        """Let it come."""
-        self._recorded = time.perf_counter()
-
-    def wait(self, *_: Any) -> None:
-        """It has come."""
-
-    synchronize = wait
-
-    def query(self) -> bool:
-        """Whether it has come: always."""
-        return True
-
-    def elapsed_time(self, other: Event) -> float:
-        """Milliseconds to another event, as long as the pretended run took here."""
-        return max((other._recorded - self._recorded) * 1e3, 1e-3)
 
 
 class _NoGraph:
@@ -166,9 +102,9 @@ def stand_ins(
     memory: CardMemory, capability: tuple[int, int], thread: CardThread
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """The patches that put everything in place, for `contextlib.ExitStack`."""
-    cuda, stream = torch.cuda, Stream()
+    cuda = torch.cuda
     answers = memory_answers(memory)
-    for name, answer in {**answers, **_quiet(stream, capability), **TENSOR_TYPES}.items():
+    for name, answer in {**answers, **_quiet(capability), **TENSOR_TYPES}.items():
         yield _put(cuda, name, answer)
     yield _put(cuda, "_lazy_init", thread.require)
     for name, answer in answers.items():
@@ -179,7 +115,7 @@ def stand_ins(
     for name in ("range_push", "range_pop", "mark"):
         yield _put(cuda.nvtx, name, _nothing)
     yield _put(cuda.nvtx, "range", _nullcontext)
-    for name, answer in _accelerator(stream).items():
+    for name, answer in _accelerator().items():
         yield _put(torch.accelerator, name, answer)
     yield torch_common.patch(torch, "get_device_module", _device_module)
     yield _put(torch, "Generator", _CardGenerator)
@@ -198,19 +134,15 @@ def _nullcontext(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _quiet(stream: Stream, capability: tuple[int, int]) -> dict[str, Any]:
+def _quiet(capability: tuple[int, int]) -> dict[str, Any]:
     """By name in `torch.cuda`, what reaches for the driver and changes no byte."""
     silent = (
         *("init", "_lazy_call", "manual_seed", "manual_seed_all", "seed", "seed_all", "ipc_collect"),
-        *("set_stream", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep"),
+        *("set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep"),
     )
     return {
         **dict.fromkeys(silent, _nothing),
-        **dict.fromkeys(("Stream", "ExternalStream"), Stream),
-        "Event": Event,
         "CUDAGraph": _NoGraph,
-        **dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: stream),
-        **dict.fromkeys(("stream", "StreamContext"), _nullcontext),
         "is_initialized": lambda: True,
         "initial_seed": lambda: 0,
         "get_sync_debug_mode": lambda: 0,
@@ -224,10 +156,10 @@ def _quiet(stream: Stream, capability: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _accelerator(stream: Stream) -> dict[str, Any]:
+def _accelerator() -> dict[str, Any]:
     """By name in `torch.accelerator`."""
     device = torch.device("cuda")
-    silent = ("synchronize", "set_device_index", "set_device_idx", "set_stream")
+    silent = ("synchronize", "set_device_index", "set_device_idx")
     return {
         **dict.fromkeys(silent, _nothing),
         "is_available": lambda: True,
@@ -235,7 +167,6 @@ def _accelerator(stream: Stream) -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
-        "current_stream": lambda *_: stream,
         "device_index": _nullcontext,
     }
 

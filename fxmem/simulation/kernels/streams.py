@@ -1,0 +1,230 @@
+"""Streams and events of the pretended card: which stream each allocation is for, and nothing of time.
+
+A stream is a number: 0 is the default one, 1 to 32 are torch's pool of ordinary priority and 33 to 64 that of high
+priority, taken in turn and from the first again after the last (`kStreamsPerPool` in c10/cuda/CUDAStream.cpp); streams
+from elsewhere follow. A node of autograd's graph runs on the stream that was current when forward made it
+(`Node::stream` in torch/csrc/autograd/function.h); a leaf's gradient is added on the default stream.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from fxmem._torch import autograd as torch_autograd
+from fxmem._torch import common as torch_common
+
+_POOL: Final = 32
+_ELSEWHERE: Final = 1 + 2 * _POOL
+
+
+class Streams:
+    """The streams of one run on a pretended card.
+
+    Args:
+        note_use: called with a tensor and the number of the stream that `record_stream` names.
+    """
+
+    def __init__(self, note_use: Callable[[torch.Tensor, int], None]) -> None:
+        self.current = 0
+        """Number of the stream that allocations are for."""
+        self._made = [0, 0]
+        self._external: dict[int, int] = {}
+        self._switches: list[tuple[int, int]] = [(-1, 0)]
+        """Number of autograd's next node where a stream became current, and that stream."""
+        self._note_use = note_use
+        self.Stream: Any = type("Stream", (CardStream,), {"_streams": self})
+        self.Event: Any = type("Event", (CardEvent,), {"_streams": self})
+        self.Context: Any = type("StreamContext", (_Context,), {"_streams": self})
+        self.ExternalStream: Any = type("ExternalStream", (self.Stream,), {"_is_external": True})
+
+    def number(self, priority: int = 0) -> int:
+        """The number of the next stream of torch's pool for this priority."""
+        high = priority < 0
+        self._made[high] += 1
+        return 1 + high * _POOL + (self._made[high] - 1) % _POOL
+
+    def external_number(self, pointer: int) -> int:
+        """The number of a stream that the program names by its address."""
+        return self._external.setdefault(pointer, _ELSEWHERE + len(self._external)) if pointer else 0
+
+    def find_number(self, stream: Any) -> int:
+        """The number of any stream, a real one of this machine's card among them."""
+        return stream.stream_id if isinstance(stream, CardStream) else self.external_number(stream.cuda_stream)
+
+    def set_current(self, stream: Any) -> None:
+        """Make a stream the current one."""
+        self._enter(self.find_number(stream))
+
+    def current_stream(self, *_: Any, **__: Any) -> Any:
+        """The current stream."""
+        return self.Stream(number=self.current)
+
+    def default_stream(self, *_: Any, **__: Any) -> Any:
+        """The default stream."""
+        return self.Stream(number=0)
+
+    def _enter(self, number: int) -> None:
+        if number != self.current:
+            self.current = number
+            self._switches.append((torch_autograd.next_sequence_number(), number))
+
+    def enter_backward_node(self, sequence: int | None) -> None:
+        """Make the stream current that a node of autograd runs on; None for a leaf's gradient."""
+        if len(self._switches) > 1:
+            found = 0 if sequence is None else bisect.bisect_right(self._switches, (sequence, _ELSEWHERE << 32)) - 1
+            self.current = 0 if sequence is None else self._switches[found][1]
+
+    @contextlib.contextmanager
+    def keep(self) -> Iterator[None]:
+        """The current stream is as before afterwards."""
+        before = self.current
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def patches(self) -> Iterator[None]:
+        """Streams and events of `torch`, `torch.cuda` and `torch.accelerator` are those of the pretended card."""
+        answers = {
+            "Stream": self.Stream,
+            "ExternalStream": self.ExternalStream,
+            "Event": self.Event,
+            "StreamContext": self.Context,
+            "stream": self.Context,
+            "set_stream": self.set_current,
+            "current_stream": self.current_stream,
+            "default_stream": self.default_stream,
+        }
+        places: list[tuple[Any, str, Any]] = [(torch.cuda, name, answer) for name, answer in answers.items()]
+        places += [(torch.accelerator, name, answers[name]) for name in ("current_stream", "set_stream")]
+        places += [(torch.accelerator, name, _zero) for name in ("current_device_index", "current_device_idx")]
+        places += [(torch.accelerator, "synchronize", _nothing), (torch, "Stream", self.Stream)]
+        places += [(torch, "Event", self.Event), (torch.Tensor, "record_stream", self._record_stream())]
+        with contextlib.ExitStack() as stack:
+            for owner, name, answer in places:
+                if hasattr(owner, name):
+                    stack.enter_context(torch_common.patch(owner, name, functools.partial(_give, answer)))
+            yield
+
+    def _record_stream(self) -> Callable[[torch.Tensor, Any], None]:
+        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+            self._note_use(tensor, self.find_number(stream))
+
+        return record_stream
+
+
+class CardStream:
+    """A stream of the pretended card, on which all is done at once."""
+
+    _streams: Streams
+    _is_external = False
+    device = torch.device("cuda", 0)
+    device_index = 0
+    device_type = 1
+
+    def __init__(self, *given: Any, priority: int = 0, number: int | None = None, **_: Any) -> None:
+        self.priority = priority
+        if number is None and self._is_external:
+            number = self._streams.external_number(int(given[0]) if given else 0)
+        self.stream_id = self.cuda_stream = self._streams.number(priority) if number is None else number
+        self._before: list[int] = []
+
+    def __enter__(self) -> CardStream:
+        self._before.append(self._streams.current)
+        self._streams._enter(self.stream_id)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._streams._enter(self._before.pop())
+
+    def wait_stream(self, *_: Any) -> None:
+        """Nothing is under way."""
+
+    wait_event = synchronize = wait_stream
+
+    def is_capturing(self) -> bool:
+        """No CUDA graph is captured. Optimizers ask since torch 2.15."""
+        return False
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return 0, -5
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has come."""
+        return self._streams.Event() if event is None else event
+
+    def query(self) -> bool:
+        """Whether all is done: always."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CardStream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+
+class CardEvent:
+    """An event that comes when it is recorded."""
+
+    _streams: Streams
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._recorded = 0.0
+
+    def record(self, *_: Any) -> None:
+        """Let it come."""
+        self._recorded = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        """It has come."""
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        """Whether it has come: always."""
+        return True
+
+    def elapsed_time(self, other: CardEvent) -> float:
+        """Milliseconds to another event, as long as the pretended run took here."""
+        return max((other._recorded - self._recorded) * 1e3, 1e-3)
+
+
+class _Context:
+    """`torch.cuda.stream(stream)`: the stream is current inside; None changes nothing."""
+
+    _streams: Streams
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._before = self._streams.current
+        if self.stream is not None:
+            self._streams.set_current(self.stream)
+
+    def __exit__(self, *_: Any) -> None:
+        self._streams._enter(self._before)
+
+
+def _give(answer: Any, original: Any) -> Any:
+    return answer
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
