@@ -55,6 +55,12 @@ def step_seconds(profile: Profile, *, taped: bool = False, issue: float = 1.0) -
     return card_seconds
 
 
+def has_rates(target: Target) -> bool:
+    """Whether the time of a step on the target can be estimated."""
+    card = CATALOGUE.get(target.name)
+    return card is not None and card.rates is not None
+
+
 def time_assumption(target: Target, step: Step) -> str | None:
     """What an estimate of a step's time on a target rests on, in words; None where there is none."""
     card = CATALOGUE.get(target.name)

@@ -6,6 +6,7 @@ program asked for. Unknown is None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -22,6 +23,7 @@ from fxmem.records.profile import (
     Phase,
     Record,
     Step,
+    StepTime,
     Target,
     Versioned,
 )
@@ -29,6 +31,9 @@ from fxmem.records.profile import (
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
 
 BASELINE_SCHEMA_VERSION = "1"
+
+NEAR_BEST = 0.95
+"""Share of the best throughput that a smaller size has to reach to be enough."""
 
 Size = Annotated[int, Field(ge=1)]
 """Elements along the dimension that varies."""
@@ -50,6 +55,13 @@ class SizePoint(Record):
     fits: bool
     obstacle: str = ""
     """Why it does not fit, or cannot run, in words; empty when it fits."""
+    time: StepTime | None = None
+    """None where the target's rates are not known, or the model cannot run; of a program, too."""
+
+    @property
+    def per_second(self) -> float | None:
+        """Elements of the dimension for each second of the estimated time: a batch's samples per second."""
+        return None if self.time is None else self.size / self.time.seconds
 
     @property
     def counted_bytes(self) -> int | None:
@@ -91,6 +103,16 @@ class SizeCurve(Headed, Versioned):
     assumptions: Many[Assumption] = ()
 
     @property
+    def best_per_second(self) -> float | None:
+        """The highest estimated throughput of the points that fit; None where no time is known."""
+        return _best_per_second(self.points)
+
+    @property
+    def enough(self) -> int | None:
+        """The smallest point that fits and reaches `NEAR_BEST` of `best_per_second`; None where no time is known."""
+        return find_enough(self.points)
+
+    @property
     def at_largest(self) -> SizePoint | None:
         """The point of the largest size that fits."""
         return next((point for point in self.points if point.size == self.largest), None)
@@ -109,6 +131,18 @@ class SizeCurve(Headed, Versioned):
         return next((point for point in self.points if point.size > (self.largest or 0) and not point.fits), None)
 
 
+def find_enough(points: Sequence[SizePoint]) -> int | None:
+    """`SizeCurve.enough` of points."""
+    best = _best_per_second(points)
+    if best is None:
+        return None
+    return min(point.size for point in points if point.fits and (point.per_second or 0) >= NEAR_BEST * best)
+
+
+def _best_per_second(points: Sequence[SizePoint]) -> float | None:
+    return max((point.per_second for point in points if point.fits and point.per_second), default=None)
+
+
 class CardFit(Record):
     """One step on one card."""
 
@@ -123,6 +157,8 @@ class CardFit(Record):
     because the allocator gives its cache back when it runs short, which can take time at every step."""
     obstacle: str = ""
     """Why it does not fit, in words; empty when it fits."""
+    time: StepTime | None = None
+    """Of the step by itself; None where the card's rates are not known."""
     plan: Plan | None = None
     """Checkpoints with which it fits where it does not by itself, at the least recomputation; None: it fits, or there
     are none, or none were asked for."""
@@ -137,7 +173,7 @@ class CardFits(Versioned):
     inputs: Many[InputTensor]
     step: Step
     cards: Many[CardFit]
-    """The smallest memory first."""
+    """The smallest memory first; the fastest first where `fxmem cards --time` wrote them."""
     analyses: int
     """How many times the step was analysed: once for each compute capability."""
     planned: bool = False

@@ -11,7 +11,7 @@ import torch
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.hardware.cards import CATALOGUE
-from fxmem.hardware.step_time import step_seconds
+from fxmem.hardware.step_time import estimate, step_seconds
 from fxmem.memory import allocator
 from fxmem.memory.budget import peak_in_memory
 from fxmem.records.plan import Plan
@@ -120,7 +120,8 @@ def _choose_cards(names: Iterable[str] | None) -> list[Target]:
 
 def _card_fit(analysis: Analysis, card: Target) -> CardFit:
     memory = card.memory_bytes or 0
-    peak = peak_in_memory(_retarget(card, analysis.profile), analysis.peak, memory)
+    profile = _retarget(card, analysis.profile)
+    peak = peak_in_memory(profile, analysis.peak, memory)
     return CardFit(
         target=card,
         requested_bytes=peak.requested_bytes,
@@ -129,6 +130,7 @@ def _card_fit(analysis: Analysis, card: Target) -> CardFit:
         fits=bool(peak.fits),
         headroom_bytes=memory - (peak.requested_bytes if peak.reserved_bytes is None else peak.reserved_bytes),
         obstacle=peak.shortage,
+        time=estimate(profile),
     )
 
 

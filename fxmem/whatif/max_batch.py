@@ -9,19 +9,20 @@ size before (ResNet-18 on a T4 fits with a batch of 685 and of 687, and not of 6
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fxmem.errors import AnalysisError, UsageError
-from fxmem.hardware import catalogue
+from fxmem.hardware import catalogue, step_time
 from fxmem.memory.budget import BudgetLike, parse_bytes, peak_in_memory
 from fxmem.records.names import STEPS
 from fxmem.records.profile import Assumption, Profile, Target
-from fxmem.records.sizes import SizeCurve, SizePoint
+from fxmem.records.sizes import SizeCurve, SizePoint, find_enough
 from fxmem.records.units import format_bytes
 from fxmem.simulation.analysis import Analysis, analyze
 from fxmem.simulation.observe.fx_tracer import named_arguments
@@ -33,6 +34,9 @@ LIMIT = 65536
 """Largest size that is tried unless another is asked for."""
 START = 8
 """Size of a program that is tried first unless another is asked for."""
+
+Goal = Literal["memory", "throughput"]
+"""What is looked for: the largest size that fits, or also the smallest that is as fast, sample for sample."""
 
 _CURVE_QUARTERS = (1, 2, 3)
 """Quarters of the largest size that are analysed beside what the search tried, so that the curve is known where people
@@ -51,10 +55,11 @@ def max_batch(
     budget: BudgetLike | None = None,
     dim: str | int = "batch",
     limit: int = LIMIT,
+    goal: Goal = "memory",
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> SizeCurve:
-    """Find the largest fitting size of an input's dimension, and the peak at each size.
+    """Find the largest fitting size of an input's dimension, and peak and time by size.
 
     Takes about ten analyses: three or four to get near, one or two for each halving of what the allocator's cache
     leaves uncertain, three for the curve below.
@@ -71,6 +76,8 @@ def max_batch(
             and of other 2-d tensors of their shape; or "NAME:AXIS[,NAME:AXIS]...", where NAME is what the forward
             calls it. Not for a function.
         limit: no larger size is tried.
+        goal: "throughput" also finds the smallest size that reaches 95 % of the best estimated throughput, within a
+            tenth (`SizeCurve.enough`). Not for a function.
         progress: called with a few words on each size.
         options: further ones of `fxmem.analyze`; of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
@@ -84,16 +91,20 @@ def max_batch(
     # A wrong budget is found before the work is done.
     resolved = catalogue.target(target) if isinstance(target, str) else target
     _memory(resolved, budget)
+    _check_goal(goal, resolved)
     if inputs is not None:
         return measure_curve(
             analyze(model, inputs, target=target, progress=progress, **options),
             budget=budget,
             dim=dim,
             limit=limit,
+            goal=goal,
             progress=progress,
         )
     if isinstance(model, torch.nn.Module):
         raise UsageError("expected the inputs of a module; without them, a function of the size that trains")
+    if goal != "memory":
+        raise UsageError("expected goal='memory' for a function: which part of its time the size changes is not known")
     return measure_program(
         functools.partial(record_size, model, {"steps": STEPS, **options}),
         resolved,
@@ -110,18 +121,20 @@ def measure_curve(
     budget: BudgetLike | None = None,
     dim: str | int = "batch",
     limit: int = LIMIT,
+    goal: Goal = "memory",
     change: Change | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> SizeCurve:
     """`max_batch` for an analysed step. `change` is applied to the step at every size, the given one included."""
     memory = _memory(analysis.profile.target, budget)
+    _check_goal(goal, analysis.profile.target)
     varied = find_resizing(named_arguments(analysis.model, analysis.request.args, analysis.request.kwargs), dim)
 
     def run(size: int) -> Analysis:
         sized = analysis if size == varied.size else _analyse_size(analysis, varied, size)
         return sized if change is None else change(sized)
 
-    points = _measure_sizes(run, memory, str(dim), start=varied.size, limit=limit, progress=progress)
+    points = _measure_sizes(run, memory, str(dim), start=varied.size, limit=limit, goal=goal, progress=progress)
     return _make_curve(
         analysis.profile,
         points,
@@ -185,6 +198,7 @@ def _measure_sizes(
     *,
     start: int,
     limit: int,
+    goal: Goal = "memory",
     progress: Callable[[str], None] | None,
 ) -> list[SizePoint]:
     """Every point of the curve, the smallest first. A step that raises at the first size ends the search."""
@@ -207,7 +221,21 @@ def _measure_sizes(
     points += [
         measure(size) for quarter in _CURVE_QUARTERS if (size := (largest or 0) * quarter // 4) and size not in tried
     ]
-    return sorted(points, key=lambda point: point.size)
+    points.sort(key=lambda point: point.size)
+    while goal == "throughput" and (between := _propose_enough(points)) is not None:
+        points = sorted([*points, measure(between)], key=lambda point: point.size)
+    return points
+
+
+def _propose_enough(points: Sequence[SizePoint]) -> int | None:
+    """The size to measure next, to find the smallest that is near the best throughput; None when it is found."""
+    enough = find_enough(points)
+    if enough is None:
+        return None
+    below = max((point.size for point in points if point.size < enough), default=0)
+    if enough - below <= 1 or 10 * enough <= 11 * below:
+        return None
+    return min(max(math.isqrt(below * enough), below + 1), enough - 1)
 
 
 def _make_curve(profile: Profile, points: Sequence[SizePoint], **fields: Any) -> SizeCurve:
@@ -248,6 +276,13 @@ def _check_limit(limit: int) -> None:
         raise UsageError(f"expected a limit of at least 1, got {limit}")
 
 
+def _check_goal(goal: Goal, target: Target) -> None:
+    if goal not in ("memory", "throughput"):
+        raise UsageError(f"expected the goal memory or throughput, got {goal!r}")
+    if goal == "throughput" and not step_time.has_rates(target):
+        raise UsageError(f"expected goal throughput on a card whose rates are known, got {target.name!r}")
+
+
 def _analyse_size(analysis: Analysis, varied: Resizing, size: int) -> Analysis:
     args, kwargs = varied.resize(analysis.request.args, analysis.request.kwargs, size)
     return analysis.vary(args=args, kwargs=kwargs)
@@ -264,6 +299,7 @@ def _point(size: int, step: ProfiledStep, memory: int) -> SizePoint:
         phase=peak.phase,
         fits=not shortage,
         obstacle=shortage,
+        time=None if step.profile.step.program else step_time.estimate(step.profile),
     )
 
 

@@ -23,8 +23,8 @@ from fxmem.cli.verbs import cards as cards_command
 from fxmem.cli.verbs import max_batch as max_batch_command
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.memory import allocator
-from fxmem.records.profile import Phase
-from fxmem.records.sizes import CardFits, SizeCurve, SizePoint
+from fxmem.records.profile import Phase, StepTime
+from fxmem.records.sizes import NEAR_BEST, CardFits, SizeCurve, SizePoint, find_enough
 from fxmem.show.plots import sizes_svg
 from fxmem.show.text import sizes as size_reporting
 from fxmem.simulation.analysis import Analysis, analyze
@@ -635,8 +635,52 @@ def test_the_curve_as_text(curve: SizeCurve) -> None:
     assert f"batch {curve.largest}" in text
     rows = [line.split() for line in text.partition("Curve")[2].splitlines() if re.match(r" +\d+ ", line)]
     assert [int(row[0]) for row in rows] == [point.size for point in curve.points]
-    assert {row[7] for row in rows} <= {"yes", "tight", "no"}
+    assert {row[8] for row in rows} <= {"yes", "tight", "no"}
     assert "\x1b[" in size_reporting.curve_table(curve, color=True)
+
+
+def test_the_smallest_size_near_the_best_throughput() -> None:
+    def point(size: int, seconds: float, fits: bool = True) -> SizePoint:
+        time = StepTime(seconds=seconds, low_seconds=seconds, high_seconds=seconds)
+        return SizePoint(size=size, requested_bytes=size, phase=Phase.FORWARD, fits=fits, time=time)
+
+    # 100, 180, 190, 200 and, where it does not fit, 1000 per second.
+    points = [point(1, 0.01), point(18, 0.1), point(38, 0.2), point(80, 0.4), point(100, 0.1, fits=False)]
+    assert [round(each.per_second or 0) for each in points] == [100, 180, 190, 200, 1000]
+    assert find_enough(points) == 38
+    assert find_enough([each.model_copy(update={"time": None}) for each in points]) is None
+
+
+def test_the_goal_of_throughput_narrows_it_to_a_tenth(curve: SizeCurve) -> None:
+    found = max_batch.max_batch(
+        lambda: nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)),
+        meta(64, 64),
+        target="rtx4090",
+        budget="100MiB",
+        goal="throughput",
+    )
+    assert found.largest == curve.largest
+    assert found.enough is not None
+    below = max((each for each in found.points if each.size < found.enough), key=lambda each: each.size)
+    assert 10 * found.enough <= 11 * below.size
+    assert (below.per_second or 0) < NEAR_BEST * (found.best_per_second or 0)
+    assert f"batch {found.enough} is the smallest that reaches 95 %" in size_reporting.curve_table(found, width=200)
+    with pytest.raises(UsageError, match="rates are known, got 'cpu'"):
+        max_batch.max_batch(linear, meta(4, 1000), target="cpu", budget="1GiB", goal="throughput")
+    with pytest.raises(UsageError, match="expected the goal memory or throughput"):
+        max_batch.max_batch(linear, meta(4, 1000), goal="speed")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="goal='memory' for a function"):
+        max_batch.max_batch(linear, goal="throughput")
+
+
+def test_the_cards_by_time() -> None:
+    code, text = command(cards_command, "torchvision:resnet18", "--only", "t4,h100,a100", "--time", "--json", "-")
+    cards = CardFits.model_validate_json(text).cards
+    assert (code, [card.target.name for card in cards]) == (0, ["h100", "a100", "t4"])
+    seconds = [card.time.seconds for card in cards if card.time]
+    assert len(seconds) == 3
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[2]
 
 
 def test_how_far_a_size_may_fit_by_chance_is_said(curve: SizeCurve) -> None:

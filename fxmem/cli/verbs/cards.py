@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from fxmem.cli.options import LOOP, MODEL, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
@@ -29,6 +30,7 @@ ARGUMENTS = (
         "--plan",
         help="also the cheapest checkpoints with which it fits, for each card that is too small for the step as it is",
     ),
+    flag("--time", help="the fastest first, by the estimated time of a step; else the smallest memory first"),
     *text_output("result"),
 )
 
@@ -54,5 +56,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         from fxmem.whatif import card_fit
 
         fits = card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=None if options.quiet else say)
+    if options.time:
+        by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
+        fits = fits.model_copy(update={"cards": tuple(by_time)})
     text = write_json(options, fits.model_dump_json(), lambda: size_reporting.cards_table(fits, **layout(options)))
     return 0 if fits.fitting else 4, text

@@ -38,6 +38,12 @@ ARGUMENTS = (
     argument("--budget", metavar="BYTES|16GiB", help="what the step may take, instead of the card's memory"),
     argument("--limit", type=int, default=65536, metavar="N", help="try no larger size"),
     argument(
+        "--goal",
+        choices=("memory", "throughput"),
+        default="memory",
+        help="throughput: also the smallest size, within a tenth, that reaches 95 %% of the best estimated throughput",
+    ),
+    argument(
         "--plan", metavar="PLAN.json", help="with these checkpoints, which `fxmem plan --json` wrote for the same model"
     ),
     STEPS_OF_PROGRAM,
@@ -80,14 +86,17 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
             budget=budget,
             dim=options.dim,
             limit=options.limit,
+            goal=options.goal,
             change=None if plan is None else verified_plan.apply_plan(plan),
             progress=None if options.quiet else say,
         )
 
 
 def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: Budget | None) -> SizeCurve:
-    if options.dim != "batch" or options.plan is not None:
-        raise UsageError("expected --run without --dim and --plan: {} is what varies, and a program checkpoints itself")
+    if options.dim != "batch" or options.plan is not None or options.goal != "memory":
+        raise UsageError(
+            "expected --run without --dim, --plan and --goal: {} is what varies, and a program checkpoints itself"
+        )
     if options.batch is not None and options.batch < 1:
         raise UsageError(f"expected --batch of at least 1, got {options.batch}")
     program = program_command(options, words)
@@ -107,11 +116,13 @@ def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: B
 
 def _read_budget(options: argparse.Namespace) -> Budget | None:
     """Parse `--budget`, and refuse before the first analysis what would be refused after it."""
-    from fxmem.hardware import catalogue
+    from fxmem.hardware import catalogue, step_time
     from fxmem.memory.budget import parse_bytes
 
     if options.limit < 1:
         raise UsageError(f"expected --limit of at least 1, got {options.limit}")
+    if options.goal == "throughput" and not step_time.has_rates(catalogue.target(options.target)):
+        raise UsageError(f"expected --goal throughput on a card whose rates are known, got {options.target!r}")
     if options.budget is not None:
         return parse_bytes(options.budget, "--budget")
     if catalogue.target(options.target).memory_bytes is None:

@@ -9,8 +9,8 @@ from rich.text import Text
 from fxmem.hardware.context import describe_uncounted
 from fxmem.memory.facts import describe_autocast, describe_inputs
 from fxmem.records.profile import Step
-from fxmem.records.sizes import CardFit, CardFits, SizeCurve, SizePoint
-from fxmem.records.units import exact_bytes, format_bytes, percent, printable
+from fxmem.records.sizes import NEAR_BEST, CardFit, CardFits, SizeCurve, SizePoint
+from fxmem.records.units import exact_bytes, format_bytes, format_seconds, percent, printable
 from fxmem.show.text.tables import RULED, facts, label_content, render
 
 _BAR = 24
@@ -43,8 +43,9 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     width = max(width, 60)
     fitting = fits.fitting
     with_plans = f", {sum(card.plan is not None for card in fitting)} of them with checkpoints" if fits.planned else ""
+    least = min(fitting, key=lambda card: card.target.memory_bytes or 0, default=None)
     smallest = (
-        f"; the smallest is {fitting[0].target.name}, {format_bytes(fitting[0].target.memory_bytes)}" if fitting else ""
+        "" if least is None else f"; the smallest is {least.target.name}, {format_bytes(least.target.memory_bytes)}"
     )
     head = [
         ("Model", printable(fits.model)),
@@ -55,9 +56,10 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
             "Analysed",
             f"{fits.analyses} times, once for each compute capability: it decides the kernels and their workspaces",
         ),
+        *([("Time", "of a step by itself, estimated")] if any(card.time for card in fits.cards) else []),
         ("Headroom", f"memory less reserved; not counted: {describe_uncounted([card.target for card in fits.cards])}"),
     ]
-    table = _ruled_table("Card", "Memory", "Peak", "Allocated", "Reserved", "Headroom", "Fits")
+    table = _ruled_table("Card", "Memory", "Allocated", "Reserved", "Headroom", "Time", "Fits")
     for card in fits.cards:
         verdict = (
             "plan"
@@ -71,10 +73,10 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
         table.add_row(
             printable(card.target.name),
             format_bytes(card.target.memory_bytes),
-            format_bytes(card.requested_bytes),
-            format_bytes(card.allocated_bytes),
+            format_bytes(card.requested_bytes if card.allocated_bytes is None else card.allocated_bytes),
             format_bytes(card.reserved_bytes),
             format_bytes(card.headroom_bytes),
+            "unknown" if card.time is None else format_seconds(card.time.seconds),
             Text(verdict, style="bold red" if verdict == "no" else "green"),
         )
     parts: list[RenderableType] = [facts(head), table]
@@ -162,6 +164,10 @@ def _findings(curve: SizeCurve) -> list[tuple[str, str | Text]]:
                 f"{line}, of {_counted_name(curve)} bytes; off by {format_bytes(curve.line_error_bytes)} at most{near}",
             )
         )
+    if curve.best_per_second is not None and curve.enough is not None:
+        best = f"at most {_per_second(curve.best_per_second)} per second, estimated"
+        enough = f"of the sizes below, {dim} {curve.enough} is the smallest that reaches {100 * NEAR_BEST:.0f} % of it"
+        found.append(("Throughput", f"{best}; {enough}"))
     found.append(("Analysed", _proof(curve)))
     found += [("Note", printable(assumption.text)) for assumption in curve.assumptions]
     return found
@@ -183,9 +189,17 @@ def _proof(curve: SizeCurve) -> str:
 
 def _points(curve: SizeCurve, width: int) -> Table:
     on_card = any(point.allocated_bytes is not None for point in curve.points)
-    table = _ruled_table("Size", *(["Allocated", "Reserved"] if on_card else ["Requested"]), "Share", "Fits", "")
+    is_timed = curve.best_per_second is not None
+    table = _ruled_table(
+        "Size",
+        *(["Allocated", "Reserved"] if on_card else ["Requested"]),
+        "Share",
+        *(["Per second"] if is_timed else []),
+        "Fits",
+        "",
+    )
     top = max([curve.memory_bytes, *(point.counted_bytes or 0 for point in curve.points)])
-    bar = max(min(_BAR, width - (54 if on_card else 42)), 8)
+    bar = max(min(_BAR, width - (54 if on_card else 42) - 11 * is_timed), 8)
     for point in curve.points:
         counted = point.counted_bytes
         sizes = [format_bytes(counted)] + ([format_bytes(point.reserved_bytes)] if on_card else [])
@@ -193,6 +207,7 @@ def _points(curve: SizeCurve, width: int) -> Table:
             str(point.size),
             *(sizes if counted is not None else ["cannot run", ""][: len(sizes)]),
             "" if counted is None else percent(counted, curve.memory_bytes),
+            *(["" if point.per_second is None else _per_second(point.per_second)] if is_timed else []),
             Text(_verdict(point, curve.memory_bytes), style="green" if point.fits else "red"),
             "" if counted is None else _bar(counted, curve.memory_bytes, top, bar),
         )
@@ -203,6 +218,11 @@ def _bar(nbytes: int, memory: int, top: int, width: int) -> str:
     """A bar with a mark where the memory ends."""
     filled, end = round(nbytes * width / top), round(memory * width / top)
     return f"{'#' * min(filled, end)}{' ' * (end - filled)}|{'#' * (filled - end)}"
+
+
+def _per_second(rate: float) -> str:
+    """Three digits of it: more are not known."""
+    return f"{float(f'{rate:.3g}'):,.10g}"
 
 
 def _verdict(point: SizePoint, memory: int) -> str:
