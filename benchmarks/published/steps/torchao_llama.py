@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import Step
-from .loops import leaf, linear, meta
+from . import Peaks, Program
+from .loops import leaf, linear, measure
 
 BF16 = torch.bfloat16
 WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, WORDS, POSITIONS = 4096, 32, 32, 8, 128, 14336, 128256, 131072
@@ -115,7 +115,7 @@ class Block(nn.Module):
 
 
 class Generation(nn.Module):
-    """Sets up the caches, reads the prompt and generates one token."""
+    """Reads the prompt and generates tokens, again and again; the caches are set up once."""
 
     def __init__(self, cache_size: int, quantised: bool, has_linear_mask: bool) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Generation(nn.Module):
         self.norm, self.output = RootNorm(), linear(WIDTH, WORDS)
         self.cache_size, self.quantised, self.has_linear_mask = cache_size, quantised, has_linear_mask
 
-    def make_mask(self, prompt: int, device: torch.device) -> Tensor:
+    def make_mask(self, device: torch.device) -> Tensor:
         """Make the mask of all positions, quadratic in the size of the cache or linear."""
         if self.has_linear_mask:
             return torch.zeros(1, 1, 1, self.cache_size, dtype=torch.bool, device=device)
@@ -150,17 +150,20 @@ class Generation(nn.Module):
         logits: Tensor = self.output(x)
         return logits
 
-    def forward(self, prompt: Tensor) -> Tensor:
-        """Generate."""
-        device, tokens = prompt.device, prompt.size(-1)
-        positions = torch.arange(0, tokens, device=device)
-        mask = self.make_mask(tokens, device)
+    def run(self, prompt: Tensor, samples: int = 2, tokens: int = 3) -> None:
+        """Generate a few tokens, for each of some samples; the script makes 5 samples of 200 tokens."""
+        device = prompt.device
+        mask = self.make_mask(device)
         caches = [make_cache(self.cache_size, device, self.quantised) for _ in range(LAYERS)]
         table = make_table(device)
-        token = sample(self.step(prompt, positions, mask, table, caches))
-        positions = positions[-1:] + 1
-        with sdpa_kernel(SDPBackend.MATH):
-            return sample(self.step(token.view(1, -1), positions, mask, table, caches))
+        for _ in range(samples):
+            positions = torch.arange(0, prompt.size(-1), device=device)
+            token = sample(self.step(prompt, positions, mask, table, caches)).clone()
+            positions = positions[-1:] + 1
+            with sdpa_kernel(SDPBackend.MATH):
+                for _ in range(tokens):
+                    token = sample(self.step(token.view(1, -1), positions, mask, table, caches)).clone()
+                    positions += 1
 
 
 def make_table(device: torch.device) -> Tensor:
@@ -183,7 +186,12 @@ def sample(logits: Tensor) -> Tensor:
     return torch.argmax(probs / torch.empty_like(probs), dim=-1, keepdim=True).to(torch.int)
 
 
-def generation(cache_size: int, *, quantised: bool = False, has_linear_mask: bool = False) -> Step:
+def generation(cache_size: int, *, quantised: bool = False, has_linear_mask: bool = False) -> Program:
     """Generate with one row; the prompt is the default of the script, six tokens with the one that begins it."""
-    made = Generation(cache_size, quantised, has_linear_mask)
-    return Step(made, (meta(1, 6, dtype=torch.int32),), {"mode": "infer"})
+
+    def run() -> dict[str, Peaks]:
+        made = Generation(cache_size, quantised, has_linear_mask).to_empty(device="cuda").eval()
+        with torch.no_grad():
+            return {"": measure(lambda: made.run(torch.zeros(1, 6, dtype=torch.int32, device="cuda")))}
+
+    return Program(run, "")
