@@ -103,7 +103,7 @@ advice: $(READY) ## what each change is worth for well-known models
 sizes: $(READY) ## the largest batch of well-known models, and that the next does not fit
 	$(BIN)/python benchmarks/max_batch.py
 
-drawings: $(READY) ## each engine on large graphs, and other tools' drawings beside ours
+drawings: $(READY) ## the graphs of large models: time, and whether anything overlaps
 	$(BIN)/python benchmarks/drawings.py
 
 fuzz: $(READY) ## predict and run thousands of random programs; SEEDS=0:5000 says which

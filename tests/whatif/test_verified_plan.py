@@ -437,7 +437,7 @@ def test_an_estimate_from_a_report_says_that_it_is_one() -> None:
 def test_a_plan_can_be_drawn(tmp_path: Any) -> None:
     analysis = stack()
     plan = fxmem.plan(analysis, budget=0.6)
-    analysis.save_svg(tmp_path / "plan.svg", plan=plan, renderer="plain")
+    analysis.save_svg(tmp_path / "plan.svg", plan=plan)
     assert "checkpoint" in (tmp_path / "plan.svg").read_text()
 
 

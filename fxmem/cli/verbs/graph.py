@@ -35,14 +35,14 @@ ARGUMENTS = (
     ),
     argument("--heat", choices=get_args(Heat), default="saved", help="the quantity that colours the boxes"),
     argument(
-        "--depth", type=int, metavar="N", help="levels of modules told apart (default: as many as --max-boxes allows)"
+        "--depth",
+        type=int,
+        metavar="N",
+        help="levels of modules told apart (default: the heaviest are open, up to --max-boxes)",
     ),
     argument("--focus", metavar="MODULE|peak", help="draw only this module, or the one in which the peak falls"),
     flag("--no-fold", help="draw equal siblings one by one"),
-    *drawing(
-        max_boxes="about how many boxes there may be",
-        renderer="dot: Graphviz on PATH; wasi: pip install 'fxmem[svg]'; plain: built in; auto: the first that works",
-    ),
+    drawing("about how many boxes there may be"),
 )
 
 
@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         focus=options.focus,
         max_boxes=options.max_boxes,
         plan=plan,
-        renderer=options.renderer,
     )
     if form is not None:
         data = graph.image(report, timeline, form, drawing)

@@ -33,10 +33,7 @@ ARGUMENTS = (
         help="a plan for this step, which `fxmem plan --json` wrote: shown before and after",
     ),
     *OVERLAYS,
-    *drawing(
-        max_boxes="about how many boxes the graph may have; 0 leaves it out",
-        renderer="what lays out the graph; see `fxmem graph`",
-    ),
+    drawing("about how many boxes the graph shows at first; 0 leaves it out"),
 )
 
 
@@ -62,7 +59,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         after=after,
         after_profile=after_profile,
         graph=options.max_boxes > 0,
-        renderer=options.renderer,
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
     )

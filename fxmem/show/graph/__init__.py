@@ -7,22 +7,19 @@ a line. Names are untrusted text and are escaped. Everything is computed from re
 
 from __future__ import annotations
 
-from fxmem.records.names import Heat, Renderer
+from fxmem.records.names import Heat
 from fxmem.show.graph.converter import Format
-from fxmem.show.graph.graphviz_layout import Program, engines
-from fxmem.show.graph.picture import DrawingOptions
+from fxmem.show.graph.picture import OVERVIEW, DrawingOptions
 from fxmem.show.graph.render import dot_source, image, render, require_image
 from fxmem.show.graph.svg_document import Drawing
 
 __all__ = [
+    "OVERVIEW",
     "Drawing",
     "DrawingOptions",
     "Format",
     "Heat",
-    "Program",
-    "Renderer",
     "dot_source",
-    "engines",
     "image",
     "render",
     "require_image",

@@ -1,8 +1,11 @@
-"""Boxes and frames of a tree of module visits, and how deep it is drawn."""
+"""A tree of module visits as parts that can be drawn folded or open, and which of them to open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from fxmem.memory.figures import sum_figures
 from fxmem.records.profile import Profile
@@ -11,48 +14,166 @@ from fxmem.show.graph.folded_tree import FoldedRun, Item, Leaf, Visit, all_nodes
 from fxmem.show.graph.picture import Box, BoxKind, Frame, display_name
 
 _OUTSIDE_THE_MODEL = ("placeholder", "output", "loss", "optimizer")
-_TOO_COARSE = 12
-"""A picture of fewer boxes is not worth having where there is more to see."""
+_SMALL = 100
+"""Siblings in a row that each have less than this part of all bytes share a box."""
+_SMALL_TOGETHER = 30
+"""What shares a box has less than this part of all bytes together."""
 
 
-def choose_depth(root: Visit, base: int, max_boxes: int) -> tuple[int, int]:
-    """The most levels with at most `max_boxes` boxes, or one whose siblings share boxes. The second number
-    is how many share one."""
-    deepest = max(max((level(visit.module) - base for visit in _find_visits(root)), default=0) + 1, 1)
-    counts = {depth: count_boxes(root, base + depth) for depth in range(1, deepest + 1)}
-    depth = next((depth for depth in range(deepest, 0, -1) if counts[depth] <= max_boxes), 0)
-    if depth == 0 or (depth < deepest and counts[depth] < min(_TOO_COARSE, max_boxes)):
-        return depth + 1, -(-counts[depth + 1] // max_boxes)
-    return depth, 1
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What can be drawn as one box or, where it has parts, as a frame around theirs."""
+
+    box: Box
+    nodes: tuple[int, ...]
+    """Every node it sums up, all repeats included."""
+    frame: Frame | None = None
+    parts: tuple[Part, ...] = ()
+    level: int | None = None
+    """Levels of its module below the model; None for what a depth does not fold."""
+    is_alone: bool = False
+    """Whether it never shares a box: the peak is in it, or it is outside the model."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run of equal repeats that has parts."""
+        return self.frame is not None and self.frame.alike > 1
+
+    @property
+    def is_region(self) -> bool:
+        """Whether it is a checkpointed region."""
+        return self.frame is not None and self.frame.checkpoint is not None
+
+    @property
+    def weight(self) -> int:
+        """Bytes by which parts compete for being opened: parameters, and what is saved or produced."""
+        figures = self.box.figures
+        return (max(figures.saved, figures.output) + figures.params) * self.box.times
 
 
-def _find_visits(item: Item) -> Iterator[Visit]:
-    if isinstance(item, Visit):
-        yield item
-    for inner in inner_items(item):
-        yield from _find_visits(inner)
+IsOpen = Callable[[Part], bool]
 
 
-def count_boxes(item: Item, depth: int) -> int:
-    """Boxes that an item is drawn as."""
-    if isinstance(item, Leaf) or is_one_box(item, depth):
-        return 1
-    return sum(count_boxes(inner, depth) for inner in inner_items(item))
+# --- which are open ---------------------------------------------------------------------------------------------------
 
 
-def is_one_box(item: Item, depth: int) -> bool:
-    """Whether an item is drawn as one box. It is a call, a module too deep, or a module of one call."""
-    if isinstance(item, Visit):
-        return item.checkpoint is None and (
-            (level(item.module) >= depth and item.module != "")
-            or (len(item.items) == 1 and isinstance(item.items[0], Leaf))
-        )
-    return isinstance(item, Leaf)
+def open_to_depth(depth: int) -> IsOpen:
+    """Everything is open but modules at this level or deeper."""
+    return lambda part: part.level is None or part.level < depth
 
 
-def is_region(item: Item) -> bool:
-    """Whether it is a checkpointed region, which is drawn as a frame."""
-    return isinstance(item, Visit) and item.checkpoint is not None
+def open_heaviest(parts: Sequence[Part], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
+    """The heaviest are open, as long as there are at most `max_boxes` boxes.
+
+    Args:
+        parts: outermost ones.
+        max_boxes: how many boxes there may be.
+        runs: whether runs of equal repeats may be opened.
+        worth: bytes from which a part is opened; what holds the peak or a region is opened whatever it weighs.
+    """
+    opened: set[int] = set()
+    number = len(parts)
+    waiting: list[tuple[bool, int, int, Part]] = []
+
+    def wait(inner: Sequence[Part]) -> None:
+        for part in inner:
+            is_worth = part.is_alone or part.box.checkpoints or part.weight >= worth
+            if part.parts and is_worth and (runs or not part.is_run) and not part.box.gathered:
+                heapq.heappush(waiting, (not part.box.checkpoints, -part.weight, part.nodes[0], part))
+
+    wait(parts)
+    while waiting:
+        *_, part = heapq.heappop(waiting)
+        if number + len(part.parts) - 1 > max_boxes:
+            break  # what is lighter stays folded as well, so that equal things look equal
+        number += len(part.parts) - 1
+        opened.add(id(part))
+        wait(part.parts)
+    return lambda part: id(part) in opened
+
+
+def count_boxes(parts: Sequence[Part], *, runs: bool) -> int:
+    """Boxes of all parts opened; with `runs` False, a run of equal repeats is one."""
+    return sum(count_boxes(part.parts, runs=runs) if part.parts and (runs or not part.is_run) else 1 for part in parts)
+
+
+def flatten(parts: Sequence[Part], is_open: IsOpen) -> tuple[list[Box], list[Frame]]:
+    """The boxes and frames that are drawn."""
+    boxes: list[Box] = []
+    frames: list[Frame] = []
+
+    def add(inner: Sequence[Part], around: int | None, times: int) -> None:
+        for part in inner:
+            if part.frame is not None and part.parts and is_open(part):
+                frames.append(replace(part.frame, parent=around))
+                add(part.parts, len(frames) - 1, times * part.frame.alike)
+            else:
+                boxes.append(replace(part.box, frame=around, times=times * part.box.alike))
+
+    add(parts, None, 1)
+    return boxes, frames
+
+
+# --- what shares a box ------------------------------------------------------------------------------------------------
+
+
+def gather(parts: Sequence[Part], max_boxes: int, profile: Profile) -> tuple[Part, ...]:
+    """The parts with small siblings gathered, and long rows of siblings divided, at every level."""
+    whole = sum(part.weight for part in parts)
+
+    def inside(siblings: Sequence[Part], times: int) -> tuple[Part, ...]:
+        found: list[Part] = []
+        below = [
+            replace(part, parts=inside(part.parts, times * part.box.alike)) if part.parts else part for part in siblings
+        ]
+
+        def is_small(part: Part) -> bool:
+            return not part.is_alone and not part.box.checkpoints and part.weight * times * _SMALL < whole
+
+        for small, run in groupby(below, is_small):
+            row = list(run)
+            together = sum(part.weight for part in row) * times * _SMALL_TOGETHER
+            joins = small and 1 < len(row) < len(below) and together < whole
+            found += [_join(row, profile, small=True)] if joins else row
+        return tuple(_divide(found, max_boxes, profile))
+
+    return inside(parts, 1)
+
+
+def _divide(parts: Sequence[Part], max_boxes: int, profile: Profile) -> Sequence[Part]:
+    """Of more than two thirds of `max_boxes`, about a quarter, the others inside them."""
+    most = max(max_boxes // 4, 2)
+    few = sum(part.is_region for part in parts) <= most // 2
+
+    def stays(part: Part) -> bool:
+        return part.is_alone or (few and part.is_region)
+
+    number = sum(not stays(part) for part in parts)
+    if number <= max(max_boxes * 2 // 3, 2):
+        return parts
+    size = -(-number // most)
+    found: list[Part] = []
+    for alone, run in groupby(parts, stays):
+        row = list(run)
+        chunks = [[part] for part in row] if alone else [row[at : at + size] for at in range(0, len(row), size)]
+        found += [
+            _join(_divide(chunk, max_boxes, profile), profile) if len(chunk) > 1 else chunk[0] for chunk in chunks
+        ]
+    return found
+
+
+def _join(row: Sequence[Part], profile: Profile, *, small: bool = False) -> Part:
+    """One part of several siblings."""
+    nodes = tuple(node for part in row for node in part.nodes)
+    figures = sum_figures(profile.nodes[node] for node in nodes)
+    first, last = row[0].box, row[-1].box
+    calls = tuple(node for node in nodes if profile.nodes[node].op != "get_attr") or nodes
+    found = tuple(pair for part in row for pair in part.box.checkpoints)
+    shown = (first.first or first.name, last.last or last.name)
+    gathered = len(calls) if small else 0
+    box = Box("group", nodes, calls, first.module, None, figures, 1, 1, *shown, checkpoints=found, gathered=gathered)
+    frame = Frame(first.module, None, figures, 1, *shown, gathered=max(gathered, 1))
+    return Part(box, nodes, frame, tuple(row), is_alone=any(part.is_alone for part in row))
 
 
 def find_checkpoints(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, int]]:
@@ -63,135 +184,128 @@ def find_checkpoints(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, i
         yield from find_checkpoints(inner, times * len(item.repeats) if isinstance(item, FoldedRun) else times)
 
 
-# --- boxes and frames -------------------------------------------------------------------------------------------------
+# --- parts of a tree --------------------------------------------------------------------------------------------------
 
 
-class Drafts:
-    """The boxes and frames of a tree, collected while it is walked."""
+@dataclass(frozen=True)
+class PartMaker:
+    """Makes the parts of a tree of visits.
 
-    def __init__(self, profile: Profile, drawn: frozenset[int], depth: int, size: int, peak: int | None) -> None:
-        self.boxes: list[Box] = []
-        self.frames: list[Frame] = []
-        self._profile = profile
-        self._drawn = drawn
-        self._depth = depth
-        self._size = size
-        self._peak = peak
+    Args:
+        profile: what was predicted.
+        drawn: the nodes that are drawn.
+        peak: the node that runs at the peak.
+    """
 
-    def add_items(self, item: Visit | FoldedRun, *, frame: int | None, times: int) -> None:
-        """Add what is in a visit or a repeat."""
-        for group in self._groups(item.items):
-            if len(group) == 1:
-                self._add(group[0], frame=frame, times=times)
-            else:
-                self._add_box("group", group, None, frame=frame, times=times, ends=(group[0], group[-1]))
+    profile: Profile
+    drawn: frozenset[int]
+    peak: int | None
+    _around: list[str] = field(default_factory=lambda: [""])
+    """Modules of the frames around what is made."""
 
-    def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """Siblings that share a box. They are `size` calls or modules in a row, with smaller regions among them."""
-        group: list[Item] = []
-        size = 0
-        for item in items:
-            boxes = count_boxes(item, self._depth)
-            small = boxes < self._size if is_region(item) else is_one_box(item, self._depth)
-            joins = self._size > 1 and small and not self._is_alone(item)
-            if group and not (joins and size + boxes <= self._size):
-                yield group
-                group, size = [], 0
-            if joins:
-                group.append(item)
-                size += boxes
-            else:
-                yield [item]
-        if group:
-            yield group
+    def parts(self, items: Sequence[Item]) -> tuple[Part, ...]:
+        """The parts of siblings."""
+        return tuple(map(self._part, items))
 
-    def _is_alone(self, item: Item) -> bool:
-        return any(node == self._peak or self._profile.nodes[node].op in _OUTSIDE_THE_MODEL for node in all_nodes(item))
+    def _part(self, item: Item) -> Part:
+        if isinstance(item, FoldedRun):
+            return self._run(item)
+        if isinstance(item, Leaf) or (item.checkpoint is None and _is_one_call(item)):
+            return self._single(item)
+        if len(item.items) == 1 and not isinstance(item.items[0], Leaf) and item.checkpoint is None:
+            inner = self._part(item.items[0])
+            if inner.is_run or inner.frame is None or inner.frame.checkpoint is not None:
+                return inner
+            return replace(inner, box=self._box("module", [item], None))
+        return self._framed(item, item, list(all_nodes(item)), item.module)
 
-    def _add(self, item: Item, *, frame: int | None, times: int) -> None:
-        if isinstance(item, Leaf) or is_one_box(item, self._depth):
-            self._add_single(item, frame=frame, times=times)
-        elif isinstance(item, FoldedRun):
-            self._add_run(item, frame=frame, times=times)
-        elif len(item.items) == 1 and not isinstance(item.items[0], Leaf) and item.checkpoint is None:
-            self._add(item.items[0], frame=frame, times=times)
-        else:
-            around = self._add_frame(item, list(all_nodes(item)), item.module, frame)
-            self.add_items(item, frame=around, times=times)
-
-    def _add_run(self, run: FoldedRun, *, frame: int | None, times: int) -> None:
+    def _run(self, run: FoldedRun) -> Part:
         alike, only = len(run.repeats), run.items[0]
-        if len(run.items) == 1 and is_one_box(only, self._depth):
-            self._add_single(only, frame=frame, times=times, alike=alike, last=run.last)
-            return
         visit = only if len(run.items) == 1 and isinstance(only, Visit) else None
-        module = visit.module if visit is not None else "" if frame is None else self.frames[frame].module
-        around = self._add_frame(run, list(run.repeats[0]), module, frame, alike=alike)
-        self.add_items(run if visit is None else visit, frame=around, times=times * alike)
+        if len(run.items) == 1 and (isinstance(only, Leaf) or (visit and not visit.checkpoint and _is_one_call(visit))):
+            return self._single(only, alike=alike, last=run.last)
+        module = self._around[-1] if visit is None else visit.module
+        return self._framed(run, run if visit is None else visit, list(run.repeats[0]), module, alike=alike)
 
-    def _add_frame(self, item: Item, nodes: Sequence[int], module: str, parent: int | None, *, alike: int = 1) -> int:
-        only = item.items[0] if isinstance(item, FoldedRun) and len(item.items) == 1 else item
-        checkpoint = only.checkpoint if isinstance(only, Visit) else None
+    def _framed(self, item: Item, inside: Visit | FoldedRun, nodes: list[int], module: str, *, alike: int = 1) -> Part:
+        """A part with parts: a visit, a region, or a run of several items or of one such visit."""
+        checkpoint = inside.checkpoint if isinstance(inside, Visit) else None
+        is_module = isinstance(inside, Visit) and checkpoint is None
         first, last = "", ""
-        if isinstance(item, FoldedRun) or checkpoint is not None:
+        if isinstance(item, FoldedRun) or not is_module:
             first, last = self._item_name(item), self._item_name(item, end=True)
         whole = checkpoint is None or all(
-            node in self._drawn for node in range(checkpoint.first_node, checkpoint.last_node)
+            node in self.drawn for node in range(checkpoint.first_node, checkpoint.last_node)
         )
-        figures = sum_figures(self._profile.nodes[node] for node in nodes)
-        self.frames.append(Frame(module, parent, figures, alike, first, last, checkpoint, whole))
-        return len(self.frames) - 1
+        figures = sum_figures(self.profile.nodes[node] for node in nodes)
+        self._around.append(module)
+        parts = self.parts(inside.items)
+        self._around.pop()
+        items: Sequence[Item] = inside.items if isinstance(inside, FoldedRun) else [inside]
+        box = self._box("module" if is_module else "group", items, None, alike=alike, ends=(first, last))
+        return Part(
+            box,
+            tuple(all_nodes(item)),
+            Frame(module, None, figures, alike, first, last, checkpoint, whole),
+            parts,
+            level(module) if is_module and module else None,
+            is_alone=self._is_alone(item),
+        )
+
+    def _single(self, item: Item, *, alike: int = 1, last: Item | None = None) -> Part:
+        kind: BoxKind = "module"
+        if isinstance(item, Leaf):
+            op = self.profile.nodes[item.calls[0]].op
+            kind = "alias" if item.alias else "call"
+            if op in _OUTSIDE_THE_MODEL:
+                kind = "input" if op == "placeholder" else "output" if op == "output" else "step"
+        shown = item.calls if isinstance(item, Leaf) else None
+        ends = ("", "") if last is None else (self._item_name(item), self._item_name(last, end=True))
+        box = self._box(kind, [item], shown, alike=alike, ends=ends)
+        return Part(box, box.nodes, is_alone=self._is_alone(item))
+
+    def _box(
+        self,
+        kind: BoxKind,
+        items: Sequence[Item],
+        shown: Sequence[int] | None,
+        *,
+        alike: int = 1,
+        ends: tuple[str, str] = ("", ""),
+    ) -> Box:
+        """One box for consecutive items; `shown` None: all of their calls."""
+        nodes = tuple(node for item in items for node in all_nodes(item))
+        if shown is None:
+            shown = [node for node in nodes if self.profile.nodes[node].op != "get_attr"] or nodes
+        return Box(
+            kind=kind,
+            nodes=nodes,
+            shown=tuple(shown),
+            module=item_module(items[0]),
+            frame=None,
+            figures=sum_figures(self.profile.nodes[node] for node in nodes),
+            times=alike,
+            alike=alike,
+            first=ends[0],
+            last=ends[1],
+            name=self._item_name(items[0]),
+            peak=self.peak in nodes,
+            checkpoints=tuple(pair for item in items for pair in find_checkpoints(item)),
+        )
+
+    def _is_alone(self, item: Item) -> bool:
+        return any(node == self.peak or self.profile.nodes[node].op in _OUTSIDE_THE_MODEL for node in all_nodes(item))
 
     def _item_name(self, item: Item, *, end: bool = False) -> str:
         """The name of an item that stands alone. Of several, it is that of the first, or of the last."""
         if isinstance(item, Leaf):
-            return display_name(self._profile.nodes[item.calls[-1]])
+            return display_name(self.profile.nodes[item.calls[-1]])
         if isinstance(item, Visit) and item.checkpoint is None:
             return item.module
         if isinstance(item, FoldedRun):
             return self._item_name(item.last if end else item.items[0], end=end)
         return self._item_name(item.items[-1 if end else 0], end=end)
 
-    def _add_single(
-        self, item: Item, *, frame: int | None, times: int, alike: int = 1, last: Item | None = None
-    ) -> None:
-        kind: BoxKind = "module"
-        if isinstance(item, Leaf):
-            op = self._profile.nodes[item.calls[0]].op
-            kind = "alias" if item.alias else "call"
-            if op in _OUTSIDE_THE_MODEL:
-                kind = "input" if op == "placeholder" else "output" if op == "output" else "step"
-        shown = item.calls if isinstance(item, Leaf) else None
-        ends = None if last is None else (item, last)
-        self._add_box(kind, [item], shown, frame=frame, times=times, alike=alike, ends=ends)
 
-    def _add_box(
-        self,
-        kind: BoxKind,
-        items: Sequence[Item],
-        shown: Sequence[int] | None,
-        *,
-        frame: int | None,
-        times: int,
-        alike: int = 1,
-        ends: tuple[Item, Item] | None = None,
-    ) -> None:
-        """Add one box for consecutive items; `shown` None: all of their calls."""
-        nodes = tuple(node for item in items for node in all_nodes(item))
-        if shown is None:
-            shown = [node for node in nodes if self._profile.nodes[node].op != "get_attr"] or nodes
-        box = Box(
-            kind=kind,
-            nodes=nodes,
-            shown=tuple(shown),
-            module=item_module(items[0]),
-            frame=frame,
-            figures=sum_figures(self._profile.nodes[node] for node in nodes),
-            times=times * alike,
-            alike=alike,
-            first="" if ends is None else self._item_name(ends[0]),
-            last="" if ends is None else self._item_name(ends[1], end=True),
-            peak=self._peak in nodes,
-            checkpoints=tuple(pair for item in items for pair in find_checkpoints(item)),
-        )
-        self.boxes.append(box)
+def _is_one_call(visit: Visit) -> bool:
+    return len(visit.items) == 1 and isinstance(visit.items[0], Leaf)

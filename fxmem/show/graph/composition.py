@@ -8,15 +8,19 @@ from dataclasses import replace
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Node, Phase, Profile, Timeline
-from fxmem.show.graph.boxes import Drafts, choose_depth
+from fxmem.show.graph.boxes import Part, PartMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
 from fxmem.show.graph.checkpoints import checkpoints
 from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
-from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Picture
+from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Frame, Picture
 
 _MOST_READERS = 6
 """Boxes that lines are drawn to from one box; beyond, all but the first name it instead."""
 _LONGEST_EDGE = 150
-"""Ranks that a line spans at most. The time Graphviz takes grows with long edges, not with boxes."""
+"""Ranks that a line spans at most; beyond, what it reads is named."""
+RUNS_OPEN_FROM = 60
+"""Boxes from which a run of equal layers may be opened; in a smaller picture it is one box with the sum."""
+_WORTH = 25
+"""In such a smaller picture, what has less than this part of all bytes stays folded."""
 
 
 def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Picture:
@@ -34,28 +38,39 @@ def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Pi
     focus = _find_focus(profile, options.focus, peak)
     nodes = _drawn_nodes(profile, focus, peak)
     root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=checkpoints(profile, options.plan))
-    base = level(focus)
-    depth, size = (options.depth, 1) if options.depth is not None else choose_depth(root, base, options.max_boxes)
-    drafts = Drafts(profile, frozenset(nodes), base + depth, size, peak)
-    drafts.add_items(_unwrap(root, focus), frame=None, times=1)
+    parts = PartMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
+    drafts, frames = _choose(profile, parts, options, level(focus))
     where = places(root, nodes)
-    box_of = {node: index for index, box in enumerate(drafts.boxes) for node in box.nodes if where[node].node == node}
+    box_of = {node: index for index, box in enumerate(drafts) for node in box.nodes if where[node].node == node}
     home = {node: box_of[where[node].node] for node in nodes}
-    boxes, edges = _connect(profile, where, home, drafts.boxes)
+    boxes, edges = _connect(profile, where, home, drafts)
     return Picture(
         profile=profile,
         timeline=timeline,
         heat=options.heat,
         boxes=tuple(boxes),
-        frames=tuple(drafts.frames),
+        frames=tuple(frames),
         edges=tuple(edges),
         focus=focus,
-        depth=depth,
         peak_node=peak,
         in_place=_in_place_nodes(profile),
         plan=options.plan,
         homes=tuple(home.get(node) for node in range(len(profile.nodes))),
     )
+
+
+def _choose(
+    profile: Profile, parts: tuple[Part, ...], options: DrawingOptions, base: int
+) -> tuple[list[Box], list[Frame]]:
+    """Decide what is folded: by depth where one is given, else by bytes."""
+    if options.depth is not None:
+        return flatten(parts, open_to_depth(base + options.depth))
+    runs = options.max_boxes >= RUNS_OPEN_FROM
+    worth = 0
+    if count_boxes(parts, runs=runs) > options.max_boxes:
+        parts = gather(parts, options.max_boxes, profile)
+        worth = 0 if runs else sum(part.weight for part in parts) // _WORTH
+    return flatten(parts, open_heaviest(parts, options.max_boxes, runs=runs, worth=worth))
 
 
 # --- which nodes ------------------------------------------------------------------------------------------------------

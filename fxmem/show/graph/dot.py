@@ -1,20 +1,15 @@
-"""A picture in Graphviz's DOT language: for people, with all its words, or bare, for an engine to find places."""
+"""A picture in Graphviz's DOT language, with all its words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 
 import graphviz  # type: ignore[import-untyped]
 
 from fxmem.show.graph.labels import NOTE_SIZE, TITLE_SIZE, FrameWords, Words
-from fxmem.show.graph.ladder_layout import heading_width, spans
 from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import LIGHT
 
-_POINTS = 72.0
-_COURIER_EM = 0.6
-"""Width of every character of Courier, whatever the engine knows of fonts."""
 _FRAME_STYLE = {"fillcolor": LIGHT.panel, "labeljust": "l"}
 _MODULE_STYLE = {
     "class": "module",
@@ -33,8 +28,6 @@ _CHECKPOINT_STYLE = {
     **_FRAME_STYLE,
 }
 """A cluster inherits what is not set from the one around it, so everything is set."""
-_MOST_STACKED = 8
-"""Boxes of a frame that are kept above, or below, those of another."""
 _SPREAD = {"nodesep": "0.2", "ranksep": "0.24", "splines": "polyline", "newrank": "true", "fontsize": f"{TITLE_SIZE:g}"}
 """`newrank`: what is to be below what holds between clusters too; without it Graphviz ranks each cluster alone and
 takes it for a wish."""
@@ -50,26 +43,6 @@ def escape(text: str) -> str:
     plain = text.replace("\0", "\\0").replace("\\", "\\\\").replace("&", "&amp;")
     shown: str = graphviz.nohtml(plain.replace("\r", " ").replace("\n", "\\l"))
     return shown
-
-
-def bare(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]) -> str:
-    """Sizes and connections alone: nothing in it comes from the model."""
-
-    def box(index: int) -> Attributes:
-        each = words[index]
-        return {"width": f"{each.width / _POINTS:.4f}", "height": f"{each.height / _POINTS:.4f}"}
-
-    def frame(index: int) -> Attributes:
-        # Only the label's size matters.
-        return {"label": "x" * max(round(heading_width(headings[index]) / (_COURIER_EM * TITLE_SIZE)), 1)}
-
-    graph = graphviz.Digraph(
-        "fxmem",
-        graph_attr={**_SPREAD, "fontname": "Courier", "margin": "10"},
-        node_attr={"shape": "box", "fixedsize": "true", "label": ""},
-    )
-    weightless = {"weight": "0"}
-    return _write(graph, drawing, box, frame, {"data": {}, "order": weightless, "hidden": weightless})
 
 
 def write_labelled(drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], title: str) -> str:
@@ -143,42 +116,4 @@ def _write(
         # Where there is room to spare it is between modules, not within one.
         near = edge.kind == "data" and drawing.boxes[edge.tail].frame == drawing.boxes[edge.head].frame
         graph.edge(f"n{edge.tail}", f"n{edge.head}", **({"weight": "4"} if near else edges[edge.kind]))
-    for above, below in _stack_boxes(drawing):
-        graph.edge(f"n{above}", f"n{below}", **edges["hidden"])
     return str(graph.source)
-
-
-def _stack_boxes(drawing: Picture) -> Iterator[tuple[int, int]]:
-    """Pairs of boxes of which the second must be placed below the first. Of two frames side by side, neither then reads
-    from the other.
-
-    Without it a frame in which something reads of nothing before would begin beside the frame before, and a hundred of
-    them make a staircase.
-    """
-    ranges = spans(drawing)
-    heads: dict[int, list[int]] = {}
-    for edge in drawing.edges:
-        heads.setdefault(edge.tail, []).append(edge.head)
-    siblings: dict[int | None, list[int]] = {}
-    for index, frame in enumerate(drawing.frames):
-        siblings.setdefault(frame.parent, []).append(index)
-    for frames in siblings.values():
-        for (first, last), (begin, end) in pairwise(ranges[frame] for frame in frames):
-            if not _leads(heads, first, last, begin, end):
-                continue
-            lowest = [box for box in range(first, last + 1) if not any(head <= last for head in heads.get(box, ()))]
-            read = {head for box in range(begin, end + 1) for head in heads.get(box, ())}
-            highest = [box for box in range(begin, end + 1) if box not in read]
-            for box in lowest[-_MOST_STACKED:]:
-                yield from ((box, below) for below in highest[:_MOST_STACKED] if below not in heads.get(box, ()))
-
-
-def _leads(heads: Mapping[int, Sequence[int]], first: int, last: int, begin: int, end: int) -> bool:
-    """Whether lines lead from one of these boxes (`first` to `last`) to one of those (`begin` to `end`)."""
-    reached = set(range(first, last + 1))
-    for box in range(first, end + 1):
-        if box in reached:
-            if box >= begin:
-                return True
-            reached.update(heads.get(box, ()))
-    return False

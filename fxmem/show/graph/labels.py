@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from fxmem.memory.facts import flops_sum
-from fxmem.memory.figures import Figures
+from fxmem.memory.figures import Figures, Flops
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import Heat
 from fxmem.records.profile import Node
@@ -42,16 +42,18 @@ HEATS: dict[Heat, str] = {
 }
 """What each quantity that can colour the boxes is, in words."""
 
+LARGEST: tuple[Heat, ...] = ("live", "scratch")
+"""Quantities that do not add up."""
 STEPS = 7
 """Shades beside the one for nothing. Each stands for values from half of the next one's."""
 
 TITLE_SIZE, NOTE_SIZE = 12.0, 10.5
-TITLE, LINE, PAD = 16.0, 14.0, 7.0
-"""Height of a box's first line, of each further one, and the margin around them, in pixels."""
+TITLE, LINE, PAD, BAR = 16.0, 14.0, 7.0, 5.0
+"""Height of a box's first line, of each further one, the margin around them, and the bar below, in pixels."""
 
-_WIDEST = 400.0
+_WIDEST = 340.0
 _STEP_OF_WIDTH = 20.0
-_USUAL = 90
+_USUAL = 60
 """Percent of the boxes that the usual width is enough for."""
 _GAP = 14.0
 _MOST_NAMED = 3
@@ -74,6 +76,8 @@ class Words:
     tooltip: tuple[str, ...]
     heat: int | None
     """Shade, from 0 for nothing to `STEPS`; None if the quantity is not known."""
+    share: float
+    """Length of its bar: the quantity, all equal ones together, over the most that a box has."""
     width: float
     height: float
 
@@ -112,14 +116,16 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
             continue
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
         name = (
-            span_names(relative_path(frame.first, outside), relative_path(frame.last, outside))
+            span_names(_own_name(frame.first, outside), _own_name(frame.last, outside))
             if frame.last
-            else relative_path(frame.module, outside)
+            else _own_name(frame.module, outside)
         )
+        if frame.gathered > 1:
+            name = f"{frame.gathered} small operators: {name}"
         value = heat_value(drawing.heat, frame.figures)
         figure = _figure(drawing.heat, value, frame.figures)
         # A run of several calls or modules is no module itself.
-        kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) else ""
+        kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) and not frame.gathered else ""
         notes = [
             kind,
             *(
@@ -144,7 +150,7 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
     name = "checkpoint" if frame.whole else "part of a checkpoint"
     if frame.alike > 1:
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
-        which = printable(span_names(relative_path(frame.first, outside), relative_path(frame.last, outside)))
+        which = printable(span_names(_own_name(frame.first, outside), _own_name(frame.last, outside)))
         name = f"checkpoint x{frame.alike}" + (f": {which}" if len(which) <= _LONGEST_NAME else "")
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
     tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
@@ -153,14 +159,24 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
 
 def _sum_note(heat: Heat, value: int | None, times: int) -> list[str]:
     """What several add up to, of a quantity that adds up."""
-    if not value or heat in ("live", "scratch"):
+    if not value or heat in LARGEST:
         return []
     return [f"{format_flops(value * times) if heat == 'flops' else format_bytes(value * times)} together"]
 
 
+def box_value(heat: Heat, box: Box) -> int | None:
+    """The quantity that colours a box, of all the equal ones that it stands for together."""
+    return times_value(heat, heat_value(heat, box.figures), box.times)
+
+
+def times_value(heat: Heat, value: int | None, times: int) -> int | None:
+    """A quantity of so many equal ones; of what is a largest number, that of each."""
+    return value if value is None or heat in LARGEST else value * times
+
+
 def heat_scale(drawing: Picture) -> int:
     """The largest value that any box has of the quantity that colours them."""
-    return max((heat_value(drawing.heat, box.figures) or 0 for box in drawing.boxes), default=0)
+    return max((box_value(drawing.heat, box) or 0 for box in drawing.boxes), default=0)
 
 
 def heat_step(value: int | None, largest: int) -> int | None:
@@ -178,10 +194,14 @@ def heat_step(value: int | None, largest: int) -> int | None:
 def _label_box(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
     outside = drawing.focus if box.frame is None else drawing.frames[box.frame].module
     nodes = [drawing.profile.nodes[node] for node in box.shown]
-    value = heat_value(drawing.heat, box.figures)
+    value = box_value(drawing.heat, box)
     title, note = _name_box(drawing, box, nodes, outside)
     times = f" x{box.alike}" if box.alike > 1 else ""
-    figure = "" if box.kind in ("alias", "input", "output") and not value else _figure(drawing.heat, value, box.figures)
+    figure = (
+        ""
+        if box.kind in ("alias", "input", "output") and not value
+        else _figure(drawing.heat, value, box.figures, box.times)
+    )
     lines = [*_box_lines(drawing, box, nodes, note)]
     mark = describe_peak(drawing, box, outside=box.module)
     title, lines = printable(title + times), [printable(line) for line in lines]
@@ -189,7 +209,7 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
         text_width(title, TITLE_SIZE, bold=True) + (_GAP + text_width(figure, TITLE_SIZE, bold=True) if figure else 0.0)
     ]
     widths += [text_width(line, NOTE_SIZE) for line in lines] + [text_width(mark, NOTE_SIZE, bold=True)]
-    height = TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD
+    height = TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD + BAR
     name = box.module if box.kind in ("module", "group") else nodes[-1].name
     tooltip = tuple(map(printable, box_tooltip(drawing, box, nodes)))
     return Words(
@@ -200,25 +220,34 @@ def _label_box(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
         mark,
         tooltip,
         heat_step(value, largest),
+        value / largest if value else 0.0,
         max(widths) + 2 * PAD,
         height,
     )
+
+
+def _own_name(module: str, outside: str) -> str:
+    """The path as seen from inside another module; a number keeps the name of what it is a number of."""
+    own = relative_path(module, outside)
+    return f"{outside.rpartition('.')[2]}.{own}" if own[:1].isdigit() and own != module else own
 
 
 def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
     """What stands first in a box, and what explains it."""
     node = nodes[0]
     if box.kind in ("module", "group"):
+        if box.gathered:
+            return f"{box.gathered} small operators", span_names(
+                _own_name(box.first, outside), _own_name(box.last, outside)
+            )
         if box.kind == "group":
-            return span_names(
-                relative_path(box.first, outside), relative_path(box.last, outside)
-            ), f"{len(nodes)} calls"
-        own = relative_path(box.module, outside)
+            return span_names(_own_name(box.first, outside), _own_name(box.last, outside)), f"{len(nodes)} calls"
+        own = _own_name(box.module, outside)
         called = (
             ", ".join(dict.fromkeys(call_name(each) for each in nodes)) if len(nodes) == 1 else f"{len(nodes)} calls"
         )
         kind = class_name(drawing, box.module)
-        return (span_names(own, relative_path(box.last, outside)) if box.last else own), ", ".join(
+        return (span_names(own, _own_name(box.last, outside)) if box.last else own), ", ".join(
             filter(None, (kind, called))
         )
     if box.kind == "input":
@@ -226,8 +255,8 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
     if box.kind in ("output", "step"):
         return node.name, "" if node.target == node.name else node.target
     if node.op == "call_module":
-        own = relative_path(node.module, outside) or node.name
-        return (span_names(own, relative_path(box.last, outside)) if box.last else own), node.module_type
+        own = _own_name(node.module, outside) or node.name
+        return (span_names(own, _own_name(box.last, outside)) if box.last else own), node.module_type
     if len(nodes) > 1:
         return ", ".join(call_name(each) for each in nodes), ""
     return node.name, "" if re.fullmatch(re.escape(call_name(node)) + r"(_\d+)?", node.name) else node.target
@@ -245,9 +274,10 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
     described = ", ".join(filter(None, (note, shape)))
     if described:
         yield described
-    counted = [f"{name} {text}" for name, text in _figures(box.figures) if name != drawing.heat]
+    each = box.times > 1 and drawing.heat not in LARGEST
+    counted = [f"{name} {text}" for name, text in _figures(box.figures) if each or name != drawing.heat]
     if alias or counted:
-        yield ", ".join(filter(None, (alias, *counted)))
+        yield ("each " if each else "") + ", ".join(filter(None, (alias, *counted)))
     if box.checkpoints:
         yield describe_checkpoints(box)
     if box.references:
@@ -263,12 +293,16 @@ def _figures(figures: Figures) -> Iterator[tuple[str, str]]:
         yield "flops", flops_sum(figures.forward)
 
 
-def _figure(heat: Heat, value: int | None, figures: Figures) -> str:
+def _figure(heat: Heat, value: int | None, figures: Figures, times: int = 1) -> str:
     if heat == "live" and not value:
         return "runs no operator"
     if heat == "flops":
-        return f"flops {flops_sum(figures.forward + figures.backward)}"
+        return f"flops {flops_sum(_times(figures.forward + figures.backward, times))}"
     return f"{heat} {format_bytes(value)}"
+
+
+def _times(flops: Flops, times: int) -> Flops:
+    return Flops(flops.known * times, flops.unknown_calls * times)
 
 
 class _Ids:

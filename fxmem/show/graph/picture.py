@@ -7,10 +7,13 @@ from typing import Literal, get_args
 
 from fxmem.errors import UsageError
 from fxmem.memory.figures import Figures
-from fxmem.records.names import Heat, Renderer
+from fxmem.records.names import Heat
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.show.graph.checkpoints import Checkpoint
+
+OVERVIEW = 25
+"""Boxes that fit one screen."""
 
 BoxKind = Literal["call", "alias", "input", "output", "module", "group", "step"]
 
@@ -28,26 +31,23 @@ class DrawingOptions:
     fold: bool = True
     """Whether equal siblings are drawn once, with how many they are, and views in a row as one box."""
     depth: int | None = None
-    """Levels of modules told apart; deeper ones become one box with sums. None: as many as `max_boxes` allows."""
+    """Levels of modules told apart; deeper ones become one box with sums. None: the heaviest modules are open, as many
+    as `max_boxes` allows."""
     focus: str | None = None
     """A module's path: only what is inside it is drawn. "peak": the module around the call that runs at the peak; the
     whole model where no module of it runs then."""
-    max_boxes: int = 400
-    """About how many boxes there may be where `depth` is None."""
+    max_boxes: int = OVERVIEW
+    """About how many boxes there may be where `depth` is None. Of fewer than 60, a run of equal layers is one."""
     plan: Plan | None = None
     """Checkpoints planned for this step, each drawn as a frame around its calls with what it frees and costs. What the
     program itself checkpoints is framed either way."""
-    renderer: Renderer = "auto"
-    """What finds the places. "dot": Graphviz on PATH; "wasi": Graphviz as WebAssembly, `fxmem[svg]`; "plain":
-    built in, one box below the other; "auto": the first of these that is there and does it in time."""
     standalone: bool = True
     """False: a part of an HTML document that may have other drawings, so without ids, and without the arrow heads that
     need one."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("heat", self.heat, Heat), ("renderer", self.renderer, Renderer)):
-            if value not in get_args(choices):
-                raise UsageError(f"expected {name} to be one of {', '.join(get_args(choices))}; got {value!r}")
+        if self.heat not in get_args(Heat):
+            raise UsageError(f"expected heat to be one of {', '.join(get_args(Heat))}; got {self.heat!r}")
         if self.depth is not None and self.depth < 1:
             raise UsageError(f"expected a depth of at least 1, got {self.depth}")
         if self.max_boxes < 1:
@@ -83,6 +83,10 @@ class Box:
     """Nodes that it reads and that no line is drawn from."""
     checkpoints: tuple[tuple[Checkpoint, int], ...] = ()
     """Checkpointed regions within it, each with how often it is there."""
+    name: str = ""
+    """What its first item is known as."""
+    gathered: int = 0
+    """How many small calls share it; 0 for what is no box of small ones."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class Frame:
     """None: a module's."""
     whole: bool = True
     """Whether all of the region's nodes are drawn."""
+    gathered: int = 0
+    """How many small calls are in it; 1 for siblings that were too many, 0 for what is a module, a region or a run."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,6 @@ class Picture:
     edges: tuple[Edge, ...]
     focus: str
     """The module that is drawn; empty for the whole model."""
-    depth: int
-    """Levels of modules below it that are told apart."""
     peak_node: int | None
     in_place: frozenset[int]
     """Nodes that write where they read: one of their operators has a name that ends in an underscore."""

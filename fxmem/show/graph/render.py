@@ -1,29 +1,22 @@
-"""From drawing options to a file: the engine that finds places, and what follows its failure."""
+"""From drawing options to a file."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import get_args
 
 from fxmem import __version__
-from fxmem.errors import AnalysisError, UsageError
+from fxmem.errors import UsageError
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import printable
-from fxmem.show.graph import converter, dot, graphviz_layout, svg_document
+from fxmem.show.graph import converter, dot, svg_document
 from fxmem.show.graph.composition import compose
 from fxmem.show.graph.converter import Format
 from fxmem.show.graph.labels import box_words, frame_words
-from fxmem.show.graph.ladder_layout import GraphLayout, ladder
+from fxmem.show.graph.layout import arrange
 from fxmem.show.graph.phrases import peak_words, plan_words
 from fxmem.show.graph.picture import DrawingOptions, Picture
-from fxmem.show.graph.subprocess_worker import WorkerFailedError, WorkerTooSlowError
 from fxmem.show.graph.svg_document import Drawing
 
-_GRAPHVIZ: tuple[graphviz_layout.Engine, ...] = get_args(graphviz_layout.Engine)
-_COARSER = 4
-"""By how much fewer boxes an engine is tried again after it failed."""
 _DEFAULTS = DrawingOptions()
 
 
@@ -37,38 +30,11 @@ def render(profile: Profile, timeline: Timeline, options: DrawingOptions = _DEFA
 
     Raises:
         UsageError: an option that cannot be understood.
-        EnvironmentLacksError: the renderer asked for is not there.
-        AnalysisError: the renderer asked for failed.
     """
-    forced = [each for each in _GRAPHVIZ if each == options.renderer]
-    for each in forced:
-        graphviz_layout.require(each)
     drawing = compose(profile, timeline, options)
-    failures: list[str] = []
-    # What took one of them too long takes the others too long: they are one program, built in different ways.
-    too_many = math.inf
-    for engine in graphviz_layout.available() if options.renderer == "auto" else forced:
-        for attempt in _attempts(drawing, options):
-            if len(attempt.boxes) >= too_many:
-                continue
-            words, headings = box_words(attempt), frame_words(attempt)
-            try:
-                layout = graphviz_layout.graphviz(engine, dot.bare(attempt, words, headings), attempt, words)
-            except WorkerFailedError as error:
-                too_many = min(too_many, len(attempt.boxes)) if isinstance(error, WorkerTooSlowError) else too_many
-                failures.append(printable(f"{error} with {len(attempt.boxes)} boxes"))
-                continue
-            note = _note(attempt, layout, failures)
-            return svg_document.write(attempt, words, headings, layout, note=note, standalone=options.standalone)
-    if forced:
-        raise AnalysisError(
-            f"expected the renderer {options.renderer!r} to find places for {len(drawing.boxes)} boxes: "
-            f"{'; '.join(failures)}; 'plain' always does"
-        )
     words, headings = box_words(drawing), frame_words(drawing)
-    layout = ladder(drawing, words, headings)
-    note = _note(drawing, layout, failures)
-    return svg_document.write(drawing, words, headings, layout, note=note, standalone=options.standalone)
+    layout = arrange(drawing, words, headings)
+    return svg_document.write(drawing, words, headings, layout, note=_note(drawing), standalone=options.standalone)
 
 
 def dot_source(profile: Profile, timeline: Timeline, options: DrawingOptions = _DEFAULTS) -> str:
@@ -105,24 +71,6 @@ def require_image(form: Format) -> None:
     converter.require(form)
 
 
-def _attempts(drawing: Picture, options: DrawingOptions) -> Iterator[Picture]:
-    """The picture, and a coarser one for an engine that could not cope with it."""
-    yield drawing
-    if options.depth is None and options.max_boxes >= 2 * _COARSER:
-        fewer = replace(options, max_boxes=options.max_boxes // _COARSER)
-        coarser = compose(drawing.profile, drawing.timeline, fewer)
-        if len(coarser.boxes) < len(drawing.boxes):
-            yield coarser
-
-
-def _note(drawing: Picture, layout: GraphLayout, failures: Sequence[str]) -> str:
-    folded = sum(box.times * len(box.shown) for box in drawing.boxes)
-    parts = [
-        (
-            f"{folded} calls in {len(drawing.boxes)} boxes, {drawing.depth} "
-            f"{'level' if drawing.depth == 1 else 'levels'} of modules"
-        ),
-        f"layout: {layout.engine}" + (f" ({'; '.join(failures)})" if failures else ""),
-        f"drawn by fxmem {__version__}",
-    ]
-    return printable("; ".join(parts))
+def _note(drawing: Picture) -> str:
+    calls = sum(box.times * len(box.shown) for box in drawing.boxes)
+    return printable(f"{calls} calls in {len(drawing.boxes)} boxes; drawn by fxmem {__version__}")

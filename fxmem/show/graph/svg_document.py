@@ -9,6 +9,7 @@ from fxmem.memory import facts
 from fxmem.records.units import format_bytes, format_flops, printable
 from fxmem.show import svg
 from fxmem.show.graph.labels import (
+    BAR,
     HEATS,
     LINE,
     NOTE_SIZE,
@@ -20,7 +21,7 @@ from fxmem.show.graph.labels import (
     Words,
     heat_scale,
 )
-from fxmem.show.graph.ladder_layout import HEADING, EdgeLine, GraphLayout, Rectangle
+from fxmem.show.graph.layout import HEADING, EdgeLine, GraphLayout, Rectangle
 from fxmem.show.graph.phrases import peak_words, plan_words
 from fxmem.show.graph.picture import Picture
 from fxmem.show.palette import Palette
@@ -29,11 +30,12 @@ from fxmem.show.svg import element, fit, group, rect, text, text_width, wrap
 _EDGE = 24.0
 _FACTS = 84.0
 """Width of the column of labels in the head."""
-_NARROWEST = 660.0
-_SWATCH = 62.0
+_HEAD = 388.0
+"""Width of the column of facts, left of the graph."""
+_BETWEEN = 22.0
+_SWATCH = 48.0
 _ROW = 17.0
 _TITLE = 17.0
-_BAR = 360.0
 _SHADOW = 4.0
 _ARROW_HEAD = (
     '<defs><marker id="fxmem-arrow" class="tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
@@ -73,24 +75,24 @@ def write(
 
     Not standalone, it has no ids, and no arrow heads, which are referred to by theirs.
     """
-    width = max(layout.width, _NARROWEST) + 2 * _EDGE
-    head, top = _head(drawing, width - 2 * _EDGE)
-    left = (width - layout.width) / 2
-    foot = top + layout.height + 22.0
-    height = foot + 14.0
+    left = _EDGE + _HEAD + _BETWEEN
+    head, foot = _head(drawing, _HEAD)
+    for line in wrap(note, NOTE_SIZE, _HEAD, lines=3):
+        foot += LINE
+        head.append(text(_EDGE, foot, line, "muted"))
+    width, height = left + layout.width + _EDGE, max(foot, layout.height + _EDGE) + _EDGE
     frames = list(zip(headings, layout.frames, strict=True))
     boxes = zip(words, layout.boxes, strict=True)
     parts = [
         *([_ARROW_HEAD] if standalone else []),
         *head,
-        f'<g transform="translate({svg.number(left)} {svg.number(top)})">',
+        f'<g transform="translate({svg.number(left)} {svg.number(_EDGE)})">',
         *(_frame(each, place, standalone) for each, place in frames),
         *(_edge(drawing, words, index, line, standalone) for index, line in enumerate(layout.lines) if line),
         # Above the lines, which run across them.
         *(_heading(each, place) for each, place in frames),
         *(_box(drawing, index, each, place, standalone) for index, (each, place) in enumerate(boxes)),
         "</g>",
-        text(_EDGE, foot, fit(note, NOTE_SIZE, width - 2 * _EDGE), "muted"),
     ]
     written = svg.document(
         _STYLE,
@@ -98,7 +100,8 @@ def write(
         (title(drawing), f"Peak: {peak_words(drawing)}. {note}"),
         parts,
         standalone=standalone,
-        data_engine=layout.engine,
+        # Opened alone it is as large as the window, whatever that is.
+        **({"width": None, "height": None} if standalone else {}),
         data_heat=drawing.heat,
     )
     ids = tuple(None if home is None else words[home].id for home in drawing.homes)
@@ -129,12 +132,12 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
     for index, share in enumerate(shares):
         y += _ROW
         parts += [text(_EDGE, y, "Split", "label")] if not index else []
-        length = min(width - _FACTS - 260.0, _BAR) * share.nbytes / shares[0].nbytes if shares[0].nbytes else 0.0
+        length = (width - _FACTS - 232.0) * share.nbytes / shares[0].nbytes if shares[0].nbytes else 0.0
         parts += [
             text(_EDGE + _FACTS, y, share.name),
             text(_EDGE + _FACTS + 180.0, y, format_bytes(share.nbytes), "end"),
-            text(_EDGE + _FACTS + 240.0, y, share.percent, "end"),
-            rect(_EDGE + _FACTS + 254, y - 9, max(length, 1.0), 10, "bar"),
+            text(_EDGE + _FACTS + 226.0, y, share.percent, "end"),
+            rect(_EDGE + _FACTS + 232, y - 9, max(length, 1.0), 10, "bar"),
         ]
     legend, y = _legend(drawing, y + 12.0, width)
     return [*parts, *legend], y + 18.0
@@ -143,26 +146,26 @@ def _head(drawing: Picture, width: float) -> tuple[list[str], float]:
 def _legend(drawing: Picture, y: float, width: float) -> tuple[list[str], float]:
     parts = [
         text(_EDGE, y + 11, "Colour", "label"),
-        text(_EDGE + _FACTS, y + 11, f"{drawing.heat}: {HEATS[drawing.heat]}"),
+        text(_EDGE + _FACTS, y + 11, fit(f"{drawing.heat}: {HEATS[drawing.heat]}", NOTE_SIZE, width - _FACTS)),
     ]
     largest = heat_scale(drawing)
     y += 18.0
     for step in range(STEPS + 1):
-        x = _EDGE + _FACTS + _SWATCH * step
+        x = _EDGE + _SWATCH * step
         most = largest / 2 ** (STEPS - step)
         amount = format_flops(round(most)) if drawing.heat == "flops" else format_bytes(round(most))
         parts.append(group(rect(x, y, _SWATCH, 14, "shape"), class_=f"h{step}"))
         parts.append(text(x + _SWATCH / 2, y + 26, "0" if not step or not largest else f"≤ {amount}", "small middle"))
     y += 32.0
-    for line in wrap(_key(drawing), NOTE_SIZE, width - _FACTS, lines=6):
+    for line in wrap(_key(drawing), NOTE_SIZE, width, lines=12):
         y += LINE
-        parts.append(text(_EDGE + _FACTS, y, line, "muted"))
-    for index, line in enumerate(wrap(_checkpoint_key(drawing), NOTE_SIZE, width - _FACTS - _SWATCH, lines=4)):
+        parts.append(text(_EDGE, y, line, "muted"))
+    for index, line in enumerate(wrap(_checkpoint_key(drawing), NOTE_SIZE, width - _SWATCH, lines=8)):
         y += LINE if index else LINE + 6.0
         if line and not index:
-            swatch = rect(_EDGE + _FACTS + 2, y - 11, _SWATCH - 14, 14, rx=4)
+            swatch = rect(_EDGE + 2, y - 11, _SWATCH - 14, 14, rx=4)
             parts.append(group(swatch, class_="frame checkpoint"))
-        parts.append(text(_EDGE + _FACTS + _SWATCH, y, line, "muted"))
+        parts.append(text(_EDGE + _SWATCH, y, line, "muted"))
     return parts, y
 
 
@@ -175,7 +178,10 @@ def _key(drawing: Picture) -> str:
     if any(box.kind in ("module", "group") for box in drawing.boxes):
         sentences.append("A box of several calls sums them up; of live and scratch, the largest.")
     if any(box.alike > 1 for box in drawing.boxes) or any(frame.alike > 1 for frame in drawing.frames):
-        sentences.append("xN: N equal ones, one after another or side by side; drawn once, with the figures of each.")
+        sentences.append(
+            "xN: N equal ones, one after another or side by side; drawn once. Colour, bar and the figure beside the "
+            "name are of all together."
+        )
     if any(box.references for box in drawing.boxes):
         sentences.append(
             "Reads: what it reads from outside the picture, or from too far away or with too many others for a line."
@@ -244,6 +250,10 @@ def _box(drawing: Picture, index: int, words: Words, place: Rectangle, standalon
         parts.append(text(place.x + PAD, y, fit(line, NOTE_SIZE, room), "note"))
     if words.mark:
         parts.append(text(place.x + PAD, y + LINE, fit(words.mark, NOTE_SIZE, room, bold=True), "note strong"))
+    if words.share:
+        wide = max((place.width - 2 * PAD) * words.share, 1.0)
+        way = ("M", place.x + PAD, place.y + place.height - BAR - 3.0, "h", wide, "v", BAR, "h", -wide, "z")
+        parts.append(svg.path("amount", *way))
     return group(*parts, tooltip=words.tooltip, id=words.id if standalone else None, class_=classes)
 
 
@@ -273,7 +283,7 @@ _RULES = [
     ".box .note.strong{font-size:10.5px}", ".end{text-anchor:end}", ".middle{text-anchor:middle}",
     ".small{font-size:9px}",
     ".edge path{fill:none;stroke-width:1.1}", ".order path{stroke-dasharray:4 3}", ".shape{stroke-width:1}",
-    ".frame rect{stroke-width:1}",
+    ".frame rect{stroke-width:1}", ".amount{fill-opacity:.75}",
     ".frame.checkpoint rect{stroke-width:2.5;stroke-dasharray:9 5}",
     ".alias .shape{stroke-dasharray:4 3}", ".peak .shape{stroke-width:4}",
 ]  # fmt: skip
@@ -283,7 +293,7 @@ def _colors(palette: Palette) -> list[str]:
     shades = [
         f".h{step} {what}{{fill:{color}}}"
         for step, shade in enumerate(palette.shades)
-        for what, color in ((".shape", shade.fill), ("text", shade.text))
+        for what, color in ((".shape", shade.fill), ("text", shade.text), (".amount", shade.text))
     ]
     return [
         f".page{{fill:{palette.page}}}",

@@ -23,7 +23,6 @@ _MOST_ROWS = 1000
 """Rows in the tree at most; beyond, its deepest levels are left out."""
 _MOST_NODES = 5000
 """Nodes that a drawing is made of at most: a cell's output has to come at once."""
-_MOST_BOXES = 60
 _MOST_CHARACTERS = 300_000
 """Of a drawing; a notebook keeps every output in its file."""
 
@@ -116,6 +115,6 @@ def _draw_graph(profile: Profile, timeline: Timeline) -> str | None:
     """Draw the annotated graph, where it is small. The built-in layout needs nothing installed and always ends."""
     if len(profile.nodes) > _MOST_NODES:
         return None
-    options = DrawingOptions(renderer="plain", max_boxes=_MOST_BOXES, standalone=False)
+    options = DrawingOptions(standalone=False)
     svg = render(profile, timeline, options).svg
     return svg if len(svg) <= _MOST_CHARACTERS else None

@@ -14,10 +14,9 @@ from functools import partial
 
 from fxmem.memory import facts
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
-from fxmem.records.names import Renderer
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.graph import DrawingOptions, render
+from fxmem.show.graph import OVERVIEW, DrawingOptions, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
 from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
@@ -43,10 +42,8 @@ class PageOptions:
     """The profile `after` is of, for its phases."""
     graph: bool = True
     """Whether to draw the annotated graph."""
-    renderer: Renderer = "auto"
-    """What finds the places of its boxes; see `fxmem.show.graph.DrawingOptions`."""
-    max_boxes: int = 400
-    """About how many boxes it may have."""
+    max_boxes: int = OVERVIEW
+    """About how many boxes it shows at first."""
     settings: AllocatorSettings = DEFAULT_SETTINGS
     """Of the allocator, whose bytes over the step they lead to."""
 
@@ -63,7 +60,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         FxmemError: the graph could not be drawn; see `fxmem.show.graph.render`.
     """
     plan = options.plan
-    drawing = DrawingOptions(renderer=options.renderer, max_boxes=options.max_boxes, plan=plan)
+    drawing = DrawingOptions(max_boxes=options.max_boxes, plan=plan)
     drawn = render(profile, timeline, drawing) if options.graph else None
     shown_plan = plan_section(timeline, options.after, plan)
     sections = {
