@@ -1,4 +1,4 @@
-"""A tree of module visits as parts that can be drawn folded or open, and which of them to open."""
+"""A tree of visits as parts that can be folded, and which are open."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SMALL_TOGETHER = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What can be drawn as one box or, where it has parts, as a frame around theirs."""
+class View:
+    """What is drawn as one box, or as a frame around its parts."""
 
     box: Box
     nodes: tuple[int, ...]
     """Every node it sums up, all repeats included."""
     frame: Frame | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[View, ...] = ()
     level: int | None = None
     """Levels of its module below the model; None for what a depth does not fold."""
     is_alone: bool = False
@@ -51,7 +51,7 @@ class Part:
         return (max(figures.saved, figures.output) + figures.params) * self.box.times
 
 
-IsOpen = Callable[[Part], bool]
+IsOpen = Callable[[View], bool]
 
 
 # --- which are open ---------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def open_to_depth(depth: int) -> IsOpen:
     return lambda part: part.level is None or part.level < depth
 
 
-def open_heaviest(parts: Sequence[Part], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
+def open_heaviest(parts: Sequence[View], max_boxes: int, *, runs: bool, worth: int = 0) -> IsOpen:
     """The heaviest are open, as long as there are at most `max_boxes` boxes.
 
     Args:
@@ -73,9 +73,9 @@ def open_heaviest(parts: Sequence[Part], max_boxes: int, *, runs: bool, worth: i
     """
     opened: set[int] = set()
     number = len(parts)
-    waiting: list[tuple[bool, int, int, Part]] = []
+    waiting: list[tuple[bool, int, int, View]] = []
 
-    def wait(inner: Sequence[Part]) -> None:
+    def wait(inner: Sequence[View]) -> None:
         for part in inner:
             is_worth = part.is_alone or part.box.checkpoints or part.weight >= worth
             if part.parts and is_worth and (runs or not part.is_run) and not part.box.gathered:
@@ -92,17 +92,17 @@ def open_heaviest(parts: Sequence[Part], max_boxes: int, *, runs: bool, worth: i
     return lambda part: id(part) in opened
 
 
-def count_boxes(parts: Sequence[Part], *, runs: bool) -> int:
+def count_boxes(parts: Sequence[View], *, runs: bool) -> int:
     """Boxes of all parts opened; with `runs` False, a run of equal repeats is one."""
     return sum(count_boxes(part.parts, runs=runs) if part.parts and (runs or not part.is_run) else 1 for part in parts)
 
 
-def flatten(parts: Sequence[Part], is_open: IsOpen) -> tuple[list[Box], list[Frame]]:
+def flatten(parts: Sequence[View], is_open: IsOpen) -> tuple[list[Box], list[Frame]]:
     """The boxes and frames that are drawn."""
     boxes: list[Box] = []
     frames: list[Frame] = []
 
-    def add(inner: Sequence[Part], around: int | None, times: int) -> None:
+    def add(inner: Sequence[View], around: int | None, times: int) -> None:
         for part in inner:
             if part.frame is not None and part.parts and is_open(part):
                 frames.append(replace(part.frame, parent=around))
@@ -117,17 +117,17 @@ def flatten(parts: Sequence[Part], is_open: IsOpen) -> tuple[list[Box], list[Fra
 # --- what shares a box ------------------------------------------------------------------------------------------------
 
 
-def gather(parts: Sequence[Part], max_boxes: int, profile: Profile) -> tuple[Part, ...]:
+def gather(parts: Sequence[View], max_boxes: int, profile: Profile) -> tuple[View, ...]:
     """The parts with small siblings gathered, and long rows of siblings divided, at every level."""
     whole = sum(part.weight for part in parts)
 
-    def inside(siblings: Sequence[Part], times: int) -> tuple[Part, ...]:
-        found: list[Part] = []
+    def inside(siblings: Sequence[View], times: int) -> tuple[View, ...]:
+        found: list[View] = []
         below = [
             replace(part, parts=inside(part.parts, times * part.box.alike)) if part.parts else part for part in siblings
         ]
 
-        def is_small(part: Part) -> bool:
+        def is_small(part: View) -> bool:
             return not part.is_alone and not part.box.checkpoints and part.weight * times * _SMALL < whole
 
         for small, run in groupby(below, is_small):
@@ -140,19 +140,19 @@ def gather(parts: Sequence[Part], max_boxes: int, profile: Profile) -> tuple[Par
     return inside(parts, 1)
 
 
-def _divide(parts: Sequence[Part], max_boxes: int, profile: Profile) -> Sequence[Part]:
+def _divide(parts: Sequence[View], max_boxes: int, profile: Profile) -> Sequence[View]:
     """Of more than two thirds of `max_boxes`, about a quarter, the others inside them."""
     most = max(max_boxes // 4, 2)
     few = sum(part.is_region for part in parts) <= most // 2
 
-    def stays(part: Part) -> bool:
+    def stays(part: View) -> bool:
         return part.is_alone or (few and part.is_region)
 
     number = sum(not stays(part) for part in parts)
     if number <= max(max_boxes * 2 // 3, 2):
         return parts
     size = -(-number // most)
-    found: list[Part] = []
+    found: list[View] = []
     for alone, run in groupby(parts, stays):
         row = list(run)
         chunks = [[part] for part in row] if alone else [row[at : at + size] for at in range(0, len(row), size)]
@@ -162,7 +162,7 @@ def _divide(parts: Sequence[Part], max_boxes: int, profile: Profile) -> Sequence
     return found
 
 
-def _join(row: Sequence[Part], profile: Profile, *, small: bool = False) -> Part:
+def _join(row: Sequence[View], profile: Profile, *, small: bool = False) -> View:
     """One part of several siblings."""
     nodes = tuple(node for part in row for node in part.nodes)
     figures = sum_figures(profile.nodes[node] for node in nodes)
@@ -173,7 +173,7 @@ def _join(row: Sequence[Part], profile: Profile, *, small: bool = False) -> Part
     gathered = len(calls) if small else 0
     box = Box("group", nodes, calls, first.module, None, figures, 1, 1, *shown, checkpoints=found, gathered=gathered)
     frame = Frame(first.module, None, figures, 1, *shown, gathered=max(gathered, 1))
-    return Part(box, nodes, frame, tuple(row), is_alone=any(part.is_alone for part in row))
+    return View(box, nodes, frame, tuple(row), is_alone=any(part.is_alone for part in row))
 
 
 def find_checkpoints(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, int]]:
@@ -188,7 +188,7 @@ def find_checkpoints(item: Item, times: int = 1) -> Iterator[tuple[Checkpoint, i
 
 
 @dataclass(frozen=True)
-class PartMaker:
+class ViewMaker:
     """Makes the parts of a tree of visits.
 
     Args:
@@ -203,11 +203,11 @@ class PartMaker:
     _around: list[str] = field(default_factory=lambda: [""])
     """Modules of the frames around what is made."""
 
-    def parts(self, items: Sequence[Item]) -> tuple[Part, ...]:
+    def parts(self, items: Sequence[Item]) -> tuple[View, ...]:
         """The parts of siblings."""
         return tuple(map(self._part, items))
 
-    def _part(self, item: Item) -> Part:
+    def _part(self, item: Item) -> View:
         if isinstance(item, FoldedRun):
             return self._run(item)
         if isinstance(item, Leaf) or (item.checkpoint is None and _is_one_call(item)):
@@ -219,7 +219,7 @@ class PartMaker:
             return replace(inner, box=self._box("module", [item], None))
         return self._framed(item, item, list(all_nodes(item)), item.module)
 
-    def _run(self, run: FoldedRun) -> Part:
+    def _run(self, run: FoldedRun) -> View:
         alike, only = len(run.repeats), run.items[0]
         visit = only if len(run.items) == 1 and isinstance(only, Visit) else None
         if len(run.items) == 1 and (isinstance(only, Leaf) or (visit and not visit.checkpoint and _is_one_call(visit))):
@@ -227,7 +227,7 @@ class PartMaker:
         module = self._around[-1] if visit is None else visit.module
         return self._framed(run, run if visit is None else visit, list(run.repeats[0]), module, alike=alike)
 
-    def _framed(self, item: Item, inside: Visit | FoldedRun, nodes: list[int], module: str, *, alike: int = 1) -> Part:
+    def _framed(self, item: Item, inside: Visit | FoldedRun, nodes: list[int], module: str, *, alike: int = 1) -> View:
         """A part with parts: a visit, a region, or a run of several items or of one such visit."""
         checkpoint = inside.checkpoint if isinstance(inside, Visit) else None
         is_module = isinstance(inside, Visit) and checkpoint is None
@@ -243,7 +243,7 @@ class PartMaker:
         self._around.pop()
         items: Sequence[Item] = inside.items if isinstance(inside, FoldedRun) else [inside]
         box = self._box("module" if is_module else "group", items, None, alike=alike, ends=(first, last))
-        return Part(
+        return View(
             box,
             tuple(all_nodes(item)),
             Frame(module, None, figures, alike, first, last, checkpoint, whole),
@@ -252,7 +252,7 @@ class PartMaker:
             is_alone=self._is_alone(item),
         )
 
-    def _single(self, item: Item, *, alike: int = 1, last: Item | None = None) -> Part:
+    def _single(self, item: Item, *, alike: int = 1, last: Item | None = None) -> View:
         kind: BoxKind = "module"
         if isinstance(item, Leaf):
             op = self.profile.nodes[item.calls[0]].op
@@ -262,7 +262,7 @@ class PartMaker:
         shown = item.calls if isinstance(item, Leaf) else None
         ends = ("", "") if last is None else (self._item_name(item), self._item_name(last, end=True))
         box = self._box(kind, [item], shown, alike=alike, ends=ends)
-        return Part(box, box.nodes, is_alone=self._is_alone(item))
+        return View(box, box.nodes, is_alone=self._is_alone(item))
 
     def _box(
         self,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Node, Phase, Profile, Timeline
-from fxmem.show.graph.boxes import Part, PartMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
+from fxmem.show.graph.boxes import View, ViewMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
 from fxmem.show.graph.checkpoints import checkpoints
 from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
 from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Frame, Picture
@@ -38,7 +38,7 @@ def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Pi
     focus = _find_focus(profile, options.focus, peak)
     nodes = _drawn_nodes(profile, focus, peak)
     root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=checkpoints(profile, options.plan))
-    parts = PartMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
+    parts = ViewMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
     drafts, frames = _choose(profile, parts, options, level(focus))
     where = places(root, nodes)
     box_of = {node: index for index, box in enumerate(drafts) for node in box.nodes if where[node].node == node}
@@ -60,7 +60,7 @@ def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Pi
 
 
 def _choose(
-    profile: Profile, parts: tuple[Part, ...], options: DrawingOptions, base: int
+    profile: Profile, parts: tuple[View, ...], options: DrawingOptions, base: int
 ) -> tuple[list[Box], list[Frame]]:
     """Decide what is folded: by depth where one is given, else by bytes."""
     if options.depth is not None:

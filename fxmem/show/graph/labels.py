@@ -165,7 +165,7 @@ def _sum_note(heat: Heat, value: int | None, times: int) -> list[str]:
 
 
 def box_value(heat: Heat, box: Box) -> int | None:
-    """The quantity that colours a box, of all the equal ones that it stands for together."""
+    """The quantity that colours a box, of all that it stands for together."""
     return times_value(heat, heat_value(heat, box.figures), box.times)
 
 

@@ -131,7 +131,7 @@ def heading_width(words: FrameWords) -> float:
 def arrange(
     drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords], screen: Point = SCREEN
 ) -> GraphLayout:
-    """Place boxes, frames and lines so that the picture is as large as possible on a screen of this size."""
+    """Place boxes, frames and lines, as large as a screen of this size allows."""
     root, boxes, frames = _cells(drawing, words, headings)
     _rank(root)
     whole = _height(root)
@@ -164,7 +164,7 @@ def _areas(cells: Sequence[_Cell]) -> tuple[Rectangle, ...]:
 def _cells(
     drawing: Picture, words: Sequence[Words], headings: Sequence[FrameWords]
 ) -> tuple[_Cell, list[_Cell], list[_Cell]]:
-    """The root of boxes and frames, in the order they run, with the lines at the frames that hold both ends."""
+    """The root, boxes and frames; lines are at the frame around both ends."""
     root = _Cell()
     frames = [_Cell(index, is_frame=True, least=heading_width(heading)) for index, heading in enumerate(headings)]
     for cell, frame in zip(frames, drawing.frames, strict=True):
@@ -222,7 +222,7 @@ def _rank(around: _Cell) -> None:
 
 
 def _search(around: _Cell, caps: Sequence[float], tries: int) -> None:
-    """For each height that the cell may have at most, find the narrowest way to break its rows into columns.
+    """Find the narrowest way to break its rows, for each height it may have.
 
     What is inside may be broken at a lesser height than the cell itself: a few of the next lesser ones are tried.
     """
@@ -242,7 +242,7 @@ def _search(around: _Cell, caps: Sequence[float], tries: int) -> None:
 
 
 def _sized(around: _Cell, cap: float, inner: int) -> tuple[float, float]:
-    """Width and height, without lanes, of a cell of at most this height whose cells take the given option."""
+    """Width and height, without lanes, of a cell of at most this height."""
     sizes = [[_option(cell, inner) for cell in row] for row in around.rows]
     heights = [max(height for _, height in row) for row in sizes]
     widths = [sum(width for width, _ in row) + _BESIDE * (len(row) - 1) for row in sizes]
@@ -340,7 +340,7 @@ def _place(around: _Cell, x: float, y: float) -> None:
 
 
 def _line(around: _Cell, index: int, tail: _Cell, head: _Cell, source: _Cell, reader: _Cell) -> EdgeLine:
-    """The way from one box to another, given the cells of `around` that they are in."""
+    """The way from one box to another, by the cells they are in."""
     if tail.column == head.column and head.row - tail.row == 1:
         start = (source.x + source.width / 2, source.y + source.height)
         end = (reader.x + reader.width / 2, reader.y)
