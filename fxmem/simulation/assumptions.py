@@ -12,6 +12,7 @@ from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
 from fxmem.simulation.kernels import card_emulation
+from fxmem.simulation.model import stop_rule
 from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observers import FakeRun
@@ -36,6 +37,8 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     if any(op.name in ("aten.rand.default", "aten.uniform_.default") for op in log.ops):
         middle = "the middle of its range, where the program looks at it (layer drop: the layer is kept)"
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
+    if run.recording.stop_rule.was_asked:
+        yield Assumption(topic="generation", text=stop_rule.ASSUMED)
     if recorder.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
         yield Assumption(

@@ -31,6 +31,7 @@ from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings,
 from fxmem.simulation.kernels import card_emulation, subclass_ways
 from fxmem.simulation.kernels.inner_ops import inner_memory
 from fxmem.simulation.model.fake_model import deep_recursion
+from fxmem.simulation.model.stop_rule import StopRule
 from fxmem.simulation.observe.autograd_engine import AutogradEngine
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER, StepLog
 from fxmem.simulation.observe.fx_tracer import ProgramTracer
@@ -75,6 +76,8 @@ class Recording:
         )
         cache = OpCache(self.fakes, os.environ.get(CHECK, ""), context)
         self.recorder = self._make_recorder(self.log, self.fakes, self._inspect, self._note_hidden, cache)
+        self.stop_rule = StopRule()
+        """What a generation is answered where it asks whether its sequences have ended."""
         self.ran_compiled = False
         """Whether the program called something compiled."""
         self.traces_itself = False
@@ -137,6 +140,7 @@ class Recording:
             card_emulation.target_kernels(self.target),
             self.log.streams.patches() if self.target.device == "cuda" else contextlib.nullcontext(),
             known_values.libraries_ask_for_values() as self.ask_libraries,
+            self.stop_rule,
             torch_common.patch(torch.utils, "swap_tensors", torch_fakes.make_swap),
             torch_fakes.group_in_python(),
             torch_common.silence_fake_kernels(),

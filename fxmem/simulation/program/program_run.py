@@ -135,6 +135,7 @@ class ProgramRecording(Recording):
 
     def _note_module_call(self, module: torch.nn.Module) -> None:
         self.ask_libraries()  # which the program may have imported since it began
+        self.stop_rule.install()
         self.rounds.module_called(module)
 
     def _replacement(self, function: Any) -> Callable[..., Any] | None:
