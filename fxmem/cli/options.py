@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import STEPS, Mode, Precision, Sdpa, Values, ZeroGrad
+from fxmem.records.names import PRECISIONS, STEPS, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -21,8 +21,8 @@ INPUTS = (
     repeatable(
         "--input",
         metavar="SPEC",
-        help="32x3x224x224[:dtype], name:8x1024:int64 or pkg.mod:make_batch; repeatable; default: what the model's "
-        "family takes",
+        help="32x3x224x224[:dtype], name:8x1024:int64, batch.item:8x16 or pkg.mod:make_batch, which may be or "
+        "return a DataLoader; repeatable; default: what the model's family takes",
     ),
     argument("--batch", type=int, metavar="N", help=f"batch size of the default inputs (default {DEFAULT_BATCH})"),
     repeatable(
@@ -90,7 +90,12 @@ STEP = (
         help="where the model asks for values: the largest shapes there can be, or what a real run on the CPU reads",
     ),
     flag("--inference-mode", help="with --mode infer: run under inference_mode, not no_grad"),
-    argument("--precision", choices=get_args(Precision), help="run under autocast"),
+    argument(
+        "--precision",
+        type=lambda text: PRECISIONS.get(text.removeprefix("torch."), text) or text,
+        choices=get_args(Precision),
+        help="run under autocast",
+    ),
     argument("--weights", choices=get_args(Precision), help="cast the weights"),
     repeatable(
         "--freeze",
@@ -106,7 +111,7 @@ TARGET = argument(
     "--target",
     default="h100",
     metavar="NAME|FILE.json",
-    help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, or a JSON file",
+    help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
 )
 LOOP = (
     argument(

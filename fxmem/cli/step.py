@@ -172,7 +172,7 @@ def build_step(
 ) -> tuple[BuiltModel, tuple[Any, ...], dict[str, Any]]:
     """Build the model on meta, and the arguments of its forward."""
     from fxmem.cli.specs import build_model, parse_settings
-    from fxmem.cli.specs.inputs import default_inputs, make_inputs, parse_input
+    from fxmem.cli.specs.inputs import default_inputs, make_batch, parse_input
 
     specs = [parse_input(text) for text in options.input]
     if specs and options.batch is not None:
@@ -184,8 +184,8 @@ def build_step(
     )
     built = replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
     chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
-    args, kwargs = make_inputs(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
-    return built, args, kwargs
+    batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
+    return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
 
 
 def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def target(name: str) -> Target:
     """The target of that name, whatever its case, dashes, underscores and spaces.
 
     Also understood: the name a driver gives the card (`NVIDIA H100 80GB HBM3`), common other names (`4090`,
-    `a100-40gb`), and the path of a target file, recognised by `.json` (see `load_target`).
+    `a100-40gb`), a size (`24GB`; see `size_assumption`), and the path of a target file, recognised by `.json` (see
+    `load_target`).
 
     Raises:
         UsageError: no such target; the message lists the nearest names, or all of them.
@@ -116,6 +118,9 @@ def target(name: str) -> Target:
     if name.lower().endswith(".json"):
         return load_target(name)
     found = _BY_KEY.get(_key(name))
+    sized = _target_of_size(name) if found is None else None
+    if sized is not None:
+        return sized
     if found is None:
         raise UsageError(
             f"unknown target {name!r}: {_suggestion(name)}, or a target file NAME.json with the card's "
@@ -178,6 +183,51 @@ def device_properties(target: Target) -> DeviceProperties:
         mem_clock_rate_khz=1000 * card.memory_clock_mhz,
         l2_cache_size=card.l2_bytes,
         device_name=target.full_name or target.name,
+    )
+
+
+_SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?) ?(g|gb|gib)", re.IGNORECASE)
+
+
+def _target_of_size(name: str) -> Target | None:
+    """A card of which only the size is said; None if `name` is no size."""
+    match = _SIZE.fullmatch(name.strip())
+    if match is None:
+        return None
+    unit = 1 << 30 if match[2].lower() == "gib" else 10**9
+    nbytes = int(Fraction(match[1]) * unit)
+    if nbytes == 0:
+        return None
+    like = _card_of_size(nbytes)
+    return Target(
+        name=f"{match[1]}{'GiB' if unit == 1 << 30 else 'GB'}",
+        device="cuda",
+        full_name=f"a card of {match[1]} {'GiB' if unit == 1 << 30 else 'GB'}",
+        memory_bytes=nbytes,
+        capability=like.capability,
+    )
+
+
+def _card_of_size(nbytes: int) -> Target:
+    """The catalogue's card that is nearest in memory: the newest of equally near ones."""
+    cards = [card.target for card in CATALOGUE.values() if card.target.device == "cuda"]
+
+    def distance(card: Target) -> tuple[float, tuple[int, ...]]:
+        # Cards that are sold as of one size differ by a tenth in what their driver reports.
+        apart = abs((card.memory_bytes or 0) / nbytes - 1)
+        return round(apart, 1), tuple(-part for part in card.capability or ())
+
+    return min(cards, key=distance)
+
+
+def size_assumption(target: Target) -> str | None:
+    """What is taken for granted of a card of which only the size was said; None for any other target."""
+    if target.name in CATALOGUE or target.memory_bytes is None or _target_of_size(target.name) != target:
+        return None
+    like = _card_of_size(target.memory_bytes)
+    return (
+        f"of the card only its size is known, {target.memory_bytes:,} bytes: kernels and workspaces are those of "
+        f"{like.name}, the card of the catalogue nearest in size; its speed is not known"
     )
 
 

@@ -8,6 +8,12 @@ from typing import Final, Literal
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
 Precision = Literal["bf16", "fp16"]
+PRECISIONS: Final[dict[str, Precision | None]] = {
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half", "16", "16-mixed", "fp16-mixed"), "fp16"),
+    **dict.fromkeys(("fp32", "float32", "float", "32", "32-true", "no"), None),
+}
+"""What people call a precision, `torch.` left out; None is none."""
 OWN_LOSS: Final = "the program's own"
 """What a recorded program's step has for its loss."""
 Values = Literal["bound", "real"]

@@ -15,13 +15,16 @@ import torch.fx
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
-from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.error_advice import missing_batch, user_code_error
+from fxmem.simulation.given.batches import read_batch
+from fxmem.simulation.given.moves import ignore_moves
+from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
-from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
+from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.run import TracedStep, trace_step
 from fxmem.simulation.step import set_training
 
@@ -78,7 +81,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     mode: Mode = "train",
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
-    precision: Precision | None = None,
+    precision: Precision | torch.dtype | None = None,
     settings: KernelSettings | None = None,
     zero_grad: ZeroGrad = "after-step",
     set_to_none: bool = True,
@@ -98,12 +101,14 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         model: an `nn.Module`, real or on meta, or a factory of one (called under `torch.device("meta")`). It is left as
             it was. Its `training` flags are kept where the root's agrees with `mode`.
         inputs: a tensor, a tuple (positional) or a dict (keyword); tensors real, meta or fake. Only shapes, strides,
-            dtypes and `requires_grad` are looked at, and the values of small integer tensors given on the CPU.
+            dtypes and `requires_grad` are looked at, and the values of small integer tensors given on the CPU. Of a
+            `DataLoader` or a `Dataset` the first batch is taken, with no worker; a dict whose keys are no arguments of
+            a forward that takes one is given whole.
         mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
         loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
-            `params -> Optimizer`, or None to leave it out.
-        precision: "bf16" or "fp16" for autocast; None for the model's own dtypes.
+            `params -> Optimizer`, an optimizer, of which class and settings are taken, or None to leave it out.
+        precision: "bf16", "fp16" or torch's dtype for autocast; None or float32 for the model's own dtypes.
         settings: which kernels may run (`fxmem.KernelSettings`); by default as torch's flags are in this process.
         zero_grad: "after-step", or "before-backward", where gradients of the step before live through forward.
         set_to_none: whether clearing gradients frees them; False fills them with zeros, and they stay.
@@ -114,7 +119,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         values: "bound" takes shapes that hang on data at their largest, where that is known; "real" runs forward and
             loss once more on the CPU, on these inputs and weights (made up where they are on meta), and decides by what
             is read there. It needs the memory of a real forward.
-        target: a name from the catalogue ("h100", "rtx4090", "cpu"), or a `Target`.
+        target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
         progress: called with a few words before each stage.
 
     Raises:
@@ -123,14 +128,15 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
     """
     tell = progress or (lambda _: None)
-    args, kwargs = parse_inputs(inputs)
+    batch = read_batch(inputs)
     request = StepRequest(
-        args=args,
-        kwargs=kwargs,
+        args=batch.args,
+        kwargs=dict(batch.kwargs),
+        notes=batch.notes,
         mode=mode,
         loss=loss,
         optimizer=optimizer,
-        precision=precision,
+        precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
         settings=settings,
         zero_grad=zero_grad,
         set_to_none=set_to_none,
@@ -152,10 +158,17 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     model, notes = plain_model(model)
     notes = tuple(dict.fromkeys((*request.notes, *notes)))
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
+    request = understand(model, request)
     if request.mode == "train":
         check_gradients(model)
     with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):
-        traced = trace_step(model, request, progress or (lambda _: None))
+        try:
+            traced = trace_step(model, request, progress or (lambda _: None))
+        except AnalysisError as error:
+            hint = missing_batch(str(error), (request.args, request.kwargs))
+            if not hint:
+                raise
+            raise AnalysisError(f"{error}; {hint}") from error
     return Analysis(traced.profile, model, traced, request)
 
 
@@ -184,7 +197,7 @@ def build_module(model: torch.nn.Module | Callable[[], torch.nn.Module], progres
         raise UsageError(f"expected an nn.Module or a function that builds one, got {type(model).__name__}")
     progress("building the model on meta")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), ignore_moves():
             built = model()
     except Exception as error:
         raise user_code_error(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from fxmem.hardware.catalogue import size_assumption
 from fxmem.hardware.context import context_range, format_range
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
@@ -101,6 +102,8 @@ def _streams(log: StepLog) -> Iterator[Assumption]:
 
 def _card(target: Target, step: Step) -> Iterator[Assumption]:
     """What is taken for granted of the card."""
+    if (of_size := size_assumption(target)) is not None:
+        yield Assumption(topic="target", text=of_size)
     if (how := time_assumption(target, step)) is not None:
         yield Assumption(topic="time", text=how)
     context = context_range(target)

@@ -7,7 +7,7 @@ import os
 import re
 import sysconfig
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -132,6 +132,25 @@ def _is_raised_below(error: BaseException, folder: str) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+_DIMENSIONS: Final = (
+    re.compile(r"expected (\d)D.*got (\d)D", re.IGNORECASE),
+    re.compile(r"expected (\d), got (\d)\)", re.IGNORECASE),
+    re.compile(r"mat1 and mat2 shapes cannot be multiplied"),
+    re.compile(r"(shape '.*' is invalid for input of size|Dimension out of range)"),
+)
+
+
+def missing_batch(text: str, inputs: Any) -> str:
+    """What to write where an image without a batch made the model raise; else empty."""
+    for tensor in torch_common.iterate_tensors(inputs):
+        channels, *size = tensor.shape or (0,)
+        if tensor.is_floating_point() and len(size) == 2 and channels in (1, 3, 4) and min(size) >= 8:
+            shape = "x".join(map(str, tensor.shape))
+            if any(pattern.search(text) for pattern in _DIMENSIONS):
+                return f"is the batch missing? 1x{shape}"
+    return ""
 
 
 # --- what other code of the user's raised ----------------------------------------------------------------------------

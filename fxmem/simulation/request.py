@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
@@ -16,14 +16,14 @@ from torch.optim import Optimizer
 
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
-from fxmem.records.names import Mode, Precision, Values, ZeroGrad
+from fxmem.records.names import PRECISIONS, Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.simulation.kernel_settings import KernelSettings
 
 Loss = Callable[[Any], torch.Tensor]
 """Takes the model's output, gives the scalar to differentiate."""
-OptimizerSpec = str | type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer] | None
-"""A name, a class, a factory of parameters, or None."""
+OptimizerSpec = str | type[Optimizer] | Optimizer | Callable[[list[nn.Parameter]], Optimizer] | None
+"""A name, a class, one that exists, a factory of parameters, or None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,8 +71,7 @@ class StepRequest:
     def __post_init__(self) -> None:
         if self.mode not in ("train", "infer"):
             raise UsageError(f"expected mode 'train' or 'infer', got {self.mode!r}")
-        if self.precision not in (None, "bf16", "fp16"):
-            raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {self.precision!r}")
+        object.__setattr__(self, "precision", _read_precision(self.precision))
         if self.accumulate < 1:
             raise UsageError(f"expected accumulate to be at least 1, got {self.accumulate}")
         if self.prefetch < 0:
@@ -102,14 +101,11 @@ class StepRequest:
         return catalogue.target(self.target) if isinstance(self.target, str) else self.target
 
 
-def parse_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the model, from `inputs` as `fxmem.analyze` takes them."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,), {}
-    raise UsageError(
-        f"expected inputs to be a tensor, a tuple (positional) or a dict (keyword), got {type(inputs).__name__}"
-    )
+def _read_precision(precision: Any) -> Precision | None:
+    """The precision that a name or a dtype of torch means."""
+    name = str(precision).removeprefix("torch.")
+    if precision is None or name not in PRECISIONS:
+        if precision is not None:
+            raise UsageError(f"expected precision None, 'bf16' or 'fp16', got {precision!r}")
+        return None
+    return PRECISIONS[name]

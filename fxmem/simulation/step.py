@@ -200,6 +200,8 @@ def make_optimizer(
     if spec is None:
         return None
     given = list(params)
+    if isinstance(spec, Optimizer):
+        raise UsageError(f"expected a way to make an optimizer, got a {type(spec).__name__} over other parameters")
     cls, options = _parse(spec) if isinstance(spec, str) else (spec, {})
     steps_within = options.pop(IN_BACKWARD, False)
     if (

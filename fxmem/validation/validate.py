@@ -20,10 +20,11 @@ from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import analyze_step, build_module
+from fxmem.simulation.given import read_batch, understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.model.real_model import real_model, real_values
 from fxmem.simulation.process_guard import process_unchanged
-from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest, parse_inputs
+from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.step import set_training
 from fxmem.validation.measure_cpu import measure_cpu
 from fxmem.validation.measure_cuda import found_card, measure_cuda
@@ -38,7 +39,7 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     mode: Mode = "train",
     loss: Loss | None = None,
     optimizer: OptimizerSpec = "adamw",
-    precision: Precision | None = None,
+    precision: Precision | torch.dtype | None = None,
     settings: KernelSettings | None = None,
     zero_grad: ZeroGrad = "after-step",
     set_to_none: bool = True,
@@ -78,14 +79,15 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         EnvironmentLacksError: there is no card.
         AnalysisError: the model raised.
     """
-    args, kwargs = parse_inputs(inputs)
+    batch = read_batch(inputs)
     request = StepRequest(
-        args=args,
-        kwargs=kwargs,
+        args=batch.args,
+        kwargs=dict(batch.kwargs),
+        notes=batch.notes,
         mode=mode,
         loss=loss,
         optimizer=optimizer,
-        precision=precision,
+        precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
         settings=settings,
         zero_grad=zero_grad,
         set_to_none=set_to_none,
@@ -123,7 +125,7 @@ def validate_step(
     Raises:
         The errors of `validate`.
     """
-    request = dataclasses.replace(request, target=_target(device))
+    request = understand(model, dataclasses.replace(request, target=_target(device)))
     if request.values == "real":  # what is made up is to be the same in the prediction and in the run
         with process_unchanged():
             torch.manual_seed(0)

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from fxmem.errors import linked_errors, one_line
+from fxmem.simulation.given import ignore_moves
 from fxmem.simulation.process_guard import process_unchanged
 
 
@@ -29,7 +30,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
     What `make` raises for reasons of its own goes through. The process is unchanged, as by `process_unchanged`.
     """
     try:
-        with process_unchanged(), _DeviceMode("meta"), _register_on_meta():
+        with process_unchanged(), _DeviceMode("meta"), _register_on_meta(), ignore_moves():
             made = make()
     except Exception as error:
         if not _wants_values(error):
@@ -42,7 +43,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
             "cpu" if real else "meta",
             ("its parameters were allocated before fxmem saw the module",) if real else (),
         )
-    with process_unchanged(), _DeviceMode("cpu"), _SkipInitialisers():
+    with process_unchanged(), _DeviceMode("cpu"), _SkipInitialisers(), ignore_moves():
         made = make()
     if isinstance(made, torch.nn.Module):
         _move_to_meta(made)
@@ -51,7 +52,7 @@ def construct(make: Callable[[], object]) -> tuple[object, Literal["meta", "cpu"
 
 def construct_with_values(make: Callable[[], object]) -> object:
     """Call `make` on the CPU, values and all. The process is unchanged, as by `process_unchanged`."""
-    with process_unchanged(), _DeviceMode("cpu"):
+    with process_unchanged(), _DeviceMode("cpu"), ignore_moves():
         return make()
 
 

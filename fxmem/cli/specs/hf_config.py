@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fxmem.cli.specs.recipes import Recipe, import_library, unknown_setting_error
+from fxmem.cli.specs.configs import unknown_setting_error
+from fxmem.cli.specs.recipes import Recipe, import_library
 from fxmem.errors import UsageError, closest, one_line
 from fxmem.records import json_reader
 
@@ -73,7 +74,7 @@ def _transformers_class(transformers: Any, name: str) -> Any:
     if not name.isidentifier():
         raise UsageError(
             f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; "
-            "fxmem downloads nothing"
+            f"fxmem downloads nothing{_hub_advice(name)}"
         )
     found = getattr(transformers, name, None)
     if found is None:
@@ -84,6 +85,13 @@ def _transformers_class(transformers: Any, name: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found
+
+
+def _hub_advice(name: str) -> str:
+    """How to have the configuration of a model of a hub."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
+        return ""
+    return f": curl -LO https://huggingface.co/{name}/resolve/main/config.json, then say hf:config.json"
 
 
 def _set_field(values: dict[str, Any], config: Any, path: Sequence[str], value: Any, spec: str) -> None:

@@ -3,7 +3,9 @@
     32x3x224x224                  one positional tensor; `,` separates as well as `x`, `scalar` is a 0-d tensor
     32x3x224x224:float16          of a dtype, by torch's name or bf16, fp16, fp32, fp64
     input_ids:8x1024:int64        a keyword argument
-    pkg.mod:NAME, file.py:NAME    your own function that returns a tensor, a tuple (positional) or a dict (keyword)
+    batch.image:8x3x224x224       an item of a dict that is one argument
+    pkg.mod:NAME, file.py:NAME    your own function that returns a tensor, a tuple (positional), a dict (keyword), a
+                                  DataLoader or a Dataset; or one of these
 
 Without a dtype, a name that ends in `_ids`, `_mask`, `_positions` or is `labels` gets int64, because torch indexes with
 nothing less and transformers builds its masks so; everything else follows the model's weights.
@@ -22,10 +24,11 @@ import torch
 
 from fxmem._torch.common import tree_map_only
 from fxmem.cli.specs import BuiltModel
-from fxmem.cli.specs.construction import construct
+from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.references import importable, is_file_reference, is_reference, load
 from fxmem.errors import FxmemError, UsageError
 from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.given import Batch, ignore_moves, is_loader, read_batch
 from fxmem.simulation.process_guard import process_unchanged
 
 SEQUENCE_LENGTH = 1024
@@ -45,7 +48,7 @@ class TensorSpec:
     dtype: str | None = None
     """torch's name, e.g. `float16`; None: by its name, else as the model's weights."""
     name: str | None = None
-    """Keyword it is passed as; None: positional."""
+    """Keyword it is passed as, dotted for an item of a dict; None: positional."""
 
     def __str__(self) -> str:
         parts = (self.name, "x".join(map(str, self.shape)) or "scalar", self.dtype)
@@ -91,7 +94,15 @@ def parse_input(text: str) -> InputSpec:
 def make_inputs(
     specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Make the positional and keyword arguments that `specs` describe, their tensors on meta.
+    """The arguments of `make_batch`."""
+    batch = make_batch(specs, weights_dtype=weights_dtype, channels_last=channels_last)
+    return batch.args, dict(batch.kwargs)
+
+
+def make_batch(
+    specs: Sequence[InputSpec], *, weights_dtype: torch.dtype | None = None, channels_last: bool = False
+) -> Batch:
+    """Make the positional and keyword arguments that `specs` describe, their tensors on meta; and notes on them.
 
     Args:
         specs: In the order of the command line; what is positional is passed in this order.
@@ -109,18 +120,21 @@ def make_inputs(
     """
     positional: list[Any] = []
     keyword: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
     for spec in specs:
         if isinstance(spec, FactorySpec):
-            more, named = _run_factory(spec)
+            made = _run_factory(spec)
+            positional += made.args
+            notes += made.notes
+            for name, value in made.kwargs.items():
+                _put(keyword, [name], value, name)
+            continue
+        tensor = _make_tensor(spec, weights_dtype, channels_last)
+        if spec.name is None:
+            positional.append(tensor)
         else:
-            tensor = _make_tensor(spec, weights_dtype, channels_last)
-            more, named = ((tensor,), {}) if spec.name is None else ((), {spec.name: tensor})
-        positional += more
-        for name, value in named.items():
-            if name in keyword:
-                raise UsageError(f"two inputs are named {name!r}; give each name once")
-            keyword[name] = value
-    return tuple(positional), keyword
+            _put(keyword, spec.name.split("."), tensor, spec.name)
+    return Batch(tuple(positional), keyword, notes)
 
 
 def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]:
@@ -154,6 +168,17 @@ def default_inputs(built: BuiltModel, batch_size: int) -> tuple[TensorSpec, ...]
     raise _unknown_inputs_error(built, f"{batch_size}x3x224x224", "tokens:8x1024:int64")
 
 
+def _put(items: dict[str, Any], path: Sequence[str], value: Any, name: str) -> None:
+    """Write one value into nested dicts."""
+    head, *rest = path
+    if rest and isinstance(items.setdefault(head, {}), dict):
+        _put(items[head], rest, value, name)
+    elif rest or head in items:
+        raise UsageError(f"two inputs are named {name!r}; give each name once")
+    else:
+        items[head] = value
+
+
 # --- one spec ---------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +190,7 @@ def _parse_shape(text: str, whole: str) -> tuple[int, ...]:
 
 
 def _parse_name(text: str, whole: str) -> str:
-    if not text.isidentifier():
+    if not all(part.isidentifier() for part in text.split(".")):
         raise UsageError(f"expected an argument's name before the shape, got {text!r} in {whole!r}")
     return text
 
@@ -183,7 +208,7 @@ def _parse_dtype(text: str, whole: str) -> str:
 def _make_tensor(spec: TensorSpec, weights_dtype: torch.dtype | None, channels_last: bool) -> torch.Tensor:
     if spec.dtype is not None:
         dtype: torch.dtype | None = getattr(torch, spec.dtype)
-    elif spec.name is not None and _INTEGER_NAMES.fullmatch(spec.name):
+    elif spec.name is not None and _INTEGER_NAMES.fullmatch(spec.name.rpartition(".")[2]):
         dtype = torch.int64
     else:
         dtype = weights_dtype
@@ -195,31 +220,43 @@ def _make_tensor(spec: TensorSpec, weights_dtype: torch.dtype | None, channels_l
         raise UsageError(f"no tensor can be as large as {spec}") from error
 
 
-def _run_factory(spec: FactorySpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _run_factory(spec: FactorySpec) -> Batch:
     with process_unchanged(), importable(spec.reference):
         factory = load(spec.reference)
         if not callable(factory):
-            raise UsageError(
-                f"{spec} is a {type(factory).__name__}; expected a function that returns a tensor, a tuple or a dict"
-            )
+            return _read_made(spec, factory, "is", "a function that returns a tensor")
         needed = _required_parameters(factory)
         if needed:
             raise UsageError(
                 f"{spec} takes arguments ({', '.join(needed)}); expected a function that can be called without any"
             )
         try:
-            made, _, _ = construct(factory)
+            made, built_on, _ = construct(factory)
+            if is_loader(made) and built_on == "meta":
+                made = construct_with_values(factory)
         except FxmemError:
             raise
         except (Exception, SystemExit) as error:
             raise user_code_error(error, str(spec)) from error
+        return _read_made(spec, made, "returned", "a tensor")
+
+
+def _read_made(spec: FactorySpec, made: object, is_or_returned: str, expected: str) -> Batch:
+    """The batch that a reference names, or that its function returned."""
+    if is_loader(made):
+        with ignore_moves():
+            batch = read_batch(made)
+        return Batch(_move_to_meta(batch.args), _move_to_meta(dict(batch.kwargs)), batch.notes)
     if isinstance(made, torch.Tensor):
-        return (made.to("meta"),), {}
+        return Batch((made.to("meta"),))
     if isinstance(made, Mapping) and all(isinstance(key, str) for key in made):
-        return (), _move_to_meta(dict(made))
+        return Batch((), _move_to_meta(dict(made)))
     if isinstance(made, tuple):
-        return _move_to_meta(tuple(made)), {}
-    got = f"{spec} returned a {type(made).__name__}; expected a tensor, a tuple (positional) or a dict (keyword)"
+        return Batch(_move_to_meta(tuple(made)))
+    got = (
+        f"{spec} {is_or_returned} a {type(made).__name__}; expected {expected}, a tuple (positional) or a dict "
+        "(keyword), a DataLoader or a Dataset"
+    )
     advice = "; return tuple(batch) to pass its items one by one, (batch,) to pass it whole"
     raise UsageError(got + (advice if isinstance(made, list) else ""))
 

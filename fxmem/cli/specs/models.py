@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
+from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.hf_config import from_transformers
 from fxmem.cli.specs.recipes import (
@@ -25,7 +26,6 @@ from fxmem.cli.specs.recipes import (
     from_timm,
     from_torchvision,
     import_library,
-    unknown_setting_error,
 )
 from fxmem.cli.specs.references import importable, is_reference
 from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, linked_errors, one_line

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fxmem.cli.specs.configs import field_hint, read_arguments, setting_line, unknown_setting_error
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 
@@ -77,8 +78,9 @@ def from_own_code(spec: str, settings: Mapping[str, Any]) -> Recipe:
         raise UsageError(
             f"{spec} is {describe(factory)}; expected an nn.Module class, a function that returns a module, or a module"
         )
-    _check_keywords(factory, spec, settings)
-    return Recipe(functools.partial(factory, **settings), functools.partial(_keywords, factory))
+    arguments, notes = read_arguments(factory, spec, settings)
+    _check_keywords(factory, spec, arguments)
+    return Recipe(functools.partial(factory, **arguments), functools.partial(_keywords, factory), notes)
 
 
 def import_library(package: str, module: str | None = None) -> Any:
@@ -90,11 +92,6 @@ def import_library(package: str, module: str | None = None) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = f"{package} is not installed" if missing else f"{package} cannot be imported ({one_line(error)})"
         raise EnvironmentLacksError(f'{what}; pip install "fxmem[zoo]"') from error
-
-
-def unknown_setting_error(spec: str, key: str, known: Sequence[str]) -> UsageError:
-    """The error of a setting that a model does not have."""
-    return UsageError(f"{spec} has no setting {key!r}{closest(key, known)}; it has {', '.join(known) or 'none'}")
 
 
 def describe(value: object) -> str:
@@ -140,7 +137,7 @@ def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[st
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in settings:
             if key not in known:
-                raise unknown_setting_error(spec, key, sorted(known))
+                raise UsageError(field_hint(factory, key) or str(unknown_setting_error(spec, key, sorted(known))))
     missing = [
         p.name
         for p in parameters
@@ -149,4 +146,5 @@ def _check_keywords(factory: Callable[..., Any], spec: str, settings: Mapping[st
     if missing:
         if hasattr(factory, "config_class"):
             raise UsageError(f"{spec} is a transformers class; write hf:{factory.__name__}")
-        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. --set {missing[0]}=VALUE")
+        line = setting_line(factory, missing[0])
+        raise UsageError(f"{spec} needs {', '.join(missing)}; say e.g. {line}")

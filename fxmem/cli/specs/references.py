@@ -20,6 +20,7 @@ from typing import Any
 
 from fxmem.errors import FxmemError, UsageError, closest, one_line
 from fxmem.simulation.error_advice import user_code_error
+from fxmem.simulation.given import ignore_moves
 
 _REFERENCE = re.compile(r"(?P<where>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -39,7 +40,8 @@ def is_file_reference(text: str) -> bool:
 def load(reference: str) -> Any:
     """The object that `reference` names, its module imported if need be.
 
-    A file is imported anew at each call, under a name private to its path. Call it inside `process_unchanged` and
+    A file is imported anew at each call, under a name private to its path; a file of a package is imported once, as a
+    module of it. Call it inside `process_unchanged` and
     `importable(reference)`, which undo what an import may leave behind, and outside any device context: a
     module's global tensors keep the device they were made on.
 
@@ -53,7 +55,8 @@ def load(reference: str) -> Any:
         raise UsageError(f"expected pkg.mod:name or file.py:name, got {reference!r}")
     where = match["where"]
     try:
-        found: Any = _import_file(where) if _is_path(where) else _import_module(where)
+        with ignore_moves():
+            found: Any = _import_file(where) if _is_path(where) else _import_module(where)
         for part in match["name"].split("."):
             if not hasattr(found, part):
                 public = [name for name in dir(found) if not name.startswith("_")]
@@ -71,8 +74,12 @@ def importable(reference: str) -> Iterator[None]:
     """Put the directory of the referenced file first on `sys.path`; for a module, the working directory."""
     before = list(sys.path)
     where = reference.rpartition(":")[0]
-    directory = str(_file(where).parent) if _is_path(where) else os.getcwd()
-    sys.path.insert(0, directory)
+    if _is_path(where):
+        file = _file(where)
+        folders = dict.fromkeys((str(_home(file)), str(file.parent)))  # a package's own files come after it
+    else:
+        folders = {os.getcwd(): None}
+    sys.path[:0] = folders
     try:
         yield
     finally:
@@ -92,6 +99,14 @@ def _file(where: str) -> Path:
         return Path(where).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a link to itself; ~ of nobody; a null character
         raise UsageError(f"no file {where}: {one_line(error)}") from error
+
+
+def _home(path: Path) -> Path:
+    """The folder that a file is imported from: the parent of its outermost package, or its own."""
+    folder = path.parent
+    while folder.name.isidentifier() and (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
 
 
 def _import_module(name: str) -> ModuleType:
@@ -115,6 +130,9 @@ def _import_file(where: str) -> ModuleType:
         raise UsageError(f"{where} is not Python: line {error.lineno}: {error.msg}") from error
     except ValueError as error:
         raise UsageError(f"{where} is not Python: {error}") from error
+    home = _home(path)
+    if home != path.parent:
+        return _import_from_package(path, home)
     name = f"_fxmem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -131,3 +149,20 @@ def _import_file(where: str) -> ModuleType:
             sys.modules[name] = before
         raise
     return module
+
+
+def _import_from_package(path: Path, home: Path) -> ModuleType:
+    """The file as a module of its package, so that its relative imports are found."""
+    name = ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
+    top = name.partition(".")[0]
+    known = sys.modules.get(top)
+    if known is not None and not _is_inside(known, home / top):
+        raise UsageError(
+            f"{path.name} is part of the package {top!r}, and another package of this name is imported already "
+            f"({getattr(known, '__file__', None) or 'built in'}); rename the folder, or take __init__.py out of it"
+        )
+    return importlib.import_module(name)
+
+
+def _is_inside(module: ModuleType, folder: Path) -> bool:
+    return any(Path(each).resolve() == folder for each in getattr(module, "__path__", ()))

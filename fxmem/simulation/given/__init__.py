@@ -1,0 +1,9 @@
+"""What people give, read as they mean it: batches, optimizers, losses, and code that moves itself to a card."""
+
+from __future__ import annotations
+
+from fxmem.simulation.given.batches import Batch, is_loader, read_batch
+from fxmem.simulation.given.moves import ignore_moves
+from fxmem.simulation.given.understood import understand
+
+__all__ = ["Batch", "ignore_moves", "is_loader", "read_batch", "understand"]

@@ -1,0 +1,51 @@
+"""A step as it was given, made one that can be run: the model, and the request that fits it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import modules as torch_modules
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.simulation.given.batches import fit_forward, misnamed_input
+from fxmem.simulation.given.optimizers import copy_optimizer
+from fxmem.simulation.request import StepRequest
+
+
+def understand(model: nn.Module, request: StepRequest) -> StepRequest:
+    """The request with what hangs on the model settled. What is settled already stays.
+
+    Raises:
+        UsageError: an input that forward does not have.
+        AnalysisError: there is no forward.
+    """
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise AnalysisError(f"expected a module that can be called; {type(model).__name__} has no forward of its own")
+    notes: list[str] = []
+    if isinstance(request.optimizer, Optimizer):
+        optimizer, note = copy_optimizer(request.optimizer, model)
+        request = dataclasses.replace(request, optimizer=optimizer)
+        notes.append(note)
+    batch = fit_forward(model, request.args, request.kwargs)
+    wrong = misnamed_input(model, batch.kwargs)
+    if wrong and not torch_modules.has_hooks(model):  # a hook may take it
+        raise UsageError(wrong)
+    notes += batch.notes
+    if batch.rest:
+        notes.append(_left_out(batch.rest))
+    return dataclasses.replace(
+        request, args=batch.args, kwargs=dict(batch.kwargs), notes=tuple(dict.fromkeys((*request.notes, *notes)))
+    )
+
+
+def _left_out(rest: Iterable[Any]) -> str:
+    tensors = [leaf for leaf in torch_common.tree_leaves(tuple(rest)) if isinstance(leaf, torch.Tensor)]
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    shapes = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors) or "no tensor"
+    return f"forward takes less than the batch: the rest ({shapes}; {nbytes} bytes) is left out"
