@@ -55,6 +55,20 @@ def step_seconds(profile: Profile, *, taped: bool = False, issue: float = 1.0) -
     return card_seconds
 
 
+def node_seconds(profile: Profile) -> list[float] | None:
+    """What the card takes for the operators of each node; None where `estimate` is None."""
+    card = CATALOGUE.get(profile.target.name)
+    if card is None or card.rates is None or not profile.ops:
+        return None
+    seconds = [0.0] * len(profile.nodes)
+    for op in profile.ops:
+        if op.moved_bytes is None:
+            return None
+        half = is_half(profile, op)
+        seconds[op.node] += _op_seconds(op, op.moved_bytes, half, card.reached[profile.step.mode], card.rates)
+    return seconds
+
+
 def has_rates(target: Target) -> bool:
     """Whether the time of a step on the target can be estimated."""
     card = CATALOGUE.get(target.name)

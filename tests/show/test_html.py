@@ -154,7 +154,7 @@ def test_nothing_is_loaded() -> None:
     # Two names of the SVG language, and a reference to an arrow of the drawing itself.
     addresses = set(re.findall(r"https?://[^\"' )<]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}
-    assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#fxmem-arrow"}
+    assert set(re.findall(r"url\(([^)]*)\)", text)) == {"#fxmem-arrow", "#live-arrow"}
     assert "@import" not in text
 
 
@@ -258,7 +258,7 @@ def test_tables_can_be_sorted_and_searched() -> None:
     page = Page(page_of(small_profile()))
     assert [each["aria-sort"] for each in page.of("th") if "aria-sort" in each] == ["ascending", "descending"]
     assert {each["data-sort"] for each in page.of("th") if "data-sort" in each} == {"number", "text"}
-    assert [each["type"] for each in page.of("input")] == ["search"]
+    assert [each["type"] for each in page.of("input")] == ["search", "search"]
     assert "6 of 6 nodes" in page.said["section"][4]
     # What scrolls can be reached with the keyboard, and has a name.
     scrolling = [each for each in page.of("div") if each.get("tabindex") == "0"]
@@ -323,7 +323,7 @@ def test_a_plan_before_and_after() -> None:
 def test_without_a_graph_there_is_none() -> None:
     text = page_of(small_profile(), graph=False)
     assert 'fxmem-graph"' not in text
-    assert set(data_of(text)["box"]) == {-1}
+    assert "fxmem-graph-data" not in text
     assert [link["href"] for link in Page(text).of("a") if link["href"] == "#graph"] == []
 
 
@@ -333,7 +333,7 @@ def test_without_a_graph_there_is_none() -> None:
 def test_a_moment_knows_its_operator_and_node() -> None:
     profile = small_profile()
     timeline = liveness.timeline(profile)
-    data = link_data(profile, timeline, columns=1000, boxes=[None] * len(profile.nodes))
+    data = link_data(profile, timeline, columns=1000)
     at = data["start"]
     assert data["tick"][at] == timeline.peak.tick
     assert data["live"][at] == timeline.peak.requested_bytes
@@ -348,10 +348,7 @@ def test_a_moment_knows_its_operator_and_node() -> None:
 
 def test_its_size_does_not_grow_with_the_step() -> None:
     long, short = (deep_profile(layers) for layers in (400, 200))
-    sizes = [
-        len(link_data(each, liveness.timeline(each), columns=50, boxes=[None] * len(each.nodes))["tick"])
-        for each in (long, short)
-    ]
+    sizes = [len(link_data(each, liveness.timeline(each), columns=50)["tick"]) for each in (long, short)]
     assert sizes == [100, 100]
 
 
@@ -366,18 +363,17 @@ def test_every_node_is_in_a_box_of_the_graph_folded_ones_too() -> None:
     assert len(set(drawing.boxes)) < 20
 
 
-def test_a_plan_is_framed_in_the_graph_and_its_boxes_are_pointed_at() -> None:
+def test_a_plan_is_framed_in_the_graph_and_its_frames_can_be_folded() -> None:
     profile = small_profile()
     timeline, plan = liveness.timeline(profile), small_plan(profile)
     page = Page(page_of(profile, plan=plan))
-    data = json.loads(page.said["script"][0])
+    data = json.loads(page.said["script"][1])
     ids = {attributes.get("id", "") for _, attributes in page.elements}
-    assert set(data["boxes"]) <= ids
     drawing = render(profile, timeline, DrawingOptions(plan=plan))
     framed = re.findall(r'<g id="([^"]+)" class="[^"]*checkpoint', drawing.svg)
     assert framed
     assert set(framed) <= ids
-    assert data["boxes"] == list(dict.fromkeys(box for box in drawing.boxes if box))
+    assert [part["head"] for part in data["parts"] if part.get("region")] == ["checkpoint"]
 
 
 # --- the notebook -----------------------------------------------------------------------------------------------------
@@ -424,7 +420,7 @@ def test_names_are_text(name: str) -> None:
     )
     text.encode()
     page = Page(text)
-    assert len(page.of("script")) == 2
+    assert len(page.of("script")) == 3
     assert not page.of("img")
     assert [
         attribute for _, attributes in page.elements for attribute in attributes if attribute.startswith("on")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fxmem.records.names import Heat
 from fxmem.show.graph.converter import Format
+from fxmem.show.graph.hierarchy_data import hierarchy_data
 from fxmem.show.graph.picture import OVERVIEW, DrawingOptions
 from fxmem.show.graph.render import dot_source, image, render, require_image
 from fxmem.show.graph.svg_document import Drawing
@@ -20,6 +21,7 @@ __all__ = [
     "Format",
     "Heat",
     "dot_source",
+    "hierarchy_data",
     "image",
     "render",
     "require_image",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fxmem.errors import UsageError
 from fxmem.records.profile import Node, Phase, Profile, Timeline
-from fxmem.show.graph.boxes import View, ViewMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
+from fxmem.show.graph.boxes import IsOpen, View, ViewMaker, count_boxes, flatten, gather, open_heaviest, open_to_depth
 from fxmem.show.graph.checkpoints import checkpoints
 from fxmem.show.graph.folded_tree import Place, Visit, graph_tree, level, places
 from fxmem.show.graph.picture import Box, DrawingOptions, Edge, Frame, Picture
@@ -34,43 +34,75 @@ def compose(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Pi
     Raises:
         UsageError: no module in focus has that path; or the plan is not for this profile.
     """
+    hierarchy = make_hierarchy(profile, timeline, options)
+    drafts, frames = flatten(hierarchy.views, hierarchy.is_open)
+    home = hierarchy.homes(drafts)
+    boxes, edges = _connect(profile, hierarchy.where, home, drafts)
+    return hierarchy.picture(boxes, frames, edges, home)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """All that a picture of a step can show, folded or open."""
+
+    profile: Profile
+    timeline: Timeline
+    options: DrawingOptions
+    focus: str
+    peak: int | None
+    where: Mapping[int, Place]
+    """Where each node that is drawn stands in the tree."""
+    views: tuple[View, ...]
+    is_open: IsOpen
+    """What is open at first."""
+
+    def homes(self, boxes: Sequence[Box]) -> dict[int, int]:
+        """The box of each node that is drawn."""
+        box_of = {node: index for index, box in enumerate(boxes) for node in box.nodes if self.where[node].node == node}
+        return {node: box_of[place.node] for node, place in self.where.items()}
+
+    def picture(
+        self, boxes: Sequence[Box], frames: Sequence[Frame], edges: Sequence[Edge], home: Mapping[int, int]
+    ) -> Picture:
+        """A picture of these boxes, frames and edges."""
+        return Picture(
+            profile=self.profile,
+            timeline=self.timeline,
+            heat=self.options.heat,
+            boxes=tuple(boxes),
+            frames=tuple(frames),
+            edges=tuple(edges),
+            focus=self.focus,
+            peak_node=self.peak,
+            in_place=_in_place_nodes(self.profile),
+            plan=self.options.plan,
+            homes=tuple(home.get(node) for node in range(len(self.profile.nodes))),
+        )
+
+
+def make_hierarchy(profile: Profile, timeline: Timeline, options: DrawingOptions) -> Hierarchy:
+    """Decide what there is to draw, and what of it is open at first. Arguments and errors are those of `compose`."""
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     focus = _find_focus(profile, options.focus, peak)
     nodes = _drawn_nodes(profile, focus, peak)
     root = graph_tree(profile, nodes, peak=peak, fold=options.fold, regions=checkpoints(profile, options.plan))
-    parts = ViewMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
-    drafts, frames = _choose(profile, parts, options, level(focus))
-    where = places(root, nodes)
-    box_of = {node: index for index, box in enumerate(drafts) for node in box.nodes if where[node].node == node}
-    home = {node: box_of[where[node].node] for node in nodes}
-    boxes, edges = _connect(profile, where, home, drafts)
-    return Picture(
-        profile=profile,
-        timeline=timeline,
-        heat=options.heat,
-        boxes=tuple(boxes),
-        frames=tuple(frames),
-        edges=tuple(edges),
-        focus=focus,
-        peak_node=peak,
-        in_place=_in_place_nodes(profile),
-        plan=options.plan,
-        homes=tuple(home.get(node) for node in range(len(profile.nodes))),
-    )
+    made = ViewMaker(profile, frozenset(nodes), peak).parts(_unwrap(root, focus).items)
+    views, is_open = _choose(profile, made, options, level(focus))
+    return Hierarchy(profile, timeline, options, focus, peak, places(root, nodes), views, is_open)
 
 
 def _choose(
     profile: Profile, parts: tuple[View, ...], options: DrawingOptions, base: int
-) -> tuple[list[Box], list[Frame]]:
+) -> tuple[tuple[View, ...], IsOpen]:
     """Decide what is folded: by depth where one is given, else by bytes."""
     if options.depth is not None:
-        return flatten(parts, open_to_depth(base + options.depth))
+        return parts, open_to_depth(base + options.depth)
     runs = options.max_boxes >= RUNS_OPEN_FROM
     worth = 0
     if count_boxes(parts, runs=runs) > options.max_boxes:
         parts = gather(parts, options.max_boxes, profile)
         worth = 0 if runs else sum(part.weight for part in parts) // _WORTH
-    return flatten(parts, open_heaviest(parts, options.max_boxes, runs=runs, worth=worth))
+    return parts, open_heaviest(parts, options.max_boxes, runs=runs, worth=worth)
 
 
 # --- which nodes ------------------------------------------------------------------------------------------------------
@@ -149,16 +181,12 @@ def _connect(
 ) -> tuple[list[Box], list[Edge]]:
     """The boxes with what they read, and the lines. `home` is the box of each node."""
     live = [0] * len(drafts)
-    reads: list[dict[int, int]] = [{} for _ in drafts]
     named: list[dict[int, None]] = [{} for _ in drafts]
     for node, head in home.items():
         live[head] = max(live[head], profile.nodes[node].live_bytes.max)
-        for source in profile.nodes[node].inputs:
-            if source not in home:
-                if where[node].node == node:
-                    named[head][source] = None
-            elif home[source] < head and _is_in_one_repeat(where[source].turns, where[node].turns):
-                reads[head].setdefault(home[source], source)
+        if where[node].node == node:
+            named[head].update(dict.fromkeys(source for source in profile.nodes[node].inputs if source not in home))
+    reads = find_reads(profile, where, home, len(drafts))
     drawn = _drop_long(_drop_fans(reads))
     for head, sources in enumerate(reads):
         named[head].update(dict.fromkeys(source for tail, source in sources.items() if (tail, head) not in drawn))
@@ -167,6 +195,18 @@ def _connect(
         for box, most, others in zip(drafts, live, named, strict=True)
     ]
     return boxes, [*(Edge(tail, head) for tail, head in sorted(drawn)), *_ordering_edges(boxes, drawn)]
+
+
+def find_reads(
+    profile: Profile, where: Mapping[int, Place], home: Mapping[int, int], number: int
+) -> list[dict[int, int]]:
+    """What each of so many boxes reads: boxes, and the node read there."""
+    reads: list[dict[int, int]] = [{} for _ in range(number)]
+    for node, head in home.items():
+        for source in profile.nodes[node].inputs:
+            if source in home and home[source] < head and _is_in_one_repeat(where[source].turns, where[node].turns):
+                reads[head].setdefault(home[source], source)
+    return reads
 
 
 def _is_in_one_repeat(turns: dict[int, int], others: dict[int, int]) -> bool:

@@ -97,18 +97,20 @@ class FrameWords:
 def box_words(drawing: Picture) -> list[Words]:
     """The words of every box. Most boxes are equally wide, so that a chain of them is a column."""
     largest = heat_scale(drawing)
-    ids = _Ids("node")
+    ids = UniqueIds("node")
     words = [_label_box(drawing, box, largest, ids) for box in drawing.boxes]
     usual = sorted(each.width for each in words)[len(words) * _USUAL // 100] if words else 0.0
-    return [
-        replace(each, width=min(ceil(max(each.width, usual) / _STEP_OF_WIDTH) * _STEP_OF_WIDTH, _WIDEST))
-        for each in words
-    ]
+    return [replace(each, width=round_width(max(each.width, usual), _WIDEST)) for each in words]
 
 
-def frame_words(drawing: Picture) -> list[FrameWords]:
-    """The headings of every frame."""
-    ids, regions = _Ids("module"), _Ids("checkpoint")
+def round_width(width: float, widest: float) -> float:
+    """The width of a box, one of few, so that boxes form columns."""
+    return min(ceil(width / _STEP_OF_WIDTH) * _STEP_OF_WIDTH, widest)
+
+
+def frame_words(drawing: Picture, *, figures: bool = True) -> list[FrameWords]:
+    """The headings of every frame, with the quantity that colours the boxes or without figures."""
+    ids, regions = UniqueIds("module"), UniqueIds("checkpoint")
     found = []
     for frame in drawing.frames:
         if frame.checkpoint is not None:
@@ -128,11 +130,8 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
         kind = class_name(drawing, frame.module) if frame.first in ("", frame.module) and not frame.gathered else ""
         notes = [
             kind,
-            *(
-                [f"x{frame.alike}", f"{figure} each", *_sum_note(drawing.heat, value, frame.alike)]
-                if frame.alike > 1
-                else [figure]
-            ),
+            *([f"x{frame.alike}"] if frame.alike > 1 else []),
+            *(_frame_figures(drawing.heat, value, figure, frame.alike) if figures else []),
         ]
         tooltip = frame_tooltip(drawing, frame)
         found.append(
@@ -146,7 +145,7 @@ def frame_words(drawing: Picture) -> list[FrameWords]:
     return found
 
 
-def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, ids: _Ids) -> FrameWords:
+def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, ids: UniqueIds) -> FrameWords:
     name = "checkpoint" if frame.whole else "part of a checkpoint"
     if frame.alike > 1:
         outside = drawing.focus if frame.parent is None else drawing.frames[frame.parent].module
@@ -155,6 +154,10 @@ def _label_checkpoint(drawing: Picture, frame: Frame, checkpoint: Checkpoint, id
     says = describe_effect([(checkpoint, 1)], each=frame.alike)
     tooltip = tuple(map(printable, checkpoint_tooltip(drawing, frame, checkpoint)))
     return FrameWords(ids.make(drawing.profile.nodes[checkpoint.first_node].name), name, says, tooltip, checkpoint=True)
+
+
+def _frame_figures(heat: Heat, value: int | None, figure: str, alike: int) -> list[str]:
+    return [f"{figure} each", *_sum_note(heat, value, alike)] if alike > 1 else [figure]
 
 
 def _sum_note(heat: Heat, value: int | None, times: int) -> list[str]:
@@ -191,11 +194,11 @@ def heat_step(value: int | None, largest: int) -> int | None:
 # --- boxes ------------------------------------------------------------------------------------------------------------
 
 
-def _label_box(drawing: Picture, box: Box, largest: int, ids: _Ids) -> Words:
+def _label_box(drawing: Picture, box: Box, largest: int, ids: UniqueIds) -> Words:
     outside = drawing.focus if box.frame is None else drawing.frames[box.frame].module
     nodes = [drawing.profile.nodes[node] for node in box.shown]
     value = box_value(drawing.heat, box)
-    title, note = _name_box(drawing, box, nodes, outside)
+    title, note = name_box(drawing, box, nodes, outside)
     times = f" x{box.alike}" if box.alike > 1 else ""
     figure = (
         ""
@@ -232,7 +235,7 @@ def _own_name(module: str, outside: str) -> str:
     return f"{outside.rpartition('.')[2]}.{own}" if own[:1].isdigit() and own != module else own
 
 
-def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
+def name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -> tuple[str, str]:
     """What stands first in a box, and what explains it."""
     node = nodes[0]
     if box.kind in ("module", "group"):
@@ -263,15 +266,8 @@ def _name_box(drawing: Picture, box: Box, nodes: Sequence[Node], outside: str) -
 
 
 def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> Iterator[str]:
-    tensors = next((node.outputs for node in reversed(nodes) if node.outputs), ())
-    shape = (
-        ""
-        if not tensors
-        else f"{format_shape(tensors[0].shape)} {tensors[0].dtype}"
-        + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
-    )
     alias = describe_alias(drawing, box.shown[-1]) if box.kind in ("call", "alias") else ""
-    described = ", ".join(filter(None, (note, shape)))
+    described = shape_line(nodes, note)
     if described:
         yield described
     each = box.times > 1 and drawing.heat not in LARGEST
@@ -282,6 +278,14 @@ def _box_lines(drawing: Picture, box: Box, nodes: Sequence[Node], note: str) -> 
         yield describe_checkpoints(box)
     if box.references:
         yield f"reads {join_names([display_name(drawing.profile.nodes[node]) for node in box.references])}"
+
+
+def shape_line(nodes: Sequence[Node], note: str) -> str:
+    """A box's second line: what it is, and the shape of what it returns."""
+    tensors = next((node.outputs for node in reversed(nodes) if node.outputs), ())
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    shape = f"{format_shape(tensors[0].shape)} {tensors[0].dtype}{more}" if tensors else ""
+    return ", ".join(filter(None, (note, shape)))
 
 
 def _figures(figures: Figures) -> Iterator[tuple[str, str]]:
@@ -305,7 +309,7 @@ def _times(flops: Flops, times: int) -> Flops:
     return Flops(flops.known * times, flops.unknown_calls * times)
 
 
-class _Ids:
+class UniqueIds:
     """Makes names into unique ids of letters, digits, `_` and `.`."""
 
     def __init__(self, prefix: str) -> None:
@@ -313,6 +317,7 @@ class _Ids:
         self._taken: dict[str, int] = {}
 
     def make(self, name: str) -> str:
+        """Return the id of the next thing of this name."""
         plain = f"{self._prefix}-{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:200]}"
         self._taken[plain] = self._taken.get(plain, 0) + 1
         return plain if self._taken[plain] == 1 else f"{plain}--{self._taken[plain]}"

@@ -1,10 +1,9 @@
-"""What joins the parts of a page: ticks, nodes, and boxes of the graph."""
+"""What joins the parts of a page: ticks and nodes."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Any
 
 from fxmem.records.profile import Kind, Phase, Profile, Timeline
@@ -12,7 +11,7 @@ from fxmem.records.units import to_words
 from fxmem.show.plots.samples import samples
 
 
-def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequence[str | None]) -> dict[str, Any]:
+def link_data(profile: Profile, timeline: Timeline, *, columns: int) -> dict[str, Any]:
     """What the page's script needs, as plain JSON. It has two moments a column, so its size does not grow with the
     step.
 
@@ -20,7 +19,6 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         profile: what was predicted.
         timeline: its timeline.
         columns: pixels that the plotted timeline is wide.
-        boxes: for each node the id of its box in the graph, as in `fxmem.show.graph.Drawing`.
     """
     taken = samples(timeline.live_bytes, columns)
     # Ops that allocate nothing begin where another does; the one that holds the tick is the one that matters.
@@ -29,8 +27,6 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
     at = [bisect_right(begins, sample.tick) - 1 for sample in taken]
     ops = [None if place < 0 else profile.ops[allocating[place]] for place in at]
     names: dict[str, int] = {}
-    ids = list(dict.fromkeys(box for box in boxes if box is not None))
-    number = {box: index for index, box in enumerate(ids)}
     peak = timeline.peak.tick
     return {
         "ticks": len(timeline.live_bytes),
@@ -50,8 +46,6 @@ def link_data(profile: Profile, timeline: Timeline, *, columns: int, boxes: Sequ
         "names": list(names),
         "start": next((index for index, sample in enumerate(taken) if sample.tick == peak), 0),
         "spans": _spans(profile),
-        "boxes": ids,
-        "box": [-1 if box is None else number[box] for box in boxes],
     }
 
 

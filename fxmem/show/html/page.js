@@ -1,29 +1,21 @@
-"use strict";
 (() => {
   const data = JSON.parse(document.getElementById("fxmem-data").textContent);
   const ns = "http://www.w3.org/2000/svg";
   const $ = (id) => document.getElementById(id);
   const row = (node) => (node < 0 ? null : $("n" + node));
-  const boxOf = (node) => (node < 0 || data.box[node] < 0 ? null : $(data.boxes[data.box[node]]));
-  const nodesOf = new Map();
-  data.box.forEach((box, node) => {
-    if (box >= 0) nodesOf.set(data.boxes[box], [...(nodesOf.get(data.boxes[box]) || []), node]);
-  });
-
-  const bytes = (n) => {
-    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = 0;
-    while (n >= (unit ? 999.95 : 1024) && unit < 4) { n /= 1024; unit += 1; }
-    return unit ? `${n.toFixed(n < 9.995 ? 2 : 1)} ${units[unit]}` : `${n} B`;
-  };
+  const drawn = typeof fxmemView === "undefined" ? null : fxmemView;
+  const boxOf = (node) => (node < 0 || !drawn ? null : drawn.boxOf(node));
+  const { bytes } = fxmemGraph;
 
   // What is linked: one node, shown on the timeline, in the graph and in the table.
-  let linked = [];
+  let linked = [], last = -1;
   const link = (node) => {
+    last = node;
     linked.forEach((each) => each.classList.remove("linked"));
     linked = [row(node), boxOf(node)].filter(Boolean);
     linked.forEach((each) => each.classList.add("linked"));
   };
+  if (drawn) drawn.onDraw(() => link(last));
   const within = (box, place) => {
     const a = box.getBoundingClientRect(), b = place.getBoundingClientRect();
     if (a.top < b.top || a.bottom > b.bottom) place.scrollTop += a.top - b.top - (b.height - a.height) / 2;
@@ -83,7 +75,7 @@
     plot.setAttribute("aria-valuetext", sentence);
     link(node);
     drawSpans([]);
-    if (graph && boxOf(node)) within(boxOf(node), graph);
+    if (boxOf(node)) drawn.show(boxOf(node));
     say(sentence, node);
   };
   const seek = (tick) => {
@@ -129,9 +121,9 @@
     say(`${sums}: ${spans ? "runs at tick " + spans : "runs no operator"}${also && also.length > 1 ? `; one of ${also.length} nodes in its box` : ""}.`, node);
   };
   if (graph) {
-    const box = (event) => { const found = event.target.closest(".box"); return found && nodesOf.get(found.id) ? found : null; };
-    graph.addEventListener("pointerover", (event) => { const found = box(event); if (found) pick(nodesOf.get(found.id)[0], nodesOf.get(found.id)); });
-    graph.addEventListener("click", (event) => { const found = box(event); if (found) go(nodesOf.get(found.id)[0]); });
+    const nodesAt = (event) => { const found = event.target.closest(".box"); return found && drawn.nodes(found); };
+    graph.addEventListener("pointerover", (event) => { const found = nodesAt(event); if (found) pick(found[0], found); });
+    graph.addEventListener("click", (event) => { const found = nodesAt(event); if (found) go(found[0]); });
   }
 
   // Tables: sorting by any column, and search.
@@ -200,7 +192,7 @@
     if (event.key === "Enter" && boxOf(number(found)) && graph) {
       graph.focus();
       graph.scrollIntoView({ block: "nearest" });
-      within(boxOf(number(found)), graph);
+      drawn.show(boxOf(number(found)));
     }
     if (to === undefined) return;
     event.preventDefault();
@@ -234,6 +226,6 @@
     if (!a) return;
     const target = $(a.getAttribute("href").slice(1));
     if (target && target.parentElement === nodes) { event.preventDefault(); go(number(target)); }
-    if (target && graph && graph.contains(target)) { event.preventDefault(); graph.focus(); graph.scrollIntoView({ block: "nearest" }); within(target, graph); }
+    if (target && graph && graph.contains(target)) { event.preventDefault(); graph.focus(); graph.scrollIntoView({ block: "nearest" }); drawn.show(target); }
   });
 })();

@@ -16,7 +16,7 @@ from fxmem.memory import facts
 from fxmem.memory.allocator import DEFAULT_SETTINGS, AllocatorSettings, known_levels
 from fxmem.records.plan import Plan
 from fxmem.records.profile import Profile, Timeline
-from fxmem.show.graph import OVERVIEW, DrawingOptions, render
+from fxmem.show.graph import OVERVIEW, DrawingOptions, hierarchy_data, render
 from fxmem.show.html.links import link_data, script_json
 from fxmem.show.html.page import fill_page, read_asset
 from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
@@ -75,12 +75,11 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         "unknown": "Unknowns",
     }
     alive, unlisted_bytes = alive_table(profile, timeline)
-    boxes = drawn.boxes if drawn else [None] * len(profile.nodes)
     peak = timeline.peak
     return fill_page(
         "report",
         profile,
-        script=read_asset("page.js"),
+        script="".join(map(read_asset, ["graph.js", *(["graph_view.js"] if drawn else []), "page.js"])),
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
@@ -101,7 +100,8 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         unlisted_bytes=unlisted_bytes,
         assumptions=[*facts.assumptions(profile), *facts.made_up(profile)],
         unknowns=facts.unknowns(profile),
-        data=script_json(link_data(profile, timeline, columns=_WIDEST, boxes=boxes)),
+        hierarchy=script_json(hierarchy_data(profile, timeline, drawing)) if drawn else "",
+        data=script_json(link_data(profile, timeline, columns=_WIDEST)),
     )
 
 

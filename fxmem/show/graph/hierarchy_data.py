@@ -1,0 +1,171 @@
+"""The hierarchy of a step as data, for the page's script to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fxmem.hardware import step_time
+from fxmem.memory.figures import bytes_at_peak
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import printable
+from fxmem.show.graph.boxes import View
+from fxmem.show.graph.composition import Hierarchy, find_reads, make_hierarchy
+from fxmem.show.graph.labels import (
+    BAR,
+    LINE,
+    NOTE_SIZE,
+    PAD,
+    TITLE,
+    TITLE_SIZE,
+    UniqueIds,
+    frame_words,
+    name_box,
+    round_width,
+    shape_line,
+)
+from fxmem.show.graph.phrases import describe_checkpoints, describe_peak
+from fxmem.show.graph.picture import Box, DrawingOptions, Frame, Picture
+from fxmem.show.svg import fit, text_width
+
+_FIGURE = 118.0
+"""Room for a figure beside a box's name, in pixels: `at peak 999.9 MiB`."""
+_NOTED = 84.0
+"""Room for a figure in a heading."""
+_MOST = 340.0
+
+HEATS: dict[str, str] = {
+    "saved": "bytes kept for backward",
+    "params": "bytes of parameters and buffers",
+    "peak": "of the bytes alive at the peak, those it brought",
+    "flops": "FLOPs, forward and backward",
+    "time": "estimated time of its operators on the card",
+}
+"""The quantities that the page can colour boxes by. `time` is there where it can be estimated."""
+
+
+def hierarchy_data(profile: Profile, timeline: Timeline, options: DrawingOptions) -> dict[str, Any]:
+    """What the page's script draws the graph from, as plain JSON.
+
+    `parts` are in preorder, each with the number of parts inside it (`size`); `lines` join those without parts; `home`
+    is the part of each node. Bytes and FLOPs are of all equal ones together.
+
+    Args:
+        profile: what was predicted.
+        timeline: its timeline.
+        options: of the drawing that the page begins with.
+    """
+    return _Writer(make_hierarchy(profile, timeline, options)).write()
+
+
+class _Writer:
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._profile = hierarchy.profile
+        self._boxes: list[Box] = []
+        self._frames: list[Frame] = []
+        self._parts: list[dict[str, Any]] = []
+        self._ids = UniqueIds("part")
+        self._quantities = self._measures()
+
+    def write(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        views = list(self._walk(self._hierarchy.views, None, 1))
+        home = self._hierarchy.homes(self._boxes)
+        reads = find_reads(self._profile, self._hierarchy.where, home, len(self._boxes))
+        drawing = self._hierarchy.picture(self._boxes, self._frames, (), home)
+        headings = iter(frame_words(drawing, figures=False))
+        number_of_leaf = [index for index, (view, *_) in enumerate(views) if not view.parts]
+        for part, (_, box, frame) in zip(self._parts, views, strict=True):
+            self._describe(part, drawing, box)
+            if frame is not None:
+                words = next(headings)
+                note = fit(words.note, NOTE_SIZE, _MOST)
+                wide = text_width(words.title, TITLE_SIZE, bold=True) + text_width(note, NOTE_SIZE) + _NOTED
+                part |= {"head": words.title, "note": note, "least": round(wide + 30.0, 1)}
+                part |= {"region": 1} if words.checkpoint else {}
+        return {
+            "heats": {name: HEATS[name] for name in self._quantities},
+            "parts": self._parts,
+            "lines": [
+                [number_of_leaf[tail], number_of_leaf[head]]
+                for head, tails in enumerate(reads)
+                for tail in sorted(tails)
+            ],
+            "home": [number_of_leaf[home[node]] if node in home else -1 for node in range(len(self._profile.nodes))],
+        }
+
+    def _walk(self, views: Sequence[View], frame: int | None, times: int) -> Iterator[tuple[View, Box, Frame | None]]:
+        """All views in preorder, with what each is drawn as."""
+        for view in views:
+            own = times * view.box.alike
+            box = Box(**{**vars(view.box), "frame": frame, "times": own})
+            part: dict[str, Any] = {"values": [measure(view, own) for measure in self._quantities.values()]}
+            self._parts.append(part)
+            if view.frame is None or not view.parts:
+                self._boxes.append(box)
+                yield view, box, None
+                continue
+            around = Frame(**{**vars(view.frame), "parent": frame})
+            self._frames.append(around)
+            before = len(self._parts)
+            part["open"] = int(self._hierarchy.is_open(view))
+            yield view, box, around
+            yield from self._walk(view.parts, len(self._frames) - 1, times * around.alike)
+            part["size"] = len(self._parts) - before
+
+    def _measures(self) -> dict[str, Callable[[View, int], float | None]]:
+        """How each quantity of a view is found, given how often it is there."""
+        at_peak = bytes_at_peak(self._profile, self._hierarchy.timeline)
+        seconds = step_time.node_seconds(self._profile)
+        everywhere: dict[int, list[int]] = {}
+        for node, place in self._hierarchy.where.items():
+            everywhere.setdefault(place.node, []).append(node)
+
+        def total(values: Sequence[float], view: View) -> float:
+            """Sum over all that the drawn nodes stand for, equal or not."""
+            drawn = {self._hierarchy.where[node].node for node in view.nodes}
+            return sum(values[node] for one in drawn for node in everywhere[one])
+
+        def flops(view: View, times: int) -> float | None:
+            both = view.box.figures.forward + view.box.figures.backward
+            return None if both.unknown_calls and not both.known else both.known * times
+
+        found: dict[str, Callable[[View, int], float | None]] = {
+            "saved": lambda view, times: view.box.figures.saved * times,
+            "params": lambda view, times: view.box.figures.params * times,
+            "peak": lambda view, times: total(at_peak, view),
+            "flops": flops,
+        }
+        if seconds is not None:
+            found["time"] = lambda view, times: float(f"{total(seconds, view):.3g}")
+        return found
+
+    def _describe(self, part: dict[str, Any], drawing: Picture, box: Box) -> None:
+        outside = drawing.focus if box.frame is None else drawing.frames[box.frame].module
+        nodes = [self._profile.nodes[node] for node in box.shown]
+        title, note = name_box(drawing, box, nodes, outside)
+        title = printable(title + (f" x{box.alike}" if box.alike > 1 else ""))
+        lines = [printable(shape_line(nodes, note))]
+        lines += [printable(describe_checkpoints(box))] if box.checkpoints else []
+        lines = [line for line in lines if line]
+        mark = describe_peak(drawing, box, outside=box.module)
+        wide = max(
+            text_width(title, TITLE_SIZE, bold=True) + (0.0 if box.kind in ("input", "output") else _FIGURE),
+            *(text_width(line, NOTE_SIZE) for line in lines),
+            text_width(mark, NOTE_SIZE, bold=True),
+        )
+        width = round_width(wide + 2 * PAD, _MOST)
+        room = width - 2 * PAD
+        part |= {
+            "id": self._ids.make(box.module if box.kind in ("module", "group") else nodes[-1].name),
+            "kind": box.kind,
+            "title": fit(title, TITLE_SIZE, room - (0.0 if box.kind in ("input", "output") else _FIGURE), bold=True),
+            "lines": [fit(line, NOTE_SIZE, room) for line in lines],
+            "w": width,
+            "h": TITLE + LINE * (len(lines) + bool(mark)) + 2 * PAD + BAR,
+        }
+        part |= {"mark": fit(mark, NOTE_SIZE, room, bold=True)} if mark else {}
+        part |= {"path": printable(box.module)} if box.module else {}
+        part |= {"alike": box.alike} if box.alike > 1 else {}
+        part |= {"times": box.times} if box.times > 1 else {}
