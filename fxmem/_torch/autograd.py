@@ -184,6 +184,10 @@ class Hooks:
         self.change_nothing = pack is unpack is _same
 
 
+NO_HOOKS = Hooks(_same, _same)
+"""The pair that changes nothing."""
+
+
 @contextlib.contextmanager
 def observe_saved_tensors(pack: Callable[[Hooks, Any], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
     """Route every tensor autograd saves on this thread through `pack(hooks, tensor) -> handle` and `unpack(handle)`.

@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, repeatable
-from fxmem.records.names import PRECISIONS, STEPS, Mode, Precision, Sdpa, Values, ZeroGrad
+from fxmem.records.names import PRECISIONS, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -126,7 +126,23 @@ LOOP = (
     ),
 )
 """The training loop around the step."""
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP)
+COMPILE = (
+    argument(
+        "--compile",
+        nargs="?",
+        const="default",
+        metavar="MODE",
+        choices=get_args(CompileMode),
+        help="the step as torch.compile would run it on the target, in this mode (default: default); builds no kernel",
+    ),
+    repeatable(
+        "--compile-option",
+        metavar="KEY=VALUE",
+        help="dynamic=True, or an option of inductor; repeatable",
+    ),
+)
+"""Whether and how the step is compiled."""
+ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

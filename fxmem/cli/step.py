@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fxmem.cli.options import DEFAULT_BATCH, LOOP, STEP
+from fxmem.cli.options import COMPILE, DEFAULT_BATCH, LOOP, STEP
 from fxmem.cli.progress import Progress
 from fxmem.errors import EnvironmentLacksError, UsageError
 
@@ -56,7 +56,7 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
     words = tuple(options.run_program[is_module:])
     if not words:
         raise UsageError("expected a program after --run, its script first")
-    for each in (*STEP, *LOOP):
+    for each in (*STEP, *LOOP, *COMPILE):
         name = each.names[0]
         value = getattr(options, each.settings.get("dest") or name.lstrip("-").replace("-", "_"), None)
         if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
@@ -84,11 +84,21 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     require_torch()
     progress("loading torch")
     from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.compiled import read_compile
 
-    request = step_request(options, target=card, accumulate=options.accumulate, prefetch=options.prefetch)
+    compiled = read_compile(options.compile, options.compile_option)
+    request = step_request(
+        options, target=card, accumulate=options.accumulate, prefetch=options.prefetch, compile=compiled
+    )
     built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
     return analyze_step(built.module, request, progress)
+
+
+def refuse_compile(options: argparse.Namespace, why: str) -> None:
+    """Raise a `UsageError` where a verb is for eager code alone."""
+    if options.compile is not None:
+        raise UsageError(f"expected no --compile here: {why}")
 
 
 def replace(record: _Record, **changes: Any) -> _Record:

@@ -22,6 +22,8 @@ ZeroGrad = Literal["after-step", "before-backward"]
 """What autocast computes in, or what the weights are cast to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
 """The attention backend that may run, or `auto`: the first that can."""
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""A mode of `torch.compile`."""
 MeasuredDevice = Literal["cpu", "cuda"]
 """Where a step is run to be measured."""
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]

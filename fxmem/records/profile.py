@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 
 from fxmem.records.names import ZeroGrad
+from fxmem.records.steps import CompileRecord
 from fxmem.records.units import package_path
 
 __all__ = [
@@ -422,6 +423,8 @@ class Step(Record):
     """Whether clearing frees gradients; else it fills them with zeros, and they are there throughout."""
     inference_mode: bool = False
     """Whether inference runs under `inference_mode` rather than `no_grad`."""
+    compiled: CompileRecord | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How the model was compiled; None for eager code."""
 
 
 class Heading(TypedDict):

@@ -15,13 +15,14 @@ import torch.fx
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
+from fxmem.simulation.compiled import Compile, parse_compile
 from fxmem.simulation.error_advice import missing_batch, user_code_error
 from fxmem.simulation.given.batches import read_batch
 from fxmem.simulation.given.moves import ignore_moves
 from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.lock import one_at_a_time
-from fxmem.simulation.model.accepted_models import EXPORTED, check_gradients, plain_model
+from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
@@ -90,6 +91,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     prefetch: int = 0,
     values: Values = "bound",
     target: str | Target = "h100",
+    compile: Compile = None,
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Predict the memory of one training or inference step, with no GPU and no weights.
@@ -120,6 +122,8 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             loss once more on the CPU, on these inputs and weights (made up where they are on meta), and decides by what
             is read there. It needs the memory of a real forward.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
+        compile: analyse the step as `torch.compile` would run it on the target: True, a mode ("reduce-overhead"), or
+            its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). No kernel is built, no GPU needed.
         progress: called with a few words before each stage.
 
     Raises:
@@ -145,6 +149,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         prefetch=prefetch,
         values=values,
         target=target,
+        compile=parse_compile(compile),
     )
     return analyze_step(build_module(model, tell), request, tell)
 
@@ -156,6 +161,8 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
         The errors of `analyze`.
     """
     model, notes = plain_model(model)
+    if request.compile is not None:
+        notes = tuple(note for note in notes if note != COMPILED)
     notes = tuple(dict.fromkeys((*request.notes, *notes)))
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
     request = understand(model, request)

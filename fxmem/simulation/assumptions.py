@@ -12,6 +12,7 @@ from fxmem.hardware.context import context_range, format_range
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
+from fxmem.records.steps import CompileRecord
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model import stop_rule
 from fxmem.simulation.model.accepted_models import COMPILED
@@ -25,6 +26,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     yield from _program_step(run) if run.is_program else _template_step(run)
     if run.recording.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
+    yield from _compiled_step(run.step.compiled)
     if run.optimizer is not None:
         form = _describe_optimizer(run.optimizer, run.recording.target)
         there = "" if run.is_program else ", its state already there"
@@ -140,6 +142,38 @@ def _template_step(run: FakeRun) -> Iterator[Assumption]:
     yield Assumption(
         topic="residents", text=f"parameters, buffers and inputs are on the target's device throughout; {ahead}"
     )
+
+
+def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
+    """What is taken for granted of a compiled step."""
+    if made is None:
+        return
+    what = f"{made.graphs} graphs, {made.kernels} launches"
+    yield Assumption(
+        topic="compile",
+        text=f"torch.compile in mode {made.mode}, as inductor of torch {torch.__version__} writes it: {what}; a later "
+        "step, whose kernels are built and tuned",
+    )
+    if made.breaks:
+        reasons = "; ".join(dict.fromkeys(made.breaks))
+        yield Assumption(topic="compile", text=f"{len(made.breaks)} graph breaks: {reasons}")
+    if made.mode in ("reduce-overhead", "max-autotune"):
+        yield Assumption(
+            topic="compile",
+            text=f"mode {made.mode} records CUDA graphs, whose private memory pool is not modelled: the card keeps "
+            "more",
+        )
+    if made.mode.startswith("max-autotune"):
+        yield Assumption(
+            topic="compile",
+            text="which kernel computes a product is decided on the card by timing; ATen's is taken, and a template "
+            "that fuses what follows would keep less",
+        )
+    for each in made.timed:
+        yield Assumption(
+            topic="compile",
+            text=f"{each.what}: decided on the card by timing; taken as {each.taken}, {each.count} times",
+        )
 
 
 def _program_step(run: FakeRun) -> Iterator[Assumption]:

@@ -25,6 +25,7 @@ from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector, HiddenMemory, Seen
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
+from fxmem.records.steps import CompileRecord
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic
@@ -171,6 +172,18 @@ class Recording:
     def _observe_unpack(self) -> Iterator[None]:
         with self.tracer.observe_backward_calls(), self.log.observe_recomputation():
             yield
+
+    def wrap(self, model: torch.nn.Module) -> Any:
+        """What the step calls in the place of the model."""
+        return model
+
+    def observe_run(self) -> contextlib.AbstractContextManager[None]:
+        """What one run of the step is inside."""
+        return contextlib.nullcontext()
+
+    def describe(self) -> CompileRecord | None:
+        """How the step was compiled; None for eager code."""
+        return None
 
     # --- what the observers report ------------------------------------------------------------------------------------
 

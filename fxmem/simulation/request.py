@@ -18,6 +18,7 @@ from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import PRECISIONS, Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
+from fxmem.records.steps import CompileSettings
 from fxmem.simulation.kernel_settings import KernelSettings
 
 Loss = Callable[[Any], torch.Tensor]
@@ -67,6 +68,8 @@ class StepRequest:
     forward and loss read on the CPU, of these inputs or, where they have no values, of made-up ones."""
     target: str | Target = "h100"
     """The device that the step is predicted for."""
+    compile: CompileSettings | None = None
+    """What `torch.compile` is given; None for eager code."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("train", "infer"):

@@ -27,6 +27,7 @@ from fxmem._torch.gradient_release import steps_in_backward
 from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
+from fxmem.records.steps import CompileSettings
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
@@ -68,7 +69,7 @@ def trace_step(
     """
     target = request.resolved_target
     require_device(target)
-    recording = Recording(target)
+    recording = Recording(target) if request.compile is None else _compiled_recording(target, request.compile)
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")
         recording.recorder.reads = read_really(model, request)
@@ -76,12 +77,23 @@ def trace_step(
     progress("running one step on fake tensors")
     with pause_gc():
         with recording.environment():
+            if request.compile is not None:
+                progress("compiling the step, with no kernel built")
+                step.run()
+                progress("running the compiled step on fake tensors")
             step.run()
             if recording.has_left_over():
                 progress("running it again: the first step left tensors behind")
                 step.run()
         progress("accounting")
         return _traced_step(step.last_run())
+
+
+def _compiled_recording(target: Target, settings: CompileSettings) -> Recording:
+    """Imported only here: it brings torch's compiler."""
+    from fxmem.simulation.compiled.compiled_step import CompiledRecording
+
+    return CompiledRecording(target, settings)
 
 
 def require_device(target: Target) -> None:
@@ -130,6 +142,7 @@ class _FakeStep:
         self._observers_paused = contextlib.ExitStack()
         """Left when the step is over."""
         recording.attach(self._model)
+        self._root = recording.wrap(self._model)
         self._name_residents()
 
     def run(self) -> None:
@@ -147,9 +160,9 @@ class _FakeStep:
                     "once, and has none to add another to"
                 )
             self._allocate_earlier_gradients()
-        with self._log.record_step(), self._observers_paused:
+        with self._log.record_step(), self._recording.observe_run(), self._observers_paused:
             run_step(
-                self._model,
+                self._root,
                 dataclasses.replace(self._request, loss=self._compute_loss),
                 optimizer=self._optimizer,
                 device_type=self._recording.target.device,
@@ -167,7 +180,7 @@ class _FakeStep:
         return FakeRun(
             name=self._request.name,
             notes=self._request.notes,
-            step=describe(self._request, self._optimizer),
+            step=describe(self._request, self._optimizer).model_copy(update={"compiled": self._recording.describe()}),
             model=self._model,
             inputs=tuple(self._inputs),
             optimizer=self._optimizer,

@@ -9,7 +9,7 @@ from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_pro
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_budget, read_program
+from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_budget, read_program, refuse_compile
 
 if TYPE_CHECKING:
     from fxmem.whatif.advice import ModelBench, ProgramBench
@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
+    refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)
     program = read_program(options)
     with Progress(options.quiet) as progress:

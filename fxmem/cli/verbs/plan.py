@@ -10,7 +10,15 @@ from fxmem.cli.options import ANALYSIS, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGR
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, analyze_model, is_report, program_command, read_budget, read_program
+from fxmem.cli.step import (
+    ProgramWords,
+    analyze_model,
+    is_report,
+    program_command,
+    read_budget,
+    read_program,
+    refuse_compile,
+)
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.registry import STRATEGIES
 
@@ -73,6 +81,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import plan as plan_reporting
 
     check_output(options)
+    refuse_compile(options, "a plan is for eager code, and the compiler decides itself what it recomputes")
     budget = read_budget(options)
     if options.certificate is not None:
         certificate.cp_sat()

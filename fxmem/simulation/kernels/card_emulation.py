@@ -102,6 +102,9 @@ class _Card:
             regs_per_multiprocessor=device.max_registers_per_sm,
             shared_memory_per_block=device.max_shared_memory_per_block,
             shared_memory_per_block_optin=device.max_shared_memory_per_block_optin,
+            shared_memory_per_multiprocessor=device.max_shared_memory_per_block_optin
+            + device.reserved_shared_memory_per_block,
+            max_threads_per_block=1024,
             L2_cache_size=device.l2_cache_size,
             is_integrated=False,
             is_multi_gpu_board=False,
@@ -154,6 +157,16 @@ def scaled_dot_product_attention(
     return attend(
         _active.stack[-1].attention_settings(), query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     )
+
+
+def attend_on_card(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The same while a compiler traces, whose tensors are no FakeTensors."""
+    if not query.is_cuda:
+        return torch_kernels.SDPA(query, key, value, *args, **kwargs)  # type: ignore[no-any-return]
+    given: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
+    given |= {"scale": None, "enable_gqa": False}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    return attend(_active.stack[-1].attention_settings(), query, key, value, *given.values())
 
 
 def _rnn(name: str) -> Callable[..., Any]:

@@ -89,8 +89,15 @@ class AutogradEngine:
     def route(self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any]) -> Iterator[None]:
         """Record what is saved, and run every backward, on this thread. `call(cls, args, apply)` runs an
         `autograd.Function`."""
+        with torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack), self.route_backward(call):
+            yield
+
+    @contextlib.contextmanager
+    def route_backward(
+        self, call: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any] = lambda _, args, apply: apply(*args)
+    ) -> Iterator[None]:
+        """Run every backward on this thread, without a record of what is saved: the compiler allows no hooks."""
         with (
-            torch_autograd.observe_saved_tensors(self._saved.pack, self._saved.unpack),
             torch_autograd.route_engine(
                 self.run_backward, lambda: self._tasks[-1] if self._tasks else -1, self._queue_callback, self.takes
             ),
@@ -99,6 +106,10 @@ class AutogradEngine:
             ),
         ):
             yield
+
+    def release_unpacked(self) -> None:
+        """Free what the node that runs has unpacked: it has its arguments by now."""
+        self._saved.release_unpacked()
 
     def _note_outputs(self, outputs: Any) -> Any:
         """Note the shapes of a Function's outputs that it marked non-differentiable: autograd's graph has none of them,

@@ -116,6 +116,11 @@ class SavedTensors:
         """What the node that began last has unpacked."""
         return self._unpacked.pop()
 
+    def release_unpacked(self) -> None:
+        """Free what the node that began last has unpacked so far."""
+        for handle in self._unpacked[-1] if self._unpacked else ():
+            handle.release()
+
     def release(self, number: int, unpacked: list[SavedHandle]) -> None:
         """Free what the node with this number saved, and what it unpacked."""
         for handle in unpacked:

@@ -39,7 +39,7 @@ _NOT_AN_OPTIMIZERS = (_HERE, _TORCH + "_tensor.py", _TORCH + "utils" + os.sep)
 def calling_line() -> SourceLine | None:
     """The user's line that the caller runs for; None where there is none."""
     frame = user_frame(sys._getframe(2))
-    return None if frame is None else _user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return None if frame is None else user_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
@@ -161,7 +161,7 @@ def is_stepping(frame: types.FrameType | None) -> bool:
 _LINES: dict[tuple[str, int, str], SourceLine] = {}
 
 
-def _user_line(file: str, line: int, function: str) -> SourceLine:
+def user_line(file: str, line: int, function: str) -> SourceLine:
     """The record of a line, its text read once."""
     key = file, line, function
     known = _LINES.get(key)
@@ -180,6 +180,6 @@ def innermost_user_line(error: BaseException) -> SourceLine | None:
     while trace is not None:
         code = trace.tb_frame.f_code
         if not code.co_filename.startswith((*_NOT_THE_USERS, "<")):
-            found = _user_line(code.co_filename, trace.tb_lineno, code.co_name)
+            found = user_line(code.co_filename, trace.tb_lineno, code.co_name)
         trace = trace.tb_next
     return found

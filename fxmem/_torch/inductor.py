@@ -1,0 +1,506 @@
+"""Private names of torch's compiler: what asks the card, what builds and launches kernels, where files go.
+
+Inductor writes a Python module for each graph, the *wrapper*, which allocates buffers and launches kernels. Dynamo,
+AOTAutograd, the partitioner and inductor run unmodified here. Kernels are neither built nor launched, and what the
+compiler asks of the card is answered for one that is not there.
+
+Checked on torch 2.11.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import importlib
+import linecache
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from fxmem._torch.common import DispatchMode, patch
+
+SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
+"""What dynamo's graph calls for `torch.nn.functional.scaled_dot_product_attention` (since 2.0)."""
+
+
+class Origin(NamedTuple):
+    """The operator of the user's program that a kernel computes last."""
+
+    module: str = ""
+    """Path of the module; empty where it is not known."""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+class KernelCall(NamedTuple):
+    """A launch that a wrapper makes."""
+
+    name: str
+    """Inductor's name, or that of the extern kernel."""
+    origin: Origin
+
+
+class Wrapper:
+    """A module that inductor wrote for one graph, with the kernel of each line."""
+
+    def __init__(self, path: str, text: str, line_map: list[tuple[int, Any]], *, is_backward: bool) -> None:
+        self.path = path
+        self.is_backward = is_backward
+        lines = text.splitlines()
+        self._starts = [start for start, _ in line_map]
+        ends = [*self._starts[1:], len(lines) + 1]
+        self._calls = [
+            KernelCall(_kernel_name("\n".join(lines[start - 1 : end - 1])), _origin(node))
+            for (start, node), end in zip(line_map, ends, strict=True)
+        ]
+
+    def find_call(self, line: int) -> KernelCall | None:
+        """The kernel that a line is for; None where the wrapper launches none."""
+        position = max(bisect.bisect_right(self._starts, line) - 1, 0)
+        return self._calls[position] if self._calls else None
+
+
+_LAUNCHES: Final = re.compile(
+    r"(?:= |^ *)(?:(\w+)\.run\(|(?:extern_kernels|torch\.ops)\.([\w.]+)\(|(cpp_fused\w*|cpp_\w+)\()", re.MULTILINE
+)
+
+
+def _kernel_name(text: str) -> str:
+    found = _LAUNCHES.search(text)
+    if found is None:
+        return "wrapper"
+    name = found[1] or found[2] or found[3]
+    return name.removesuffix(".default") if found[2] else name
+
+
+_TRACE: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
+
+
+def _origin(node: Any) -> Origin:
+    """Module and line of a node of AOTAutograd's graph (`node.meta`: `nn_module_stack`, in backward
+    `fwd_nn_module_stack`, and `stack_trace`)."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    frames = _TRACE.findall(node.meta.get("stack_trace") or "")
+    file, line, function = frames[-1] if frames else ("", "0", "")
+    return Origin(_module_path(path), file, int(line), function)
+
+
+def _module_path(path: str) -> str:
+    """`layers.0.linear` of dynamo's `L['self']._modules['layers']...` and its like."""
+    path = re.sub(r"^L\['\w+'\]\.?", "", path)
+    path = re.sub(r"(?:\._modules)?\['?([\w]+)'?\]", r".\1", path)
+    path = re.sub(r"getattr\((.*), '?(\w+)'?\)", r"\1.\2", path)
+    return path.removeprefix("_orig_mod").strip(".")
+
+
+# --- kernels that are not built ---------------------------------------------------------------------------------------
+
+
+class StubKernel:
+    """A kernel that inductor wrote, which reports its launches and does nothing else.
+
+    Called as a wrapper calls them: `kernel.run(...)` for Triton's, `kernel(...)` for C++.
+    """
+
+    def __init__(self, name: str, outputs: tuple[int, ...], launched: Callable[..., None]) -> None:
+        self.name = name
+        self.outputs = outputs
+        """Positions of the arguments that it writes."""
+        self._launched = launched
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """Report a launch."""
+        self._launched(self, args)
+
+    __call__ = run
+
+    def __getitem__(self, grid: Any) -> StubKernel:
+        return self
+
+
+_TRITON_SIGNATURE: Final = re.compile(r"^def \w+\(([^)]*)\):", re.MULTILINE)
+
+
+def _triton_outputs(source: str) -> tuple[int, ...]:
+    """Positions of the arguments that a Triton kernel of inductor's writes: `out_ptr0`, `in_out_ptr0`."""
+    found = _TRITON_SIGNATURE.search(source)
+    names = [] if found is None else [name.partition(":")[0].strip() for name in found[1].split(",")]
+    return tuple(i for i, name in enumerate(names) if name.startswith(("out_ptr", "in_out_ptr")))
+
+
+def _cpp_outputs(types: list[str]) -> tuple[int, ...]:
+    return tuple(i for i, each in enumerate(types) if "*" in each and not each.startswith("const"))
+
+
+# --- the compiler's surroundings --------------------------------------------------------------------------------------
+
+
+def require_compiler(device_type: str) -> str:
+    """What is missing here to run the compiler for a device; empty if nothing is."""
+    if not hasattr(torch, "compile"):
+        return "torch.compile"
+    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "triton"
+    return ""
+
+
+@contextlib.contextmanager
+def own_files() -> Iterator[None]:
+    """Inductor's and Triton's files go into a folder of their own, which is removed; none is read.
+
+    `torch._inductor.config.force_disable_caches` (since 2.5); `TORCHINDUCTOR_CACHE_DIR` and `TRITON_CACHE_DIR` are
+    what `cache_dir()` of torch/_inductor/runtime/cache_dir_utils.py and triton/knobs.py read, and the former sets.
+    """
+    from torch._inductor import codecache, config
+
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    code = codecache.PyCodeCache
+    modules, plain, maps = list(code.modules), dict(code.modules_no_attr), dict(code.linemaps)
+    loaded = set(sys.modules)
+    with tempfile.TemporaryDirectory(prefix="fxmem-inductor-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(dict.fromkeys(names, folder))
+        try:
+            with config.patch(force_disable_caches=True, compile_threads=1):
+                yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            code.modules[:] = modules
+            code.modules_no_attr.clear()
+            code.modules_no_attr.update(plain)
+            code.linemaps.clear()
+            code.linemaps.update(maps)
+            for name in set(sys.modules) - loaded:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                    del sys.modules[name]
+            for file in [file for file in linecache.cache if file.startswith(folder)]:
+                del linecache.cache[file]
+
+
+@contextlib.contextmanager
+def stub_kernels(
+    launched: Callable[[StubKernel, tuple[Any, ...]], None], wrote: Callable[[Wrapper], None]
+) -> Iterator[None]:
+    """Kernels are neither built nor launched, and wrappers run on FakeTensors.
+
+    `AsyncCompile` (since 2.0) builds kernels. Wrappers look up `torch._C._dynamo.guards._empty_strided_*`,
+    `_reinterpret_tensor`, `assert_size_stride` (since 2.1) and `assert_alignment` (since 2.8) when they are imported;
+    those are C++ that knows no FakeTensors. `GraphLowering._compile_to_module_lines` (since 2.8) has the map from a
+    wrapper's lines to the nodes of the graph.
+    """
+    from torch._inductor import utils
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.graph import GraphLowering
+
+    guards = torch._C._dynamo.guards
+
+    def put(value: Any) -> Callable[[Any], Any]:
+        return lambda _: value
+
+    def empty(device: str) -> Callable[..., torch.Tensor]:
+        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def to_module(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_noted(self: Any, wrapper_code: Any) -> Any:
+            module = original(self, wrapper_code)
+            nodes = [(line, node) for line, node in wrapper_code.line_map if hasattr(node, "meta")]
+            text = wrapper_code.value
+            wrote(Wrapper(module.__file__, text, nodes, is_backward=bool(self.is_backward)))
+            return module
+
+        return compile_noted
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (AsyncCompile, "triton", lambda self, name, source, **_: StubKernel(name, _triton_outputs(source), launched)),
+        (AsyncCompile, "cpp_pybinding", lambda self, kinds, source: StubKernel("cpp", _cpp_outputs(kinds), launched)),
+        (AsyncCompile, "cpp", lambda self, source: StubKernel("cpp", (), launched)),
+        (AsyncCompile, "multi_kernel", lambda self, name, *_, **__: StubKernel(name, (), launched)),
+        (AsyncCompile, "wait", lambda self, scope: None),
+        (AsyncCompile, "wakeup", classmethod(lambda cls: None)),
+        (guards, "_reinterpret_tensor", lambda t, size, stride, offset=0: torch.as_strided(t, size, stride, offset)),
+        (guards, "assert_size_stride", lambda *_, **__: None),
+        (guards, "assert_alignment", lambda *_, **__: None),
+        *((guards, f"_empty_strided_{device}", empty(device)) for device in ("cpu", "cuda")),
+        (guards, "_empty_strided_cpu_pinned", empty("cpu")),
+        (utils, "copy_misaligned_inputs", lambda *_, **__: ([], [])),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in replaced:
+            if hasattr(owner, name):
+                stack.enter_context(patch(owner, name, put(stand_in)))
+        stack.enter_context(patch(GraphLowering, "_compile_to_module_lines", to_module))
+        yield
+
+
+class _OnCpu(DispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers that inductor folds at compile time are computed on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        return func(*(torch.device("cpu") if isinstance(each, torch.device) else each for each in args), **kwargs)
+
+
+@contextlib.contextmanager
+def fold_on_cpu() -> Iterator[None]:
+    """Constant folding runs `aten.full(device="cuda")` for real; here on the CPU.
+
+    `ConstantFolder._deduce_value` and that of `UniformValueConstantFolder` (since 2.1).
+    """
+    from torch._inductor import constant_folding
+    from torch._inductor.fx_passes import joint_graph
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def deduce(self: Any, node: Any) -> Any:
+            with _OnCpu():  # type: ignore[no-untyped-call]
+                return original(self, node)
+
+        return deduce
+
+    with contextlib.ExitStack() as stack:
+        for owner in (constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder):
+            if "_deduce_value" in vars(owner):
+                stack.enter_context(patch(owner, "_deduce_value", make))
+        yield
+
+
+@contextlib.contextmanager
+def decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
+    """Let `decide(call)` say whether a matrix product is padded; inductor times both on the card.
+
+    `_should_pad` of torch/_inductor/fx_passes/pad_mm.py (since 2.3) first leaves out products that memory bounds
+    (`is_mm_compute_bound`), which needs no card.
+    """
+    from torch._inductor.fx_passes import pad_mm
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def should_pad(match: Any, mat1: Any, mat2: Any, op: Any, input: Any = None) -> bool:
+            if op not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+                return False
+            m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+            if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
+                return False
+            shapes = " by ".join("x".join(map(str, tensor.shape)) for tensor in (mat1, mat2))
+            return decide(f"{op.__name__} of {shapes}")
+
+        return should_pad
+
+    with patch(pad_mm, "_should_pad", make):
+        yield
+
+
+class CardAnswers(NamedTuple):
+    """What the compiler asks of a card."""
+
+    properties: Any
+    tflops: Callable[[torch.dtype], float]
+    bandwidth_gb: float
+
+
+class _NoGuard:
+    """Stands for `torch.cuda.device` and `torch.cuda._DeviceGuard` where there is no device."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _NoGuard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def answer_for_card(card: CardAnswers) -> Iterator[None]:
+    """Dynamo, inductor and Triton ask this card.
+
+    `CudaInterface` (torch/_dynamo/device_interface.py, since 2.1) has bound the functions of `torch.cuda`;
+    `DeviceProperties.create` (torch/_inductor/runtime/hints.py, since 2.4) and functions of torch/_inductor/utils.py
+    and torch/utils/_triton.py remember answers; Triton has an active driver (`triton.runtime.driver`, since 3.0).
+    """
+    import torch._inductor.compile_fx
+    import torch._inductor.scheduler
+    import torch.utils._triton as triton_utils
+    from torch._dynamo import device_interface
+    from torch._inductor import utils
+
+    asked = card.properties
+    capability = (asked.major, asked.minor)
+    stream = SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0, device_type=1)
+    interface: Any = device_interface.CudaInterface
+
+    def put(value: Any) -> Callable[[Any], Any]:
+        return lambda _: value
+
+    answers: dict[str, Any] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda device=None: asked,
+        "synchronize": lambda device=None: None,
+        "get_raw_stream": lambda device=None: 0,
+        "exchange_device": lambda device: 0,
+        "maybe_exchange_device": lambda device: 0,
+        "set_device": lambda device: None,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
+        "current_stream": lambda device=None: stream,
+    }
+    replaced: list[tuple[Any, str, Any]] = [
+        *((interface, name, staticmethod(answer)) for name, answer in answers.items()),
+        (interface, "device", _NoGuard),
+        (interface.Worker, "get_device_properties", staticmethod(lambda device=None: asked)),
+        (interface.Worker, "current_device", staticmethod(lambda: 0)),
+        (torch.cuda, "device", _NoGuard),
+        (torch.cuda, "_DeviceGuard", _NoGuard),
+        (torch.cuda, "_lazy_init", lambda: None),
+        (torch.cuda, "current_stream", lambda device=None: stream),
+        (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
+        (torch._inductor.scheduler, "has_triton", lambda: True),
+        (torch._inductor.compile_fx, "has_triton", lambda: True),
+        (triton_utils, "has_triton", lambda: True),
+        (utils, "get_device_tflops", card.tflops),
+        (utils, "get_gpu_dram_gbps", lambda: card.bandwidth_gb),
+        (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
+    ]
+    _forget_answers()
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in replaced:
+            if hasattr(owner, name):
+                stack.enter_context(patch(owner, name, put(stand_in)))
+        stack.enter_context(_triton_driver(asked, capability))
+        stack.callback(_forget_answers)
+        yield
+
+
+@contextlib.contextmanager
+def _triton_driver(asked: Any, capability: tuple[int, int]) -> Iterator[None]:
+    triton = importlib.import_module("triton")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget(
+        "cuda", capability[0] * 10 + capability[1], 32
+    )
+    found = {"max_shared_mem": asked.shared_memory_per_block_optin, "multiprocessor_count": asked.multi_processor_count}
+    stand_in = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_device_interface=lambda: torch.cuda,
+        get_current_stream=lambda *_: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        utils=SimpleNamespace(get_device_properties=lambda _: found),
+    )
+    driver = triton.runtime.driver
+    before = vars(driver).get("_active")
+    driver.set_active(stand_in)
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def _forget_answers() -> None:
+    """Forget what torch remembers of this machine's card, or of the last target."""
+    import torch.utils._triton as triton_utils
+    from torch._inductor import utils
+    from torch._inductor.runtime import hints
+
+    for function in (*vars(triton_utils).values(), *vars(utils).values()):
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    vars(hints.DeviceProperties)["create"].__func__.cache_clear()
+
+
+# --- dynamo and autograd ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
+    """Dynamo begins with nothing compiled, and forgets what it compiled here."""
+    import torch._dynamo
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        yield
+        for reason, count in torch._dynamo.utils.counters["graph_break"].items():
+            for _ in range(count):
+                note_break(reason.split("\n")[0])
+    finally:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
+def compile_fx(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+    """Inductor itself (`torch._inductor.compile_fx.compile_fx`, since 2.0)."""
+    from torch._inductor import compile_fx
+
+    return compile_fx.compile_fx(graph, inputs, config_patches=options)
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Inductor's settings of a mode (`torch._inductor.list_mode_options`, since 2.0)."""
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(mode)) if mode not in (None, "default") else {}
+
+
+def known_options() -> set[str]:
+    """The names of inductor's settings (`torch._inductor.config.get_config_copy`, since 2.1)."""
+    from torch._inductor import config
+
+    return set(config.get_config_copy())
+
+
+@contextlib.contextmanager
+def without_graph_task(release: Callable[[], None]) -> Iterator[None]:
+    """AOTAutograd's backward asks the C++ engine's task, of which there is none.
+
+    `_get_current_graph_task_keep_graph` (since 2.2); `maybe_clear_saved_tensors` of a Function's node (since 2.2),
+    which frees what the node saved once its arguments are at hand.
+    """
+
+    def keep(original: Any) -> Any:
+        return lambda: False
+
+    def clear(original: Any) -> Any:
+        return lambda self: release()
+
+    with (
+        patch(torch._C._autograd, "_get_current_graph_task_keep_graph", keep),
+        patch(torch.autograd.function.BackwardCFunction, "maybe_clear_saved_tensors", clear),
+    ):
+        yield
+
+
+def stashed_tensors(outputs: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The node of a compiled function and the tensors it keeps without autograd's saved variables
+    (`ctx._tensors_no_vc_check`, since 2.10)."""
+    for output in outputs if isinstance(outputs, tuple) else (outputs,):
+        node = getattr(output, "grad_fn", None)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node, list(getattr(node, "_tensors_no_vc_check", None) or ())
+    return None, []
+
+
+def wrapper_frame(
+    frame: types.FrameType | None, wrappers: dict[str, Wrapper], depth: int = 24
+) -> tuple[Wrapper, int] | None:
+    """The wrapper and its line that a frame runs for; None for none."""
+    while frame is not None and depth:
+        found = wrappers.get(frame.f_code.co_filename)
+        if found is not None:
+            return found, frame.f_lineno
+        frame, depth = frame.f_back, depth - 1
+    return None

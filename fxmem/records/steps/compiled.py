@@ -1,0 +1,53 @@
+"""How a compiled step was compiled: what `torch.compile` was given, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fxmem.records.names import CompileMode
+
+
+class CompileSettings(BaseModel):
+    """What `torch.compile` is given, with inductor as its backend."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: CompileMode = "default"
+    dynamic: bool | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `torch._inductor.config`."""
+    pads: bool = False
+    """Whether products that inductor may pad are padded; it decides by timing."""
+
+
+class TimedChoice(BaseModel):
+    """What the compiler decides on a card by timing, and which answer the profile takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: str
+    """The decision, in words."""
+    taken: str
+    """The answer that was taken."""
+    count: int = 1
+
+
+class CompileRecord(BaseModel):
+    """What `torch.compile` made of the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: str
+    """`default`, `reduce-overhead` and so on."""
+    dynamic: bool | None = None
+    options: dict[str, str] = Field(default_factory=dict)
+    """Inductor's settings that differ from the mode's, as text."""
+    graphs: int
+    """Graphs of forward and backward that inductor wrote."""
+    breaks: tuple[str, ...] = ()
+    """Why dynamo ended a graph early."""
+    kernels: int
+    """Launches in a step: inductor's own kernels and those of libraries."""
+    timed: tuple[TimedChoice, ...] = ()

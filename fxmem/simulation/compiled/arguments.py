@@ -1,0 +1,85 @@
+"""`fxmem.analyze(compile=...)` and the options of `--compile`, read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from fxmem._torch.inductor import known_options
+from fxmem.errors import UsageError, closest
+from fxmem.records.names import CompileMode
+from fxmem.records.steps import CompileSettings
+
+_KEYS: Final = ("mode", "dynamic", "options")
+
+Compile = bool | str | Mapping[str, Any] | CompileSettings | None
+"""`fxmem.analyze(compile=...)`: True or a mode, or the arguments of `torch.compile`."""
+
+
+def parse_compile(value: Compile) -> CompileSettings | None:
+    """Read the argument `compile` of `fxmem.analyze`.
+
+    Raises:
+        UsageError: no such mode, argument or option.
+    """
+    if value is None or value is False:
+        return None
+    if isinstance(value, CompileSettings):
+        return value
+    if value is True:
+        return CompileSettings()
+    given: dict[str, Any] = {"mode": value} if isinstance(value, str) else dict(value)
+    wrong = next((key for key in given if key not in _KEYS), None)
+    if wrong is not None:
+        raise UsageError(f"expected compile with {', '.join(_KEYS)}, got {wrong!r}{closest(str(wrong), _KEYS)}")
+    mode: Any = given.get("mode") or "default"
+    if mode not in get_args(CompileMode):
+        raise UsageError(
+            f"expected compile to be a mode of torch.compile ({', '.join(get_args(CompileMode))}), "
+            f"got {mode!r}{closest(str(mode), get_args(CompileMode))}"
+        )
+    if given.get("dynamic") not in (None, True, False):
+        raise UsageError(f"expected dynamic to be True, False or None, got {given['dynamic']!r}")
+    return CompileSettings(mode=mode, dynamic=given.get("dynamic"), options=_read_options(given.get("options") or {}))
+
+
+def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = known_options()
+    made = {name.replace("-", "_"): value for name, value in options.items()}
+    for name in made:
+        if name not in known:
+            raise UsageError(f"inductor has no option {name!r}{closest(name, sorted(known))}")
+    return made
+
+
+def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None:
+    """Read `--compile` and `--compile-option`.
+
+    Raises:
+        UsageError: as `parse_compile`; options without `--compile`.
+    """
+    if mode is None:
+        if options:
+            raise UsageError("expected --compile with --compile-option")
+        return None
+    given = parse_compile_options(options)
+    return parse_compile({"mode": mode, "dynamic": given.pop("dynamic", None), "options": given})
+
+
+def parse_compile_options(texts: list[str]) -> dict[str, Any]:
+    """Read `--compile-option KEY=VALUE`; `dynamic` is torch.compile's own argument, all others are inductor's.
+
+    Raises:
+        UsageError: no `=`.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"expected --compile-option as KEY=VALUE, got {text!r}")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found

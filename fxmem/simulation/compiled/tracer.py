@@ -1,0 +1,226 @@
+"""`KernelTracer`: the nodes of a compiled step are its launches, in the order of forward.
+
+A launch belongs to the operator of the program that it computes last. What runs in backward belongs to the launch of
+forward for the same line of the same module, else to the last one of the same module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import inductor as torch_inductor
+from fxmem._torch import wrappers as torch_wrappers
+from fxmem._torch.autograd import NO_HOOKS
+from fxmem.records.profile import ModuleCall, Phase, RecomputedRegion, SourceLine
+from fxmem.simulation.flops import size_of_tensors
+from fxmem.simulation.observe.event_log import LOSS, StepLog
+from fxmem.simulation.observe.fx_tracer import named_arguments
+from fxmem.simulation.observe.saved_tensors import SavedHandle
+from fxmem.simulation.observe.source_lines import calling_line, user_line
+
+_UNNOTED = frozenset({"empty_strided", "empty", "as_strided", "detach", "view"})
+
+
+class KernelTracer:
+    """Writes down the launches of one run of `root`; stands where `ProgramTracer` does for eager code."""
+
+    def __init__(self, root: torch.nn.Module, log: StepLog) -> None:
+        self.root = root
+        self._log = log
+        self._modules = {name: type(module) for name, module in root.named_modules()}
+        self._residents: dict[int, str] = {}
+        self.wrappers: dict[str, torch_inductor.Wrapper] = {}
+        """By file."""
+        self.launches = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin an empty graph."""
+        self.graph = torch.fx.Graph()
+        self.nodes: list[torch.fx.Node] = []
+        self.sources: list[SourceLine | None] = []
+        self.calls: list[ModuleCall] = []
+        self.recomputed: list[RecomputedRegion] = []
+        self.constants: dict[str, torch.Tensor | None] = {}
+        self.opaque: list[str] = ["compiled kernels"]
+        self.launches = 0
+        self._maker: dict[int, torch.fx.Node] = {}
+        self._by_place: dict[tuple[str, str, int], int] = {}
+        self._by_module: dict[str, int] = {}
+        self._first_op: int | None = None
+        self._inside_root = False
+
+    # --- the root -----------------------------------------------------------------------------------------------------
+
+    def call_root(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the compiled root, whose launches become the graph."""
+        named = {**dict(self.root.named_parameters()), **dict(self.root.named_buffers())}
+        for name, value in named.items():
+            for part in torch_wrappers.parts(value):
+                index = self._log.note_storage(part)
+                if index is not None:
+                    self._residents.setdefault(index, name)
+        for name, value in named_arguments(self.root, args, kwargs):
+            self._append(self.graph.placeholder(_identifier(name)), None, "", list(torch_common.iterate_tensors(value)))
+        self._inside_root = True
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            self._inside_root = False
+        found = [node for tensor in torch_common.iterate_tensors(out) if (node := self._find_maker(tensor)) is not None]
+        self._append(self.graph.output(tuple(found)), None, "", list(torch_common.iterate_tensors(out)), binds=False)
+        return out
+
+    # --- launches -----------------------------------------------------------------------------------------------------
+
+    def place(self, frame: Any) -> torch_inductor.KernelCall | None:
+        """The launch that a frame runs for; None outside of what inductor wrote."""
+        found = torch_inductor.wrapper_frame(frame, self.wrappers)
+        return None if found is None else found[0].find_call(found[1])
+
+    def begin_op(self, call: torch_inductor.KernelCall | None) -> None:
+        """Announce an operator, of a launch in a wrapper or of eager code."""
+        if self._log.phase is Phase.FORWARD:
+            if self._inside_root:
+                if self._first_op is None:
+                    self._first_op = self._log.op_count()
+                self._log.on_call(len(self.nodes))
+        elif call is not None:
+            self._log.resume_call(self._find_forward(call))
+
+    def end_op(self, call: torch_inductor.KernelCall | None, name: str, args: Any, result: Any) -> None:
+        """Note an operator that has run."""
+        if call is not None and name not in _UNNOTED:
+            self.launches += 1
+        if self._log.phase is not Phase.FORWARD or not self._inside_root:
+            return
+        if name in _UNNOTED or self._log.op_count() == self._first_op:
+            return
+        if call is None:
+            self._note_node(name, "", calling_line(), args, list(torch_common.iterate_tensors(result)))
+        else:
+            self._note_call(call._replace(name=name), args, list(torch_common.iterate_tensors(result)))
+
+    def launched(self, kernel: torch_inductor.StubKernel, args: tuple[Any, ...]) -> None:
+        """A kernel that inductor wrote is launched."""
+        if self._log.setting_up:
+            return
+        call = self.place(sys._getframe(1)) or torch_inductor.KernelCall(kernel.name, torch_inductor.Origin())
+        if kernel.name != "cpp":
+            call = call._replace(name=kernel.name)
+        self.begin_op(call)
+        self._log.note_call(call.name, size_of_tensors(args))
+        self.launches += 1
+        if self._log.phase is Phase.FORWARD and self._inside_root:
+            self._note_call(call, args, [args[i] for i in kernel.outputs if isinstance(args[i], torch.Tensor)])
+
+    def _note_call(self, call: torch_inductor.KernelCall, args: Any, outputs: list[torch.Tensor]) -> None:
+        origin = call.origin
+        source = user_line(origin.file, origin.line, origin.function) if origin.file else None
+        index = self._note_node(call.name, self._known_module(origin.module), source, args, outputs)
+        self._by_place[origin.module, origin.file, origin.line] = index
+        self._by_module[origin.module] = index
+
+    def _note_node(
+        self, name: str, module: str, source: SourceLine | None, args: Any, outputs: list[torch.Tensor]
+    ) -> int:
+        inputs = [node for each in torch_common.iterate_tensors(args) if (node := self._find_maker(each)) is not None]
+        given = tuple(dict.fromkeys(inputs))
+        node = self.graph.create_node("call_function", _named(name), given, {}, name=_identifier(name))
+        index = self._append(node, source, module, outputs, first_op=self._first_op)
+        self._first_op = None
+        return index
+
+    def _append(
+        self,
+        node: torch.fx.Node,
+        source: SourceLine | None,
+        module: str,
+        outputs: list[torch.Tensor],
+        *,
+        first_op: int | None = None,
+        binds: bool = True,
+    ) -> int:
+        node.meta["nn_module_stack"] = {module: (module, self._modules[module])} if module in self._modules else {}
+        self.nodes.append(node)
+        self.sources.append(source)
+        index = len(self.nodes) - 1
+        self._log.on_result(index, self._log.op_count() if first_op is None else first_op, outputs)
+        for tensor in outputs if binds else ():
+            storage = self._log.note_storage(tensor)
+            if storage is not None:
+                self._maker[storage] = node
+        return index
+
+    def _find_maker(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """Find the node that a tensor comes from; one of the root's own is written now."""
+        storage = self._log.note_storage(tensor)
+        if storage is None:
+            return None
+        if storage not in self._maker and storage in self._residents:
+            node = self.graph.create_node("get_attr", self._residents[storage], (), {})
+            self._maker[storage] = node
+            self.nodes.append(node)
+            self.sources.append(None)
+            node.meta["nn_module_stack"] = {}
+            self._log.results.setdefault(len(self.nodes) - 1, [(tuple(tensor.shape), str(tensor.dtype)[6:], storage)])
+        return self._maker.get(storage)
+
+    def _known_module(self, path: str) -> str:
+        while path and path not in self._modules:
+            path = path.rpartition(".")[0]
+        return path
+
+    def _find_forward(self, call: torch_inductor.KernelCall) -> int:
+        """The node of forward that a launch of backward is for."""
+        origin = call.origin
+        found = self._by_place.get((origin.module, origin.file, origin.line))
+        path = origin.module
+        while found is None:
+            found = self._by_module.get(path)
+            if not path:
+                break
+            path = path.rpartition(".")[0]
+        return LOSS if found is None else found
+
+    # --- what `ProgramTracer` has -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def observe_calls(self) -> Iterator[None]:
+        """Nothing of a compiled program is called that is not seen already."""
+        yield
+
+    observe_backward_calls = observe_calls
+
+    def call_function(self, cls: type, args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+        """An `autograd.Function.apply`, such as a compiled graph is."""
+        outputs = apply(*args)
+        node, stashed = torch_inductor.stashed_tensors(outputs)
+        if stashed:
+            node._fxmem_stashed = [SavedHandle(tensor, NO_HOOKS) for tensor in stashed]
+            for handle in node._fxmem_stashed:
+                self._log.on_save(handle.value, weakref.ref(handle))
+        return outputs
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """A function of this name, which the graph can only name."""
+
+    def launch(*args: Any) -> None:
+        raise NotImplementedError(name)
+
+    launch.__module__, launch.__name__, launch.__qualname__ = "inductor", name, name
+    return launch
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)

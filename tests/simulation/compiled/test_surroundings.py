@@ -1,0 +1,92 @@
+"""What a compiled analysis leaves as it was, what it refuses, and what its record says."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem._torch import inductor as torch_inductor
+from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.records.profile import Kind, Phase
+
+
+class Raises(nn.Module):
+    """Raises in forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such batch")
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+
+
+def _state() -> tuple[object, ...]:
+    names = ("is_available", "current_stream", "_lazy_init", "device", "get_device_properties")
+    guards: Any = torch._C._dynamo.guards
+    return (
+        {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"},
+        [getattr(torch.cuda, name) for name in names],
+        guards._empty_strided_cuda,
+        guards._reinterpret_tensor,
+        torch.nn.functional.scaled_dot_product_attention,
+        torch.random.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize("model", [small(), Raises()], ids=["a step", "an error"])
+def test_caches_and_torch_are_left_as_they_were(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inductor, triton = tmp_path / "inductor", tmp_path / "triton"
+    for name, folder in (("TORCHINDUCTOR_CACHE_DIR", inductor), ("TRITON_CACHE_DIR", triton)):
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    before = _state()
+    if isinstance(model, Raises):
+        with pytest.raises(AnalysisError, match=r"the model raised ValueError: no such batch at .*in forward"):
+            fxmem.analyze(model, torch.zeros(4, 32), mode="infer", compile=True)
+    else:
+        fxmem.analyze(model, torch.zeros(4, 32), compile=True)
+    assert _state() == before
+    assert [*inductor.iterdir(), *triton.iterdir()] == []
+
+
+def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> None:
+    analysis = fxmem.analyze(small(), torch.zeros(4, 32), target="h100", compile=True)
+    profile = analysis.profile
+    kernels = [op for op in profile.ops if op.name.startswith("triton_")]
+    assert {op.phase for op in kernels} == {Phase.FORWARD, Phase.BACKWARD}
+    fused = next(node for node in profile.nodes if node.name.startswith("triton_"))
+    assert (fused.module, fused.module_type) == ("2", "LayerNorm")
+    assert "addmm" in [node.name for node in profile.nodes]
+    assert any(storage.kind is Kind.SAVED for storage in profile.storages)
+    assert profile.step.compiled is not None
+    assert profile.step.compiled.graphs == 2
+    assert "torch.compile in mode default" in str([each.text for each in profile.assumptions])
+    again = type(analysis.report()).model_validate_json(analysis.to_json())
+    assert again.step.compiled == profile.step.compiled
+
+
+@pytest.mark.parametrize(
+    ("compile", "message"),
+    [
+        ("defualt", "closest: default"),
+        ({"modes": "default"}, "expected compile with mode, dynamic, options, got 'modes'"),
+        ({"options": {"epilogue_fusoin": True}}, "closest: epilogue_fusion"),
+        ({"dynamic": "yes"}, "expected dynamic to be True, False or None"),
+    ],
+)
+def test_arguments_that_torch_compile_does_not_take(compile: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fxmem.analyze(small(), torch.zeros(4, 32), compile=compile)  # type: ignore[arg-type]
+
+
+def test_without_triton_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_inductor, "require_compiler", lambda device: "triton" if device == "cuda" else "")
+    with pytest.raises(EnvironmentLacksError, match="expected triton to analyse a compiled step for h100"):
+        fxmem.analyze(small(), torch.zeros(4, 32), target="h100", compile=True)
