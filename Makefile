@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators programs published published-batches constraints clean mutants releases sample step-time
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy operators programs published published-batches constraints clean mutants releases sample step-time ranks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -173,3 +173,6 @@ install = $(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(1) || $(@
 	sed -n 's/^\([a-z0-9][^\\]*[^\\ ]\).*/\1/p' constraints.txt | grep -vE '^(torch|torchvision|triton|setuptools|cuda-[a-z]+|nvidia-[a-z0-9-]+)==' > $(@D)/constraints.txt
 	$(call install,--constraint $(@D)/constraints.txt --editable '.[dev]')
 	touch $@
+
+ranks: $(READY) ## one rank with real tensors against its prediction, in twelve configurations
+	$(BIN)/python -m benchmarks.ranks

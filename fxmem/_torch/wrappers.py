@@ -51,6 +51,8 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     if not is_wrapper(tensor):
         return [("", tensor)]
     inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    if [name for name, _ in inside] == ["_local_tensor"]:  # of a DTensor, whose shard goes by its own name (since 2.1)
+        inside = [("", inside[0][1])]
     return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
 
 

@@ -142,7 +142,22 @@ COMPILE = (
     ),
 )
 """Whether and how the step is compiled."""
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE)
+RANKS = (
+    argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="how many ranks share the work; the step is that of one, with no peers and no network",
+    ),
+    argument("--rank", type=int, default=0, metavar="R", help="with --ranks: which one (default 0)"),
+)
+"""The rank that is predicted."""
+PARALLELIZE = argument(
+    "--parallelize",
+    metavar="FILE.py:FN",
+    help="with --ranks: your own function that shards the model (fully_shard, parallelize_module, ...)",
+)
+ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE, *RANKS, PARALLELIZE)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

@@ -88,7 +88,14 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
 
     compiled = read_compile(options.compile, options.compile_option)
     request = step_request(
-        options, target=card, accumulate=options.accumulate, prefetch=options.prefetch, compile=compiled
+        options,
+        target=card,
+        accumulate=options.accumulate,
+        prefetch=options.prefetch,
+        compile=compiled,
+        ranks=options.ranks,
+        rank=options.rank,
+        parallelize=None if options.parallelize is None else load_callable("--parallelize", options.parallelize),
     )
     built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)

@@ -13,11 +13,12 @@ otherwise. `None` means unknown, never zero.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
+from pydantic import Field
 
 from fxmem.records.names import ZeroGrad
+from fxmem.records.parts import Bytes, Flops, FlopsChange, Many, Mapped, RankedStep, Record, Tick
 from fxmem.records.steps import CompileRecord
 from fxmem.records.units import package_path
 
@@ -64,44 +65,6 @@ __all__ = [
 
 SCHEMA_VERSION = "1"
 
-_MOST = 10**30
-
-Bytes = Annotated[int, Field(ge=0, le=_MOST)]
-"""A number of bytes. The bound is beyond any sum of sizes that 64 bits address, and within what a float holds and a
-table prints."""
-
-Flops = Annotated[int, Field(ge=0, le=_MOST)]
-"""A number of floating-point operations, one multiply-add being 2; bounded as `Bytes`."""
-
-FlopsChange = Annotated[int, Field(ge=-_MOST, le=_MOST)]
-"""FLOPs of one step beyond those of another: negative where it has fewer. Bounded as `Bytes`."""
-
-Tick = Annotated[int, Field(ge=0)]
-"""A position in the order of allocations and frees."""
-
-_Item = TypeVar("_Item")
-_Key = TypeVar("_Key")
-Many = Annotated[tuple[_Item, ...], FailFast()]
-"""A sequence, of which validation reports the first wrong item: a file of a million wrong ones is refused as quickly as
-a file of one."""
-
-
-class _FailFastMapping:
-    """What `FailFast` is to a sequence, for a mapping; pydantic's own takes mappings from 2.14 on."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return {**handler(source), "fail_fast": True}
-
-
-Mapped = Annotated[dict[_Key, _Item], _FailFastMapping()]
-"""A mapping, of which validation reports the first wrong entry, as `Many` does of a sequence."""
-
-
-class Record(BaseModel):
-    """Base of all records: frozen, and refusing fields it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
 
 class Kind(StrEnum):
     """What a storage is for. One storage has one kind for its whole life: the first that applies, in this order."""
@@ -120,6 +83,10 @@ class Kind(StrEnum):
     """Reachable from the model's output or the loss when forward ends."""
     SAVED = "saved"
     """Saved by autograd for backward (activations, masks, statistics)."""
+    UNSHARDED = "unsharded"
+    """Parameters whole, gathered from the shards of all ranks for as long as they are used."""
+    COMMUNICATION = "communication"
+    """Buffers that a collective reads or writes: all-gather outputs, reduce-scatter inputs, gradient buckets."""
     TEMPORARY = "temporary"
     """Everything else: intermediate results, gradients of activations, optimizer scratch tensors."""
     WORKSPACE = "workspace"
@@ -260,9 +227,9 @@ class Storage(Record):
     shape: Many[int] = ()
     """Shape of the first tensor seen over it."""
     dtype: str = ""
-    stream: int = 0
+    stream: int = Field(default=0, exclude_if=lambda value: value == 0)
     """The CUDA stream that was current when it was allocated; 0 is the default one."""
-    used_on: Many[int] = ()
+    used_on: Many[int] = Field(default=(), exclude_if=lambda value: not value)
     """Other streams that `record_stream` named: once freed, its block waits for them."""
 
 
@@ -415,6 +382,8 @@ class Step(Record):
     """Micro-batches to one optimizer step; the step modelled is the last of them."""
     prefetch: int = 0
     """Further batches like the inputs that wait on the target throughout."""
+    ranks: RankedStep | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Where the step is that of one rank of several; None on one card alone."""
     program: ProgramRun | None = None
     """Where the step is a round of a recorded program; None for a step of a model and its inputs."""
     zero_grad: ZeroGrad = "after-step"
@@ -475,7 +444,7 @@ class Profile(Headed, Versioned):
     nodes: Many[Node]
     ops: Many[Op]
     storages: Many[Storage]
-    modules: Mapped[str, str] = {}
+    modules: Mapped[str, str] = {}  # noqa: RUF012 - a record's default, which pydantic copies
     """Class name of every module, by its path; the model itself is the empty path."""
     calls: Many[ModuleCall] = ()
     """Calls of the modules inside the model that are not leaves, in the order they began; a leaf's call is a node."""
@@ -514,7 +483,7 @@ class Peak(Record):
     target."""
     reserved_bytes: Bytes | None = None
     """Held by the caching allocator; `torch.cuda.max_memory_reserved()`. None: not modelled for this target."""
-    reserved_high_bytes: Bytes | None = None
+    reserved_high_bytes: Bytes | None = Field(default=None, exclude_if=lambda value: value is None)
     """The same if the blocks that wait for another stream (`record_stream`) wait until the step ends; `reserved_bytes`
     is then if none waits. None: nothing waits."""
     process_bytes: ProcessBytes | None = None

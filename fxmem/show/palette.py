@@ -26,6 +26,8 @@ KINDS: dict[Kind, str] = {
     Kind.GRADIENT: _VERMILION,
     Kind.OUTPUT: "#009e73",
     Kind.SAVED: "#e69f00",
+    Kind.UNSHARDED: "#003f63",
+    Kind.COMMUNICATION: "#b15928",
     Kind.TEMPORARY: "#f0e442",
     Kind.WORKSPACE: "#6a51a3",
 }

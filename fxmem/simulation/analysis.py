@@ -25,6 +25,7 @@ from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.ranks.world import Parallelize
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.run import TracedStep, trace_step
 from fxmem.simulation.step import set_training
@@ -92,6 +93,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     values: Values = "bound",
     target: str | Target = "h100",
     compile: Compile = None,
+    ranks: int | None = None,
+    rank: int = 0,
+    parallelize: Parallelize | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Predict the memory of one training or inference step, with no GPU and no weights.
@@ -124,6 +128,11 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
         compile: analyse the step as `torch.compile` would run it on the target: True, a mode ("reduce-overhead"), or
             its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). No kernel is built, no GPU needed.
+        ranks: how many ranks the model is spread over; the step is that of one. No peers, network or cards are needed.
+        rank: which of them.
+        parallelize: the function of the training script that shards the model (`fully_shard`, `parallelize_module`,
+            `DistributedDataParallel`, `checkpoint_wrapper`, ...), in place or by returning another. It runs on a fake
+            copy, with a process group of `ranks` up, and may call `init_device_mesh`.
         progress: called with a few words before each stage.
 
     Raises:
@@ -150,6 +159,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         values=values,
         target=target,
         compile=parse_compile(compile),
+        ranks=ranks,
+        rank=rank,
+        parallelize=parallelize,
     )
     return analyze_step(build_module(model, tell), request, tell)
 

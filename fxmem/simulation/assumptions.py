@@ -9,6 +9,7 @@ import torch
 
 from fxmem.hardware.catalogue import size_assumption
 from fxmem.hardware.context import context_range, format_range
+from fxmem.hardware.links import NCCL_PUBLISHED, PER_MACHINE
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
@@ -67,6 +68,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
             topic="workspace", text="scratch memory inside CPU kernels (oneDNN convolutions above all) is not included"
         )
     yield from _streams(log)
+    yield from _ranks(run)
     unread = sum(
         log.nbytes[i]
         for i, kind in enumerate(log.kind)
@@ -82,6 +84,17 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     if (of_release := release_assumption(torch.__version__)) is not None:
         yield Assumption(topic="torch", text=of_release)
     yield from _card(run.recording.target, run.step)
+
+
+def _ranks(run: FakeRun) -> Iterator[Assumption]:
+    """What is taken for granted of the other ranks."""
+    world = run.recording.collectives.world
+    if world is not None:
+        yield Assumption(
+            topic="ranks",
+            text=f"rank {world.rank} of {world.size}, {min(PER_MACHINE, world.size)} to a machine; collectives take no "
+            f"memory of their own, and no time in the step's estimate",
+        )
 
 
 def _streams(log: StepLog) -> Iterator[Assumption]:
@@ -204,6 +217,15 @@ def unknowns(run: FakeRun) -> Iterator[Unknown]:
     """What of the step has no known size or number of FLOPs."""
     if run.recording.target.device == "cuda" and context_range(run.recording.target) is None:
         yield Unknown(topic="memory", what="the CUDA context, which a process holds beside what the allocator reserves")
+    ranks = run.recording.collectives.record()
+    if ranks is not None and ranks.groups and run.recording.target.device == "cuda":
+        groups = ", ".join(f"{group.name} of {group.size}" for group in ranks.groups)
+        yield Unknown(
+            topic="memory",
+            what=f"NCCL's communicators, beside what the allocator reserves, one for each group ({groups}): "
+            f"{NCCL_PUBLISHED}",
+            count=len(ranks.groups),
+        )
     for op, count in sorted(Counter(op.name for op in run.log.ops if op.flops is None).items()):
         yield Unknown(topic="flops", what=op, count=count)
     layers = sum(op.name == "aten.mkldnn_rnn_layer.default" for op in run.log.ops)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import fakes as torch_fakes
 from fxmem._torch import kernels as torch_kernels
 from fxmem._torch import triton as torch_triton
@@ -39,6 +40,8 @@ from fxmem.simulation.observe.fx_tracer import ProgramTracer
 from fxmem.simulation.observe.op_cache import CHECK, OpCache
 from fxmem.simulation.observe.op_recorder import OpFacts, OpRecorder
 from fxmem.simulation.process_guard import process_unchanged
+from fxmem.simulation.ranks.collectives import Collectives
+from fxmem.simulation.ranks.world import World
 
 
 class Recording:
@@ -48,7 +51,7 @@ class Recording:
     round after a `begin()`.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, world: World | None = None) -> None:
         self.target = target
         on_card = target.device == "cuda"
         self.device = torch.device(target.device, 0) if on_card else torch.device("cpu")
@@ -66,6 +69,7 @@ class Recording:
                 cudnn=chosen_cudnn(),
             )
         self.log = self._make_log()
+        self.collectives = Collectives(self.log, world)
         context = (
             target,
             torch.__version__,
@@ -109,6 +113,7 @@ class Recording:
         """Forget the last round: what is alive now was there before this one."""
         self.log.begin()
         self.collector.begin()
+        self.collectives.begin()
         self.tracer.restart()
 
     def has_left_over(self) -> bool:
@@ -125,7 +130,7 @@ class Recording:
             AnalysisError: for what the program raises, with advice.
         """
         try:
-            with process_unchanged(), self._emulate(), self._observe(), calm_python():
+            with process_unchanged(), self.emulate(), self._observe(), calm_python():
                 yield
         except FxmemError:
             raise
@@ -135,7 +140,7 @@ class Recording:
             self.log.close()
 
     @contextlib.contextmanager
-    def _emulate(self) -> Iterator[None]:
+    def emulate(self) -> Iterator[None]:
         """Tensors are fakes on the target's device, and torch chooses the target's kernels."""
         with (
             card_emulation.target_kernels(self.target),
@@ -161,6 +166,7 @@ class Recording:
             torch_wrappers.run_compiled_as_eager(self._note_compiled),
             torch_wrappers.observe_traces(self._note_trace),
             torch_triton.observe_launches(self._note_launch),
+            torch_distributed.observe_resizes(self.log.resize),
             torch_common.patch(torch, "clear_autocast_cache", self.log.free_in_order),
             torch_common.patch(torch.overrides, "has_torch_function", subclass_ways.takes_own_kernels),
             # `multi_head_attention_forward` is one call to observers; what it calls is looked up there.
@@ -188,6 +194,8 @@ class Recording:
     # --- what the observers report ------------------------------------------------------------------------------------
 
     def _inspect(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OpFacts:
+        if self.collectives.look(name, args, kwargs, result):
+            return OpFacts(0, flops.moved_bytes(func, args, kwargs, result))
         return OpFacts(
             flops.op_flops(func, args, kwargs, result),
             flops.moved_bytes(func, args, kwargs, result),

@@ -45,7 +45,7 @@ def build_profile(run: FakeRun) -> Profile:
         torch_version=torch.__version__,
         model=run.name,
         inputs=tuple(InputTensor(name=label, shape=tuple(t.shape), dtype=str(t.dtype)[6:]) for label, t in run.inputs),
-        step=run.step,
+        step=run.step.model_copy(update={"ranks": run.recording.collectives.record()}),
         target=run.recording.target,
         ticks=hidden.ticks,
         phases=hidden.phases,
@@ -112,7 +112,7 @@ def _build_storages(
         storages.append(
             Storage(
                 nbytes=nbytes,
-                kind=log.kind[index] or (Kind.TEMPORARY if birth else Kind.BUFFER),
+                kind=log.kind[index] or _kind_of_unnamed(run, index),
                 birth=moved[birth] if birth else 0,
                 death=moved[log.tick if death is None else death],
                 op=log.op_of[index],
@@ -125,6 +125,12 @@ def _build_storages(
             )
         )
     return tuple(storages), renumbered
+
+
+def _kind_of_unnamed(run: FakeRun, index: int) -> Kind:
+    if not run.log.birth[index]:
+        return Kind.BUFFER
+    return Kind.COMMUNICATION if index in run.log.communication else Kind.TEMPORARY
 
 
 def _find_first_readers(run: FakeRun) -> dict[int, int]:

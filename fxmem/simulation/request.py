@@ -20,6 +20,7 @@ from fxmem.records.names import PRECISIONS, Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.steps import CompileSettings
 from fxmem.simulation.kernel_settings import KernelSettings
+from fxmem.simulation.ranks.world import Parallelize, World
 
 Loss = Callable[[Any], torch.Tensor]
 """Takes the model's output, gives the scalar to differentiate."""
@@ -70,6 +71,12 @@ class StepRequest:
     """The device that the step is predicted for."""
     compile: CompileSettings | None = None
     """What `torch.compile` is given; None for eager code."""
+    ranks: int | None = None
+    """How many ranks there are, of which the step is that of one; None for one card alone."""
+    rank: int = 0
+    """Which rank the step is of."""
+    parallelize: Parallelize | None = None
+    """Makes the model that of one rank."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("train", "infer"):
@@ -92,6 +99,20 @@ class StepRequest:
             )
         if self.inference_mode and self.mode == "train":
             raise UsageError("expected inference_mode with mode 'infer': under it nothing can be trained")
+
+        if (self.ranks is None) != (self.parallelize is None):
+            raise UsageError(
+                "expected ranks and parallelize together: how many ranks, and the function that shards the model"
+            )
+        if self.ranks is not None and self.compile is not None:
+            raise UsageError("expected ranks or compile: a sharded step is analysed as eager code")
+        if self.world is None and self.rank:
+            raise UsageError(f"expected rank {self.rank} with ranks: how many there are")
+
+    @functools.cached_property
+    def world(self) -> World | None:
+        """The place of the rank; None for one card alone. Raises UsageError if there is no such rank."""
+        return None if self.ranks is None else World(self.ranks, self.rank)
 
     @property
     def keeps_gradients(self) -> bool:

@@ -36,7 +36,9 @@ from fxmem.simulation.model.real_reads import read_really
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
 from fxmem.simulation.observe.fx_tracer import named_arguments
 from fxmem.simulation.observers import FakeRun, Recording
+from fxmem.simulation.process_guard import process_unchanged
 from fxmem.simulation.profile_builder import build_profile
+from fxmem.simulation.ranks.world import shard
 from fxmem.simulation.request import StepRequest
 from fxmem.simulation.step import default_loss, describe, make_optimizer, run_step
 
@@ -69,24 +71,27 @@ def trace_step(
     """
     target = request.resolved_target
     require_device(target)
-    recording = Recording(target) if request.compile is None else _compiled_recording(target, request.compile)
+    recording = (
+        Recording(target, request.world) if request.compile is None else _compiled_recording(target, request.compile)
+    )
     if request.values == "real":
         progress("running forward and loss on the CPU, for what they read")
         recording.recorder.reads = read_really(model, request)
-    step = _FakeStep(model, request, recording)
-    progress("running one step on fake tensors")
-    with pause_gc():
-        with recording.environment():
-            if request.compile is not None:
-                progress("compiling the step, with no kernel built")
+    with contextlib.nullcontext() if request.world is None else request.world.entered():
+        step = _FakeStep(model, request, recording)
+        progress("running one step on fake tensors")
+        with pause_gc():
+            with recording.environment():
+                if request.compile is not None:
+                    progress("compiling the step, with no kernel built")
+                    step.run()
+                    progress("running the compiled step on fake tensors")
                 step.run()
-                progress("running the compiled step on fake tensors")
-            step.run()
-            if recording.has_left_over():
-                progress("running it again: the first step left tensors behind")
-                step.run()
-        progress("accounting")
-        return _traced_step(step.last_run())
+                if recording.has_left_over():
+                    progress("running it again: the first step left tensors behind")
+                    step.run()
+            progress("accounting")
+            return _traced_step(step.last_run())
 
 
 def _compiled_recording(target: Target, settings: CompileSettings) -> Recording:
@@ -125,6 +130,9 @@ class _FakeStep:
         self._model, rebound = fake_copy(model, recording.fakes, recording.device)
         with recording.fakes:
             flatten_rnn_weights(self._model)
+        if request.parallelize is not None:
+            with process_unchanged(), recording.emulate():
+                self._model = shard(self._model, request.parallelize)
         args, kwargs = fake_inputs((request.args, request.kwargs), recording.fakes, recording.device)
         originals = torch_common.tree_leaves((request.args, request.kwargs))
         fakes = zip(map(id, originals), torch_common.tree_leaves((args, kwargs)), strict=True)
@@ -159,7 +167,10 @@ class _FakeStep:
                     "expected accumulate=1 with an optimizer that steps within backward: it applies each gradient at "
                     "once, and has none to add another to"
                 )
-            self._allocate_earlier_gradients()
+            if self._request.world is None:
+                self._allocate_earlier_gradients()
+            else:
+                self._run_earlier_micro_batch()
         with self._log.record_step(), self._recording.observe_run(), self._observers_paused:
             run_step(
                 self._root,
@@ -252,6 +263,21 @@ class _FakeStep:
                 parameter.grad = torch.empty_like(parameter)
                 self._log.resident(parameter.grad, Kind.GRADIENT, f"{label}.grad")
                 self._earlier[label] = self._log.note_storage(parameter.grad)
+
+    def _run_earlier_micro_batch(self) -> None:
+        """Leave in `.grad` what a micro-batch leaves there: shards of gradients lie in what was reduced."""
+        with self._log.record_step():
+            run_step(
+                self._model,
+                dataclasses.replace(self._request, loss=self._compute_loss),
+                optimizer=None,
+                device_type=self._recording.target.device,
+                mark=self._mark,
+            )
+        self._log.end_phase()
+        self._settle_gradients()
+        self._recording.begin()
+        self._log.phase = Phase.FORWARD
 
     def _settle_gradients(self) -> None:
         """Name the gradients; free those of earlier micro-batches whose parameters the model does not use."""

@@ -83,7 +83,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
-        header=[*facts.header_facts(profile), *facts.program_facts(profile)],
+        header=[*facts.header_facts(profile), *facts.rank_facts(profile), *facts.program_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[

@@ -125,9 +125,7 @@ def _check(path: str, module: nn.Module) -> None:
         if isinstance(module, kind):
             raise AnalysisError(
                 f"expected a module whole on one device; {what} is sharded by FSDP. Analyse the module before it is "
-                f"wrapped: "
-                "the peak of one GPU is then its own, the parameters, gradients and optimizer state of all shards "
-                "included."
+                f"wrapped, with ranks= and the function that wraps it as parallelize=."
             )
     for name, tensor in torch_modules.own_tensors(module):
         _check_tensor(f"{path}.{name}".lstrip("."), tensor)
@@ -152,7 +150,8 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if type(tensor).__name__ == "DTensor":
         raise AnalysisError(
-            f"expected tensors whole on one device; {name} is a DTensor. Analyse the module before it is distributed."
+            f"expected tensors whole on one device; {name} is a DTensor. Analyse the module before it is distributed, "
+            f"with ranks= and the function that distributes it as parallelize=."
         )
     if tensor.layout is not torch.strided:
         raise AnalysisError(

@@ -63,6 +63,8 @@ class StepLog:
         Kind.INPUT,
         Kind.OPTIMIZER_STATE,
         Kind.GRADIENT,
+        Kind.UNSHARDED,
+        Kind.COMMUNICATION,
     )
     """What stays of its kind when the log begins anew; all else that is there by then is a buffer."""
 
@@ -88,6 +90,8 @@ class StepLog:
         self.stream: list[int] = []
         self.used_on: dict[int, dict[int, None]] = {}
         """By storage, the further streams that the program said use it."""
+        self.communication: set[int] = set()
+        """Storages that a collective reads or writes."""
         self.results: dict[int, list[tuple[tuple[int, ...], str, int | None]]] = {}
         """By node, shape, dtype and storage of the tensors it returned."""
         self.begin()
@@ -102,6 +106,8 @@ class StepLog:
         self.restored: dict[tuple[int, int], None] = {}
         """Node and storage, where its backward read what had not been saved."""
         self._recomputing = 0
+        self._shrunk: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """By address, the storages without bytes, and what they were."""
         self.phases: list[PhaseSpan] = []
         self.phase = Phase.FORWARD
         self._phase_tick, self._phase_op = 1, 0
@@ -120,6 +126,8 @@ class StepLog:
             if all(index is None or self.death[index] is None for _, _, index in results)
         }
         for index, death in enumerate(self.death):
+            if death is None and self.kind[index] is None and index in self.communication:
+                self.kind[index] = Kind.COMMUNICATION
             if death is None:
                 self.birth[index], self.op_of[index], self.node_of[index] = 0, None, None
                 if self.kind[index] not in self.kept_kinds:
@@ -212,6 +220,36 @@ class StepLog:
             self.tick += 1
             if self._freed is not None:
                 self._freed.append(watch.index)
+
+    def resize(self, storage: Any, before: int, after: int) -> None:
+        """A storage changes its size in place: what it held is freed, and what it holds from here on is allocated."""
+        if self.setting_up or not self._open:
+            return
+        address = torch_common.storage_address(storage)
+        watch, begin = self._watched.get(address), self.tick
+        if watch is not None:
+            old = watch.index
+            self._on_death(watch)
+            del watch  # the storage itself lives on
+            self._shrunk[address] = weakref.ref(storage), old
+        if not after or address not in self._shrunk or self._shrunk[address][0]() is not storage:
+            return
+        old = self._shrunk.pop(address)[1]
+        new = self.enter(storage, after, self.shape[old], self.dtype[old])
+        self.kind[new], self.name[new] = self.kind[old], self.name[old]
+        self.note_op("torch.UntypedStorage.resize_", begin, 0)
+
+    def mark(self, value: Any, kind: Kind) -> None:
+        """Set the kind of tensors that were not there before the step."""
+        for tensor in torch_common.iterate_tensors(value):
+            index = self.note_storage(tensor)
+            if index is not None and self.birth[index] > 0:
+                self.kind[index] = kind
+
+    def note_communication(self, value: Any) -> None:
+        """Note that a collective reads or writes these tensors."""
+        found = (self.note_storage(tensor) for tensor in torch_common.iterate_tensors(value))
+        self.communication.update(index for index in found if index is not None and self.birth[index] > 0)
 
     def free_in_order(self, free: Callable[[], None]) -> Callable[[], None]:
         """`free`, except that what it frees at once is freed in the order of birth: its own order is that of addresses,

@@ -146,7 +146,7 @@ class ProgramRecording(Recording):
         """What the program runs inside; torch is as before afterwards. What the program raises passes through."""
         try:
             with process_unchanged(sys.stdout), contextlib.ExitStack() as stack:
-                stack.enter_context(self._emulate())
+                stack.enter_context(self.emulate())
                 for patch in self._stand_ins():
                     stack.enter_context(patch)
                 stack.enter_context(self._observe())
@@ -164,8 +164,9 @@ class ProgramRecording(Recording):
             self.log.close()
 
     @contextlib.contextmanager
-    def _emulate(self) -> Iterator[None]:
-        with super()._emulate(), torch_programs.parameters_keep_identity():
+    def emulate(self) -> Iterator[None]:
+        """As of every step; and modules that move keep their parameters' identity."""
+        with super().emulate(), torch_programs.parameters_keep_identity():
             yield
 
     def _stand_ins(self) -> Iterator[contextlib.AbstractContextManager[Any]]:

@@ -1,0 +1,294 @@
+"""Private names of torch.distributed: one rank of a world that is not there, with why and since when.
+
+The process group is torch's own for tests (`torch.testing._internal.distributed.fake_pg`, since 2.0): collectives
+return at once and touch nothing, so that a world of any size is one process.
+
+Checked on torch 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from fxmem._torch.common import FakeTensor, no_modes, patch, storage_key
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupFacts:
+    """A process group, as a collective was called with it."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+def is_initialized() -> bool:
+    """Whether this process has a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def begin_fake_group(init_process_group: Callable[..., Any], size: int, rank: int) -> None:
+    """Begin a process group of `size` ranks; its collectives answer at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+
+@contextlib.contextmanager
+def group_of_its_own() -> Iterator[None]:
+    """End the process group that began inside and did not end; DTensor forgets what it learnt of its meshes."""
+    before = is_initialized()
+    try:
+        yield
+    finally:
+        if is_initialized() and not before:
+            dist.destroy_process_group()
+        _forget_meshes()
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def rank_variables(size: int, rank: int, per_machine: int) -> dict[str, str]:
+    """What torchrun tells a process of its place."""
+    local = str(rank % per_machine)
+    here = str(min(size, per_machine))
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": local,
+        "GROUP_RANK": str(rank // per_machine),
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": here,
+        "ROLE_WORLD_SIZE": str(size),
+        "GROUP_WORLD_SIZE": str(-(-size // per_machine)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def _forget_meshes() -> None:
+    """Forget the specs that DTensor keeps by operator, with the meshes in them: a mesh of the next world that looks the
+    same has other groups.
+
+    `torch._C._clear_DTensor_sharding_propagator_cache` (since 2.10) is of the calls from C++, `ShardingPropagator`'s
+    own are of those from Python.
+    """
+    propagation = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if propagation is None:
+        return
+    clear: Any = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)
+    clear()
+    propagator: Any = sys.modules["torch.distributed.tensor._api"].DTensor._op_dispatcher.sharding_propagator
+    redistribution: Any = sys.modules["torch.distributed.tensor._redistribute"]
+    caches: tuple[Any, ...] = (
+        propagator.propagate_op_sharding,
+        getattr(propagator, "_propagate_tensor_meta_cached", None),
+        getattr(redistribution, "_gen_transform_infos", None),
+    )
+    for cached in caches:
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+
+
+# --- what stands in the way of fakes ----------------------------------------------------------------------------------
+
+_MESH_METHODS: Final = (
+    *("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten", "_create_sub_mesh", "_create_flatten_mesh"),
+    *("_create_unflatten_mesh", "_get_all_submeshes", "_init_process_groups", "_compute_coordinate_on_dim"),
+    *("from_group", "get_all_groups", "get_coordinate", "get_local_rank"),
+)
+"""Methods of DeviceMesh that read the ranks it keeps in a tensor (as of 2.11)."""
+
+
+@contextlib.contextmanager
+def fakes_are_sharded() -> Iterator[None]:
+    """FSDP2, DTensor and DeviceMesh work on FakeTensors; nothing is allocated that a real rank would not."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(group_of_its_own())
+        stack.enter_context(_real_meshes())
+        stack.enter_context(_unseen_propagation())
+        stack.enter_context(_one_chunk())
+        stack.enter_context(_shards_padded_once())
+        yield
+
+
+@contextlib.contextmanager
+def _real_meshes() -> Iterator[None]:
+    """A DeviceMesh keeps ranks in a tensor and reads them: its methods run outside of dispatch modes, on the CPU.
+
+    torch itself does so in two places only (`unset_fake_temporarily` in torch/distributed/device_mesh.py).
+    `init_device_mesh` makes the tensor of ranks before; it is 0, 1, 2, ...
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def make_real(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with no_modes(), torch.device("cpu"):
+                ranks = kwargs.get("_rank_map")
+                if isinstance(ranks, FakeTensor):
+                    kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=torch.int)
+                return function(*args, **kwargs)
+
+        return run
+
+    before = {name: vars(DeviceMesh)[name] for name in _MESH_METHODS if name in vars(DeviceMesh)}
+    for name, raw in before.items():
+        is_static = isinstance(raw, staticmethod)
+        setattr(DeviceMesh, name, staticmethod(make_real(raw.__func__)) if is_static else make_real(raw))
+    try:
+        yield
+    finally:
+        for name, raw in before.items():
+            setattr(DeviceMesh, name, raw)
+
+
+@contextlib.contextmanager
+def _unseen_propagation() -> Iterator[None]:
+    """DTensor's own runs of operators on fakes of global shape are not observed: no rank allocates these.
+
+    It learns the results' shapes from them, in whatever fake mode is on
+    (`ShardingPropagator._propagate_tensor_meta_non_cached`, since 2.7).
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def propagate(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with no_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+                return original(self, *args, **kwargs)
+
+        return propagate
+
+    with patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", make):
+        yield
+
+
+class _Chunks:
+    """The chunks of a tensor, made when asked for."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+        self._length = -(-tensor.size(dim) // count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self._count:
+            raise IndexError(index)
+        size, begin = self._tensor.size(self._dim), index * self._length
+        if begin >= size and index:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, begin, min(self._length, size - begin))
+
+
+@contextlib.contextmanager
+def _one_chunk() -> Iterator[None]:
+    """FSDP2 makes a view of each parameter for every rank to take one (`_chunk_with_empty`, since 2.4): that one alone
+    is made, so that the world's size costs nothing."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, num_chunks, dim: _Chunks(tensor, num_chunks, dim)
+
+    with patch(_fsdp_param, "_chunk_with_empty", make):
+        yield
+
+
+@contextlib.contextmanager
+def _shards_padded_once() -> Iterator[None]:
+    """FSDP2 pads unpadded shards before its first forward (`FSDPParam.reset_sharded_param`, since 2.4).
+
+    It tells them by their addresses, which fakes do not have: those in the storage that it knows stay as they are."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset_sharded_param(self: Any) -> None:
+            known: Any = self._sharded_param_data
+            local: Any = getattr(self.sharded_param, "_local_tensor", None)
+            are_fake = isinstance(known, FakeTensor) and isinstance(local, FakeTensor)
+            if are_fake and storage_key(known) == storage_key(local):
+                self._sharding_spec = self.sharded_param._spec
+            else:
+                original(self)
+
+        return reset_sharded_param
+
+    with patch(FSDPParam, "reset_sharded_param", make):
+        yield
+
+
+@contextlib.contextmanager
+def observe_resizes(on_resize: Callable[[Any, int, int], None]) -> Iterator[None]:
+    """Call `on_resize(storage, before, after)` before a storage changes its size, which no dispatch mode sees
+    (`UntypedStorage.resize_`, public): so FSDP2 frees unsharded parameters and takes them back."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def resize(self: Any, nbytes: int) -> Any:
+            before = self.nbytes()
+            if before != nbytes:
+                on_resize(self, before, nbytes)
+            return original(self, nbytes)
+
+        return resize
+
+    with patch(torch.UntypedStorage, "resize_", make):
+        yield
+
+
+# --- collectives ------------------------------------------------------------------------------------------------------
+
+
+def find_group(value: Any) -> GroupFacts | None:
+    """The process group that an argument of a collective's operator names; None for what is none.
+
+    Operators of `c10d` take the group itself, as TorchScript boxes it (`ProcessGroup.unbox`, since 2.1), those of
+    `_c10d_functional` its name (`_resolve_process_group`, since 2.2).
+    """
+    group: Any = None
+    c10d: Any = dist.distributed_c10d
+    if isinstance(value, torch.ScriptObject):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            group = dist.ProcessGroup.unbox(value)
+    elif isinstance(value, str):
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):
+            group = c10d._resolve_process_group(value)
+    elif isinstance(value, dist.ProcessGroup):
+        group = value
+    if group is None:
+        return None
+    described = c10d._world.pg_names.get(group, "")
+    description = getattr(group, "group_desc", "") or ""
+    name = description.removeprefix("mesh_") if description.startswith("mesh_") else described
+    if group is dist.group.WORLD:
+        name = "all ranks"
+    return GroupFacts(name, tuple(dist.get_process_group_ranks(group)))
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def find_cpp_hooks(module: torch.nn.Module) -> str:
+    """The name of what hangs on hooks in C++, which no Python engine runs; empty for none."""
+    kinds = {"FullyShardedDataParallel": "FSDP1", "DeepSpeedEngine": "DeepSpeed"}
+    return next((kinds[type(each).__name__] for each in module.modules() if type(each).__name__ in kinds), "")

@@ -1,0 +1,97 @@
+"""What the collectives of a step move, found by the operators that they end in."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
+from fxmem.records.parts import Collective, CollectiveKind, RankedStep, RankGroup
+from fxmem.records.profile import Kind
+from fxmem.simulation.observe.event_log import StepLog
+from fxmem.simulation.ranks.world import World
+
+_KINDS: Final[dict[str, CollectiveKind]] = {
+    **dict.fromkeys(("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"), "all-gather"),
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_out"), "all-gather"),
+    **dict.fromkeys(("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor"), "reduce-scatter"),
+    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_"), "all-reduce"),
+    **dict.fromkeys(("alltoall_", "alltoall_base_", "all_to_all_single"), "all-to-all"),
+    **dict.fromkeys(("broadcast_", "broadcast"), "broadcast"),
+    "send": "send",
+    "recv_": "receive",
+}
+_TIMES: Final = {"all-reduce": 2}
+"""How often a ring passes the whole tensor."""
+_UNSHARDED: Final = "fsdp.split_with_sizes_copy"
+"""Copies what was gathered into the parameters, whole."""
+
+
+class Collectives:
+    """The collectives of a step.
+
+    Args:
+        log: of the step.
+        world: whose rank it is; None for a step on one card.
+    """
+
+    def __init__(self, log: StepLog, world: World | None) -> None:
+        self._log = log
+        self.world = world
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last round."""
+        self._groups: dict[torch_distributed.GroupFacts, int] = {}
+        self._counts: Counter[tuple[CollectiveKind, int]] = Counter()
+        self._moved: Counter[tuple[CollectiveKind, int]] = Counter()
+
+    def look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        """Note a call of an operator, if it communicates; whether it does, or copies for one that does."""
+        space, _, rest = name.partition(".")
+        if space == "fsdp" and name.startswith(_UNSHARDED):
+            self._log.mark(kwargs.get("out", ()), Kind.UNSHARDED)
+        elif space in ("c10d", "_c10d_functional"):
+            kind = _KINDS.get(rest.partition(".")[0])
+            if kind is not None:
+                self._note(kind, args, result)
+                self._log.note_communication(result if space == "_c10d_functional" else args)
+        return space in ("c10d", "_c10d_functional", "fsdp")
+
+    def _note(self, kind: CollectiveKind, args: tuple[Any, ...], result: Any) -> None:
+        group = next(filter(None, map(torch_distributed.find_group, reversed(args))), None)
+        if group is None:
+            return
+        key = kind, self._groups.setdefault(group, len(self._groups))
+        whole, size = max(map(_count_bytes, (*args, result)), default=0), len(group.ranks)
+        self._counts[key] += 1
+        is_ring = kind not in ("broadcast", "send", "receive")
+        self._moved[key] += _TIMES.get(kind, 1) * whole * (size - 1) // size if is_ring else whole
+
+    def record(self) -> RankedStep | None:
+        """The record of all of them; None for a step on one card."""
+        if self.world is None:
+            return None
+        return RankedStep(
+            world=self.world.size,
+            rank=self.world.rank,
+            groups=tuple(
+                RankGroup(name=each.name, size=len(each.ranks), spread=max(_steps(each.ranks), default=1))
+                for each in self._groups
+            ),
+            collectives=tuple(
+                Collective(kind=kind, group=group, count=count, moved_bytes=self._moved[kind, group])
+                for (kind, group), count in sorted(self._counts.items(), key=lambda item: (item[0][1], item[0][0]))
+            ),
+        )
+
+
+def _count_bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in torch_common.iterate_tensors(value))
+
+
+def _steps(ranks: tuple[int, ...]) -> Iterator[int]:
+    return (after - before for before, after in itertools.pairwise(ranks))

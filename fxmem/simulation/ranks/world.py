@@ -1,0 +1,89 @@
+"""The world of a rank: a process group of any size, of which this process is one rank, whose collectives answer at
+once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import distributed as torch_distributed
+from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
+from fxmem.hardware.links import PER_MACHINE
+from fxmem.simulation.observe.source_lines import innermost_user_line
+
+Parallelize = Callable[[torch.nn.Module], Any]
+"""The user's own function: shards a module in place, or returns another."""
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A rank's place.
+
+    Raises:
+        UsageError: no such rank.
+    """
+
+    size: int
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError(f"expected ranks of at least 1, got {self.size}")
+        if not 0 <= self.rank < self.size:
+            raise UsageError(f"expected a rank of 0 to {self.size - 1}, got {self.rank}")
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """The world is there: environment variables as torchrun sets them, and a process group. Both are undone.
+
+        Raises:
+            UsageError: the caller has a process group of its own.
+        """
+        with self.prepared():
+            torch_distributed.begin_fake_group(torch.distributed.init_process_group, self.size, self.rank)
+            yield
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """As `entered`, but that the process group is still to begin."""
+        if torch_distributed.is_initialized():
+            raise UsageError(
+                "expected a process without a process group, since that of the ranks is made up; this one has called "
+                "init_process_group. Analyse before it does, after destroy_process_group, or in another process."
+            )
+        variables = torch_distributed.rank_variables(self.size, self.rank, PER_MACHINE)
+        with torch_distributed.environment(variables), torch_distributed.fakes_are_sharded():
+            yield
+
+
+def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
+    """What the user's own function makes of a fake model.
+
+    Raises:
+        AnalysisError: the function raised, or what it returns cannot be followed; the line says where.
+        UsageError: it returns no module.
+    """
+    try:
+        made = parallelize(model)
+    except FxmemError:
+        raise
+    except Exception as error:
+        where = innermost_user_line(error)
+        at = f" at {where.file}:{where.line} in {where.function}: `{where.code}`" if where is not None else ""
+        raise AnalysisError(
+            f"expected parallelize to shard the model for ranks that are not there; it raised {one_line(error)}{at}"
+        ) from error
+    made = model if made is None else made
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(f"expected parallelize to return a module, or None, got {type(made).__name__}")
+    refused = torch_distributed.find_cpp_hooks(made)
+    if refused:
+        raise AnalysisError(
+            f"expected a model that is sharded by fully_shard (FSDP2), DTensor or DistributedDataParallel; this one is "
+            f"sharded by {refused}, which works in hooks that no Python engine runs. Shard it with fully_shard."
+        )
+    return made

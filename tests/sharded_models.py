@@ -1,0 +1,205 @@
+"""A small Llama in plain PyTorch, and the ways it is spread over ranks: as a training script has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+WIDTH, HEADS, VOCABULARY, SEQUENCE, BATCH = 64, 4, 250, 32, 2
+
+
+class Attention(nn.Module):
+    """Causal attention without positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.o = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As many heads as this rank has."""
+        batch, length, _ = x.shape
+        heads = [each(x).view(batch, length, -1, WIDTH // HEADS).transpose(1, 2) for each in (self.q, self.k, self.v)]
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        out: torch.Tensor = self.o(attended.transpose(1, 2).contiguous().view(batch, length, -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate, multiply, project."""
+        out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.attention_norm, self.feed_forward_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attention, then the feed-forward, each beside a residual."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Llama(nn.Module):
+    """Three layers."""
+
+    def __init__(self, layers: int = 3, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.layers = nn.ModuleList([Block() for _ in range(layers)])
+        self.norm, self.output = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.output(self.norm(x))
+        return out
+
+
+def tokens() -> torch.Tensor:
+    """A batch."""
+    return torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
+
+
+def loss(logits: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy against zeros."""
+    labels = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+def shard_fully(model: Any, mesh: Any, *, half: bool = False, offload: bool = False, reshard: bool = True) -> None:
+    """FSDP2 by layer."""
+    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
+    if half:
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if offload:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    for layer in model.layers:
+        fully_shard(layer, **settings)
+    fully_shard(model, **settings)
+
+
+def split_tensors(model: Any, mesh: Any, *, sequence: bool = True) -> None:
+    """Tensor parallel, with sequence parallel unless it is off."""
+    along: Any = Shard(1) if sequence else Replicate()
+    plan: dict[str, Any] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
+        "output": ColwiseParallel(input_layouts=along, output_layouts=Replicate()),
+    }
+    if sequence:
+        plan["norm"] = SequenceParallel()
+    parallelize_module(model, mesh, plan)
+    for layer in model.layers:
+        plan = {
+            "attention": PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(Replicate(),)),
+            "feed_forward": PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(Replicate(),)),
+            **dict.fromkeys(("attention.q", "attention.k", "attention.v"), ColwiseParallel()),
+            **dict.fromkeys(("feed_forward.w1", "feed_forward.w3"), ColwiseParallel()),
+            **dict.fromkeys(("attention.o", "feed_forward.w2"), RowwiseParallel(output_layouts=along)),
+        }
+        if sequence:
+            plan.update(dict.fromkeys(("attention_norm", "feed_forward_norm"), SequenceParallel()))
+        parallelize_module(layer, mesh, plan)
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Each layer runs again in backward."""
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+
+
+def fsdp(device: str, *, checkpoint: bool = False, **settings: bool) -> Callable[[Any], Any]:
+    """FSDP2 over all ranks."""
+
+    def parallelize(model: Any) -> Any:
+        if checkpoint:
+            checkpoint_layers(model)
+        shard_fully(model, init_device_mesh(device, (torch.distributed.get_world_size(),)), **settings)
+        return model
+
+    return parallelize
+
+
+def hsdp(device: str) -> Callable[[Any], Any]:
+    """FSDP2 over half of the ranks, replicated over two."""
+
+    def parallelize(model: Any) -> Any:
+        world = torch.distributed.get_world_size()
+        mesh = init_device_mesh(device, (2, world // 2), mesh_dim_names=("replicate", "fsdp"))
+        shard_fully(model, mesh)
+        return model
+
+    return parallelize
+
+
+def tp(device: str, *, sequence: bool = True) -> Callable[[Any], Any]:
+    """Tensor parallel over all ranks."""
+
+    def parallelize(model: Any) -> Any:
+        mesh = init_device_mesh(device, (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
+        split_tensors(model, mesh, sequence=sequence)
+        return model
+
+    return parallelize
+
+
+def fsdp_tp(device: str, *, checkpoint: bool = False, half: bool = True) -> Callable[[Any], Any]:
+    """Tensor parallel over two ranks, FSDP2 over the others."""
+
+    def parallelize(model: Any) -> Any:
+        world = torch.distributed.get_world_size()
+        mesh = init_device_mesh(device, (world // 2, 2), mesh_dim_names=("fsdp", "tp"))
+        split_tensors(model, mesh["tp"])
+        if checkpoint:
+            checkpoint_layers(model)
+        shard_fully(model, mesh["fsdp"], half=half)
+        return model
+
+    return parallelize
+
+
+CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], Any]], dict[str, Any]]]] = {
+    "fsdp": (2, 1, fsdp, {}),
+    "fsdp, bf16 with fp32 reduction": (4, 3, lambda device: fsdp(device, half=True), {}),
+    "fsdp, uneven shards, the last rank": (3, 2, lambda device: fsdp(device, half=True), {}),
+    "fsdp, no resharding": (2, 0, lambda device: fsdp(device, reshard=False), {}),
+    "fsdp, checkpointed": (2, 0, lambda device: fsdp(device, checkpoint=True, half=True), {}),
+    "fsdp, accumulation": (2, 1, fsdp, {"accumulate": 2}),
+    "fsdp, uneven, accumulation": (3, 2, lambda device: fsdp(device, half=True), {"accumulate": 3}),
+    "fsdp, inference": (2, 0, fsdp, {"mode": "infer"}),
+    "hsdp": (4, 2, hsdp, {}),
+    "tp": (2, 1, lambda device: tp(device, sequence=False), {}),
+    "tp with sequence parallel": (2, 0, tp, {}),
+    "fsdp x tp, checkpointed": (8, 7, lambda device: fsdp_tp(device, checkpoint=True), {}),
+}
+"""World, rank, what shards the model for a device, and the step's settings."""

@@ -1,0 +1,146 @@
+"""One rank of many: what its report says, what is left as it was, what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxmem
+from fxmem._torch import distributed as torch_distributed
+from fxmem.cli.verbs import analyze as analyze_verb
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.memory.report_reader import load_report
+from fxmem.records.profile import Kind
+from tests.sharded_models import SEQUENCE, VOCABULARY, WIDTH, Llama, fsdp, fsdp_tp, hsdp, loss, tokens, tp
+from tests.verbs import called
+
+
+def analyze(**settings: Any) -> fxmem.Analysis:
+    return fxmem.analyze(Llama, tokens(), loss=loss, **{"ranks": 8, "parallelize": fsdp("cuda"), **settings})
+
+
+def test_a_rank_says_what_is_sharded_and_what_is_communicated(tmp_path: Path) -> None:
+    analysis = analyze(rank=5)
+    profile, model = analysis.profile, Llama()
+    parameters = {each.name: each.nbytes for each in profile.storages if each.kind is Kind.PARAMETER}
+    whole = {name: each.numel() * 4 for name, each in model.named_parameters()}
+    assert parameters.keys() == whole.keys()
+    assert parameters["layers.0.attention.q.weight"] == whole["layers.0.attention.q.weight"] // 8
+    assert parameters["output.weight"] == 32 * WIDTH * 4  # 250 rows, padded to eight times 32
+    layer = sum(each.numel() for each in model.layers[0].parameters()) * 4
+    gathered = [each.nbytes for each in profile.storages if each.kind is Kind.UNSHARDED]
+    assert gathered.count(WIDTH * WIDTH * 4) == 2 * 3 * 4  # a layer's four, for forward and again for backward
+    buffers = {each.nbytes for each in profile.storages if each.kind is Kind.COMMUNICATION}
+    assert layer in buffers
+    assert len({each.stream for each in profile.storages}) == 3  # the default one, of copies in, of reductions
+    ranks = profile.step.ranks
+    assert ranks is not None
+    assert (ranks.world, ranks.rank, [(each.name, each.size) for each in ranks.groups]) == (8, 5, [("all ranks", 8)])
+    moved = {each.kind: (each.count, each.moved_bytes) for each in ranks.collectives}
+    rest = 4 * WIDTH + 2 * 256 * WIDTH * 4  # the last norm, and embedding and output of 256 rows
+    assert moved["reduce-scatter"] == (4, (3 * layer + rest) * 7 // 8)
+    text = analysis.table()
+    assert "Rank        5 of 8" in text
+    assert "Sends       all ranks: " in text
+    assert any("NCCL" in each.what for each in profile.unknowns)
+    analysis.to_json(tmp_path / "rank.json")
+    assert load_report(tmp_path / "rank.json") == analysis.report()
+
+
+def test_the_worlds_size_costs_nothing() -> None:
+    few, many = analyze(), analyze(ranks=1024)
+    assert [each.name for each in few.profile.ops] == [each.name for each in many.profile.ops]
+
+
+def test_tensors_of_global_shape_are_nobodys() -> None:
+    analysis = analyze(ranks=4, rank=3, parallelize=tp("cuda"))
+    largest = max(each.nbytes for each in analysis.profile.storages if each.kind is not Kind.WORKSPACE)
+    padded = -(-VOCABULARY // 4) * 4
+    assert largest == 2 * SEQUENCE * padded * 4  # the logits, which are gathered; weights are quarters
+
+
+@pytest.mark.parametrize(
+    ("shard", "groups"),
+    [(hsdp("cuda"), {("replicate", 2), ("fsdp", 4)}), (fsdp_tp("cuda", checkpoint=True), {("fsdp", 4), ("tp", 2)})],
+    ids=["hsdp", "fsdp x tp"],
+)
+def test_a_mesh_has_groups_by_name(shard: Any, groups: set[tuple[str, int]]) -> None:
+    ranks = analyze(parallelize=shard).profile.step.ranks
+    assert ranks is not None
+    assert {(each.name, each.size) for each in ranks.groups} == groups
+
+
+def left_by_torch() -> tuple[Any, ...]:
+    return (
+        torch.distributed.is_initialized(),
+        DeviceMesh.__init__,
+        torch.UntypedStorage.resize_,
+        torch.cuda.Stream,
+        os.environ.get("RANK"),
+        os.environ.get("WORLD_SIZE"),
+        torch.is_grad_enabled(),
+        torch.get_default_device(),
+    )
+
+
+def test_torch_is_left_as_it_was_also_after_an_error() -> None:
+    before = left_by_torch()
+
+    def parallelize(model: nn.Module) -> None:
+        fsdp("cuda")(model)
+        raise ValueError("no more")
+
+    with pytest.raises(AnalysisError, match=r"it raised ValueError: no more at .*test_rank.py:\d+ in parallelize"):
+        analyze(parallelize=parallelize)
+    assert left_by_torch() == before
+    first = analyze().peak
+    assert left_by_torch() == before
+    analyze(parallelize=fsdp_tp("cuda"))
+    assert analyze().peak == first
+
+
+def too_few(model: nn.Module) -> None:
+    init_device_mesh("cuda", (3, 2))
+
+
+REFUSED = [
+    ({"parallelize": None}, UsageError, "ranks and parallelize together"),
+    ({"ranks": None}, UsageError, "ranks and parallelize together"),
+    ({"ranks": 0}, UsageError, "ranks of at least 1"),
+    ({"rank": 8}, UsageError, "a rank of 0 to 7, got 8"),
+    ({"parallelize": lambda model: 1}, UsageError, "return a module, or None, got int"),
+    ({"ranks": 4, "parallelize": too_few}, AnalysisError, "in too_few"),
+]
+
+
+@pytest.mark.parametrize(("settings", "kind", "words"), REFUSED, ids=lambda value: str(value)[:30])
+def test_what_makes_no_rank_is_refused_in_one_line(settings: Any, kind: Any, words: str) -> None:
+    with pytest.raises(kind) as caught:
+        analyze(**settings)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_process_group_of_the_callers_is_left_alone() -> None:
+    with torch_distributed.group_of_its_own():
+        torch_distributed.begin_fake_group(torch.distributed.init_process_group, 2, 1)
+        with pytest.raises(UsageError, match="without a process group"):
+            analyze()
+        assert torch.distributed.get_rank() == 1
+
+
+def test_the_command_line_takes_the_scripts_own_function(tmp_path: Path) -> None:
+    own, report = tmp_path / "own.py", tmp_path / "rank.json"
+    own.write_text("from tests.sharded_models import Llama as build, fsdp, loss\nparallelize = fsdp('cuda')\n")
+    inputs = ("--input", f"2x{SEQUENCE}:int64", "--loss", f"{own}:loss")
+    ranks = ("--ranks", "8", "--rank", "2", "--parallelize", f"{own}:parallelize")
+    code, _ = called(analyze_verb, f"{own}:build", *inputs, *ranks, "--json", str(report))
+    assert code == 0
+    assert load_report(report).peak == analyze(rank=2).peak

@@ -1,0 +1,42 @@
+"""Predictions of a rank against the same rank with real tensors: torch's own engine, in a world without peers.
+
+Set aside is what oneDNN allocates within a product in bfloat16, as what kernels have for themselves is everywhere.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fxmem
+from fxmem._torch import distributed as torch_distributed
+from fxmem.records.profile import Kind
+from fxmem.simulation.request import StepRequest
+from fxmem.validation.measure_cpu import measure_cpu
+from fxmem.validation.profiler_log import WORKSPACE_KERNELS
+from tests.sharded_models import CONFIGURATIONS, Llama, loss, tokens
+
+
+def measured_and_predicted(name: str) -> tuple[int, int]:
+    world, rank, shard, settings = CONFIGURATIONS[name]
+    analysis = fxmem.analyze(
+        Llama(), tokens(), loss=loss, target="cpu", ranks=world, rank=rank, parallelize=shard("cpu"), **settings
+    )
+    with torch_distributed.group_of_its_own():
+        torch_distributed.begin_fake_group(torch.distributed.init_process_group, world, rank)
+        model = shard("cpu")(Llama())
+        if settings.get("mode") == "infer":
+            model.eval()
+        request = StepRequest(args=(tokens(),), loss=loss, target="cpu", **settings)
+        measured = measure_cpu(model, request, set_aside=(*WORKSPACE_KERNELS, "aten.mm.default"))
+    ranks_of_the_mesh = measured.resident_by_kind.get(Kind.BUFFER, 0)  # on the host, whatever the device
+    return measured.peak_without_kernel_scratch_bytes - ranks_of_the_mesh, analysis.peak.requested_bytes
+
+
+CHEAPEST = ("fsdp, uneven shards, the last rank", "fsdp, accumulation", "hsdp", "tp with sequence parallel")
+
+
+@pytest.mark.parametrize("name", CHEAPEST)
+def test_a_rank_takes_what_its_real_tensors_take(name: str) -> None:
+    measured, predicted = measured_and_predicted(name)
+    assert predicted == measured
