@@ -9,7 +9,7 @@ from typing import Literal
 
 from fxmem.memory.figures import NO_FIGURES, Figures, bytes_at_peak, owners_at_peak, sum_figures
 from fxmem.memory.module_tree import Branch, ModuleTree, fold, preorder
-from fxmem.records.profile import Kind, Profile, Timeline
+from fxmem.records.profile import Kind, Profile, Storage, Timeline
 from fxmem.records.units import format_shape, to_words
 
 
@@ -131,11 +131,44 @@ class Part:
         return self.by_kind.total()
 
 
+class _Weights:
+    """The nodes that first read the weights of a step."""
+
+    def __init__(self, profile: Profile) -> None:
+        weights = [each for each in profile.storages if each.kind is Kind.PARAMETER and each.birth == 0]
+        self._by_name = {each.name: each.node for each in weights if each.name}
+        self._by_shape: dict[tuple[int, ...], list[int | None]] = {}
+        for each in weights:
+            self._by_shape.setdefault(tuple(each.shape or ()), []).append(each.node)
+        self._dealt: Counter[tuple[int, ...]] = Counter()
+
+    def reader(self, storage: Storage, otherwise: int) -> int:
+        """The node that reads the weight a storage is for."""
+        if storage.kind is Kind.OPTIMIZER_STATE:
+            found = self._by_name.get(storage.name.rpartition(".")[0])
+            return otherwise if found is None else found
+        shape = tuple(storage.shape or ())
+        alike = self._by_shape.get(shape, []) if shape and storage.kind is Kind.TEMPORARY else []
+        if not alike:
+            return otherwise
+        self._dealt[shape] += 1
+        found = alike[(self._dealt[shape] - 1) % len(alike)]
+        return otherwise if found is None else found
+
+
 def parts_at_peak(profile: Profile, timeline: Timeline) -> Part:
-    """The peak as a tree of parts, in the order of their first node."""
+    """The peak as a tree of parts, in the order of their first node.
+
+    Optimizer state is part of the module whose weight it is for, by its name. So is a temporary of the optimizer that
+    has the shape of a weight: an optimizer makes them in the order of its weights. What is for no weight stays with
+    the optimizer.
+    """
     by_node: dict[int, Counter[Kind]] = {}
     of_none: Counter[Kind] = Counter()
-    for storage, owner in owners_at_peak(profile, timeline):
+    of_weight = _Weights(profile)
+    for storage, owner in sorted(owners_at_peak(profile, timeline), key=lambda pair: pair[0].birth):
+        if owner is not None and profile.nodes[owner].op == "optimizer":
+            owner = of_weight.reader(storage, owner)
         (of_none if owner is None else by_node.setdefault(owner, Counter()))[storage.kind] += storage.nbytes
     tree = ModuleTree(profile)
     tree.add_nodes(sorted(by_node))

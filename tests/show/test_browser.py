@@ -44,6 +44,8 @@ const drive = async (frame) => {
   const boxes = () => page.querySelectorAll("#graph-box .box").length;
   const part = (selector) => [...page.querySelectorAll("#graph-box " + selector)];
   const click = (element) => element.dispatchEvent(new window.MouseEvent("click", { bubbles: true }));
+  const part2 = (selector) =>
+    [...page.querySelectorAll("figure " + selector)].filter((each) => each.getClientRects().length);
   said.wide = [page.documentElement.scrollWidth, window.innerWidth];
   said.paper = window.getComputedStyle(page.body).backgroundColor;
   said.ink = window.getComputedStyle(page.body).color;
@@ -93,6 +95,14 @@ const drive = async (frame) => {
   said.found = [part(".box.found").length, $("find-status").textContent];
   press($("find"), "Enter");
   said.revealed = part(".box.found").map((each) => each.textContent).some((words) => words.includes("act"));
+  const cell = part2(".cell").find((each) => each.textContent.includes(" x"));
+  const wide = (each) => Math.round(each.querySelector(".box").getBoundingClientRect().width);
+  const all = wide(part2(".cell")[0]);
+  said.cell = [wide(cell) < all];
+  click(cell);
+  said.cell.push(wide(cell) === all, $("search").value.startsWith("module:"));
+  click(cell);
+  said.cell.push(wide(cell) < all, $("search").value === "");
   said.linked = part(".linked").length;
   said.wideAfter = [page.documentElement.scrollWidth, window.innerWidth];
   return said;
@@ -157,6 +167,7 @@ def test_the_graph_zooms_folds_and_finds_in_a_browser(tmp_path: Path, scheme: st
         assert said["found"][0] > 0
         assert re.fullmatch(r"\d+ found, in \d+ boxes", said["found"][1])
         assert said["revealed"]
+        assert said["cell"] == [True] * 5, (size, said["cell"])
         assert said["linked"] == 1
 
 

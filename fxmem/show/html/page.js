@@ -203,8 +203,37 @@
   });
   // Cells of the modules' picture: one stop of the Tab key, arrows from there.
   for (const picture of document.querySelectorAll("#modules-wide, #modules-narrow")) {
-    const cells = [...picture.querySelectorAll("[data-module]")];
-    const find = (each) => { search.value = "module:" + each.dataset.module; filter(); $("nodes").scrollIntoView(); };
+    const all = [...picture.querySelectorAll(".cell")], cells = all;
+    const extents = all.map((cell) => [...cell.querySelectorAll("rect")].map((each) => [Number(each.getAttribute("x")), Number(each.getAttribute("width"))]));
+    const whole = extents.length ? extents[0][0] : [0, 1];
+    let zoomed = 0;
+    // The cell as wide as the picture, what is inside it below, and what is around it above.
+    const zoomTo = (index) => {
+      zoomed = index === zoomed ? 0 : index;
+      const [from, wide] = extents[zoomed][0], scale = whole[1] / wide, end = whole[0] + whole[1];
+      all.forEach((cell, place) => {
+        const box = cell.querySelector(".box");
+        let room = 0, left = 0;
+        cell.querySelectorAll("rect").forEach((each, number) => {
+          const [x, width] = extents[place][number], start = Math.max(whole[0] + (x - from) * scale, whole[0]), stop = Math.min(whole[0] + (x + width - from) * scale, end);
+          each.setAttribute("x", start);
+          each.setAttribute("width", Math.max(stop - start, 0));
+          if (each === box) { room = stop - start - 8; left = start + 4; }
+        });
+        cell.style.display = room + 8 > 0.3 ? "" : "none";
+        let words = cell.querySelector("text");
+        if (!words) { words = document.createElementNS(ns, "text"); words.setAttribute("y", Number(box.getAttribute("y")) + 14); cell.append(words); }
+        words.setAttribute("x", left);
+        words.textContent = cell.dataset.label;
+        const length = words.getComputedTextLength(), fits = Math.floor((cell.dataset.label.length * room) / Math.max(length, 1));
+        if (length > room) words.textContent = fits > 4 ? cell.dataset.label.slice(0, fits - 1) + "\u2026" : "";
+      });
+    };
+    const find = (each) => {
+      zoomTo(all.indexOf(each));
+      search.value = each.dataset.module && zoomed ? "module:" + each.dataset.module : "";
+      filter();
+    };
     cells.forEach((each, index) => {
       each.setAttribute("tabindex", index ? -1 : 0);
       each.setAttribute("role", "button");

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from fxmem.memory import facts
 from fxmem.memory.module_rows import Part, parts_at_peak
+from fxmem.memory.module_tree import find_runs
 from fxmem.records.profile import Kind, Peak, Profile, Timeline
 from fxmem.records.units import exact_bytes, format_bytes, percent, to_words
 from fxmem.show.plots.axes import EDGE, NARROWEST, ROW, SIZE, STYLE, heading, kind_class, step_title
@@ -52,9 +55,9 @@ def icicle_svg(
 ) -> str:
     """Plot what is alive at the peak by module, as one self-contained SVG document.
 
-    A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, optimizer
-    state for the optimizer. What is too narrow to be seen is drawn together with its neighbours, and nothing is left
-    out but levels below the twelfth.
+    A cell is as wide as its share; its foot is split by kind. Parameters count where they are first read, with their
+    optimizer state. Equal siblings in a row, such as a model's layers, are one cell with the sum. What is
+    too narrow to be seen is drawn together with its neighbours, and nothing is left out but levels below the twelfth.
 
     Args:
         profile: what was predicted.
@@ -67,7 +70,7 @@ def icicle_svg(
     title = f"{step_title(profile)}: memory by module at the peak"
     parts, y = heading(title, EDGE, EDGE, width - 2 * EDGE) if titled else ([], EDGE)
     y += 8.0 if titled else 0.0
-    root = parts_at_peak(profile, timeline)
+    root = _fold(parts_at_peak(profile, timeline))
     cells = list(_cells((root,), EDGE, width - 2 * EDGE, 0)) if root.nbytes else []
     parts += [_draw(cell, root.nbytes, y) for cell in cells] or [
         text(EDGE, y + _HEIGHT / 2, "nothing is alive at the peak")
@@ -76,6 +79,31 @@ def icicle_svg(
     legend, y = _legend(timeline.peak, y + 6.0, width)
     shares = "; ".join(f"{cell.label} {percent(cell.nbytes, root.nbytes)}" for cell in cells if cell.level == 1)
     return document(STYLE, (width, y + EDGE), (title, shares or "one part"), [*parts, *legend], id=name)
+
+
+def _fold(part: Part) -> Part:
+    """The same tree with equal siblings in a row as one part."""
+    inner = [_fold(child) for child in part.children]
+    found: list[Part] = []
+    for start, _, times in find_runs([_likeness(child) for child in inner]):
+        run = inner[start : start + times]
+        found.append(_sum(run, part.label) if times > 1 else run[0])
+    return replace(part, children=tuple(found))
+
+
+def _likeness(part: Part) -> Hashable:
+    name = re.sub(r"\d+", "#", part.label)
+    return (name, tuple(sorted(part.by_kind.items())), tuple(map(_likeness, part.children)))
+
+
+def _sum(parts: Sequence[Part], around: str | None = None) -> Part:
+    """The sum of parts; `around` names the part that they are a run in."""
+    first, last = parts[0].label, parts[-1].label
+    together = sum((part.by_kind for part in parts), Counter[Kind]())
+    children = tuple(_sum(alike) for alike in zip(*(part.children for part in parts), strict=True))
+    name = f"{around}.{first}" if around and first[:1].isdigit() else first
+    label = first if around is None else f"{name}-{last} x{len(parts)}" if first != last else f"{first} x{len(parts)}"
+    return Part(label, parts[0].module, together, children)
 
 
 def _cells(parts: Sequence[Part], left: float, width: float, level: int) -> Iterator[_Cell]:
@@ -115,7 +143,13 @@ def _draw(cell: _Cell, whole: int, top: float) -> str:
             drawn.append(rect(x, y + _HEIGHT - 2.0 - _STRIP, share, _STRIP, kind_class(kind)))
         x += share
     drawn.append(_name(cell, wide, y))
-    return group(*drawn, tooltip=tooltip, class_="cell", data_module=module)
+    return group(
+        *drawn,
+        tooltip=tooltip,
+        class_="cell",
+        data_module=module,
+        data_label=f"{cell.label}, {format_bytes(cell.nbytes)}",
+    )
 
 
 def _name(cell: _Cell, wide: float, y: float) -> str:

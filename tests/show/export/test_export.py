@@ -25,6 +25,7 @@ from fxmem.records.profile import Node, PhaseBytes, Profile, TensorInfo
 from fxmem.show import export as exporting
 from fxmem.show import graph as drawing
 from fxmem.show.export import EXPORTERS, Exporter, export, register
+from fxmem.show.palette import LIGHT
 from tests import ROOT
 from tests.profiles import deep_profile, make_profile, profiles, small_profile
 from tests.show.graph.test_graph import NAMES
@@ -215,7 +216,15 @@ def test_model_explorer_gets_a_collection_of_one_graph() -> None:
 
 def test_model_explorer_marks_the_peak_links_views_and_says_what_is_unknown() -> None:
     nodes = exported(small_profile(), "model-explorer")["graphs"][0]["nodes"]
-    assert [node["id"] for node in nodes if "style" in node] == ["1"]
+    styles = {node["id"]: node["style"] for node in nodes if "style" in node}
+    assert [name for name, style in styles.items() if "borderColor" in style] == ["1"]
+    # The darkest is the one that brought most of the peak.
+    at_peak = bytes_at_peak(small_profile(), liveness.timeline(small_profile()))
+    most = str(at_peak.index(max(at_peak)))
+    assert styles[most]["backgroundColor"] == LIGHT.shades[-1].fill
+    assert {name for name, style in styles.items() if "backgroundColor" in style} == {
+        str(index) for index, nbytes in enumerate(at_peak) if nbytes
+    }
     conv, relu = ({pair["key"]: pair["value"] for pair in node["attrs"]} for node in nodes[1:3])
     assert (conv["saved"], conv["FLOPs, forward"]) == ("32.0 MiB (33,554,432 bytes)", "3.0 G")
     assert relu["FLOPs, forward"] == "unknown"

@@ -1,7 +1,7 @@
 """The graph for Model Explorer.
 
 Format: `GraphCollection` of the visualizer's `input_graph.ts` (https://github.com/google-ai-edge/model-explorer/wiki).
-Modules are its layers: namespaces divided by `/`.
+Modules are its layers: namespaces divided by `/`. A node's colour is its part of the bytes alive at the peak.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fxmem.memory.allocator import AllocatorSettings
+from fxmem.memory.figures import bytes_at_peak
 from fxmem.memory.graph import to_networkx
 from fxmem.memory.module_tree import call_name
 from fxmem.records.profile import Node, Profile, Timeline
 from fxmem.records.units import format_bytes, format_flops, format_shape
 from fxmem.show.export import register
 from fxmem.show.export.labels import enclosing_modules, site, title
+from fxmem.show.graph.labels import heat_step
 from fxmem.show.palette import LIGHT
 
 if TYPE_CHECKING:
@@ -28,7 +30,12 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     """The collection of one graph as JSON."""
     peak = None if timeline.peak.op is None else profile.ops[timeline.peak.op].node
     graph = to_networkx(profile, timeline)
-    nodes = [_node(profile, graph, index, is_peak=index == peak) for index in graph]
+    at_peak = bytes_at_peak(profile, timeline)
+    largest = max(at_peak, default=0)
+    nodes = [
+        _node(profile, graph, index, at_peak[index], heat_step(at_peak[index], largest), is_peak=index == peak)
+        for index in graph
+    ]
     whole = {
         "what": title(profile),
         "peak": _bytes(timeline.peak.requested_bytes),
@@ -39,14 +46,16 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
     return json.dumps({"label": title(profile), "graphs": [step]}, separators=(",", ":"))
 
 
-def _node(profile: Profile, graph: DiGraph, index: int, *, is_peak: bool) -> dict[str, Any]:
+def _node(
+    profile: Profile, graph: DiGraph, index: int, at_peak: int, step: int | None, *, is_peak: bool
+) -> dict[str, Any]:
     node = profile.nodes[index]
     modules = enclosing_modules(node)
     described: dict[str, Any] = {
         "id": str(index),
         "label": call_name(node),
         "namespace": _namespace(modules[-1]) if modules else "",
-        "attrs": _attributes(node, is_peak=is_peak),
+        "attrs": _attributes(node, at_peak, is_peak=is_peak),
         "incomingEdges": [
             {"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(edge["position"])}
             for source, _, edge in graph.in_edges(index, data=True)
@@ -60,10 +69,15 @@ def _node(profile: Profile, graph: DiGraph, index: int, *, is_peak: bool) -> dic
             for place, output in enumerate(node.outputs)
         ],
     }
-    return {**described, "style": {"borderColor": LIGHT.peak}} if is_peak else described
+    shade = LIGHT.shades[step] if step else None
+    style = {
+        **({} if shade is None else {"backgroundColor": shade.fill}),
+        **({"borderColor": LIGHT.peak} if is_peak else {}),
+    }
+    return {**described, "style": style} if style else described
 
 
-def _attributes(node: Node, *, is_peak: bool) -> list[dict[str, Any]]:
+def _attributes(node: Node, at_peak: int, *, is_peak: bool) -> list[dict[str, Any]]:
     unlike = {} if node.scratch_bytes.backward is None else {"scratch, backward": _bytes(node.scratch_bytes.backward)}
     alive = {} if node.live_bytes.backward is None else {"live, backward": _bytes(node.live_bytes.backward)}
     values: dict[str, Any] = {
@@ -78,6 +92,7 @@ def _attributes(node: Node, *, is_peak: bool) -> list[dict[str, Any]]:
         "parameters": _bytes(node.params_bytes),
         "output": _bytes(node.output_bytes),
         "saved": _bytes(node.saved_bytes),
+        "alive at the peak": _bytes(at_peak),
         "scratch, forward": _bytes(node.scratch_bytes.forward),
         **unlike,
         "live, forward": _bytes(node.live_bytes.forward),
