@@ -98,7 +98,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser, _ = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments or ["--help"])
     if rest:
         options.parser.refuse(rest)
     return options

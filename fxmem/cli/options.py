@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from fxmem.cli.parser import Argument, argument, flag, repeatable
+from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
 from fxmem.records.names import PRECISIONS, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
 _MODEL = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+_OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
 _SWITCH = argparse.BooleanOptionalAction
 
 MODEL = argument("model", metavar="MODEL", help=_MODEL)
 MODEL_OR_REPORT = argument("model", metavar="MODEL|REPORT.json", help=_REPORT + _MODEL)
 
-INPUTS = (
+INPUTS = grouped(
+    "the model and its inputs",
     repeatable(
         "--input",
         metavar="SPEC",
@@ -32,7 +34,8 @@ INPUTS = (
         help="a keyword argument of the factory, or a field of the hf: config; repeatable",
     ),
 )
-_KERNELS = (
+_KERNELS = grouped(
+    "kernels",
     argument(
         "--sdpa",
         choices=get_args(Sdpa),
@@ -57,7 +60,8 @@ _KERNELS = (
     ),
 )
 """Which kernels may run; without these, as torch's own flags are."""
-STEP = (
+STEP = grouped(
+    "the step",
     *INPUTS,
     argument("--mode", choices=get_args(Mode), default="train", help="a training step, or forward under no_grad"),
     argument(
@@ -104,7 +108,7 @@ STEP = (
     ),
     flag("--channels-last", help="lay out weights and 4-d inputs as channels_last"),
     *_KERNELS,
-    flag("--quiet", help="no progress on stderr"),
+    *grouped(_OUTPUT, flag("--quiet", help="no progress on stderr")),
 )
 """The inputs of the model, and what the step does."""
 TARGET = argument(
@@ -113,7 +117,8 @@ TARGET = argument(
     metavar="NAME|FILE.json",
     help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
 )
-LOOP = (
+LOOP = grouped(
+    "the step",
     argument(
         "--accumulate",
         type=int,
@@ -185,6 +190,7 @@ def or_program(model: Argument) -> Argument:
     )
 
 
+OPEN = flag("--open", "open what was written, in the browser or what the system has for it")
 OVERLAYS = (
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),
     argument(
@@ -210,8 +216,11 @@ def width(text: str = "table") -> Argument:
     return argument("--width", type=int, metavar="COLUMNS", help=f"width of the {text} (default: the terminal's)")
 
 
-REPORT_OUTPUT = (
-    argument("--depth", type=int, metavar="N", help="levels of the module tree to show"),
+REPORT_OUTPUT = grouped(
+    _OUTPUT,
+    flag("--full", "everything: each count of the peak, its split, the largest tensors, what is assumed and unknown"),
+    argument("--depth", type=int, metavar="N", help="levels of the module tree to show (default: 2; with --full all)"),
+    flag("--check", "exit code 4 if the step does not fit the target's memory"),
     *text_output("report"),
     argument("--svg", metavar="FILE.svg", help="also write the annotated graph; `fxmem graph` has more to choose"),
 )

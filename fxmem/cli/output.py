@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from fxmem.cli.progress import say
 from fxmem.errors import UsageError
 from fxmem.show.terminal import columns, why_plain
 
@@ -65,20 +66,67 @@ def check_file(option: str, name: str, endings: Sequence[str]) -> None:
     check_writable(option, name)
 
 
-def write_report(options: argparse.Namespace, report: Report, timeline: Timeline) -> str:
-    """Write the files that `REPORT_OUTPUT` names; return the text for stdout."""
+def write_report(options: argparse.Namespace, report: Report, timeline: Timeline, following: str) -> tuple[int, str]:
+    """Write the files that `REPORT_OUTPUT` names; return the exit code of `--check` and the text for stdout.
+
+    `following` is the command that answers the next question.
+    """
     from fxmem.show import text as reporting
 
     if options.svg is not None:
-        from fxmem.records.files import write_text
         from fxmem.show import graph
 
-        write_text(Path(options.svg), graph.render(report, timeline).svg)
+        write_file(options, options.svg, graph.render(report, timeline).svg)
 
-    def table() -> str:
-        return reporting.table(report, timeline, depth=options.depth, **layout(options))
+    def overview() -> str:
+        return reporting.overview(
+            report, timeline, following=following, full=options.full, depth=options.depth, **layout(options)
+        )
 
-    return write_json(options, report.model_dump_json(), table)
+    return _check_fit(options, report, timeline), write_json(options, report.model_dump_json(), overview)
+
+
+def _check_fit(options: argparse.Namespace, report: Report, timeline: Timeline) -> int:
+    from fxmem.memory.facts import find_fit
+
+    if not options.check:
+        return 0
+    fit = find_fit(report, timeline.peak)
+    if fit.is_fitting is None:
+        raise UsageError(f"expected --check with a target whose memory is known, got {report.target.name!r}")
+    if not fit.is_fitting:
+        say(f"the step {fit.verdict}")
+    return 0 if fit.is_fitting else 4
+
+
+def write_file(options: argparse.Namespace, name: str, content: str | bytes) -> None:
+    """Write a file whole or not at all, and report it; open it where `--open` asks."""
+    from fxmem.records.files import write_bytes, write_text
+
+    path = Path(name)
+    if isinstance(content, str):
+        write_text(path, content)
+    else:
+        write_bytes(path, content)
+    report_written(options, name)
+
+
+def report_written(options: argparse.Namespace, name: str) -> None:
+    """Report on stderr that a file was written, unless `--quiet`; open it where `--open` asks."""
+    path = Path(name)
+    if not getattr(options, "quiet", False):
+        say(f"wrote {name} ({_describe_size(path.stat().st_size)})")
+    if getattr(options, "open", False):
+        import webbrowser
+
+        webbrowser.open(path.absolute().as_uri())
+
+
+def _describe_size(nbytes: int) -> str:
+    """A file's size as file managers show it."""
+    return (
+        f"{nbytes} bytes" if nbytes < 1000 else f"{nbytes / 1e3:.0f} kB" if nbytes < 1e6 else f"{nbytes / 1e6:.1f} MB"
+    )
 
 
 def write_json(options: argparse.Namespace, document: str, text: Callable[[], str]) -> str:
@@ -86,9 +134,7 @@ def write_json(options: argparse.Namespace, document: str, text: Callable[[], st
     if options.json == "-":
         return _ascii(document)
     if options.json is not None:
-        from fxmem.records.files import write_text
-
-        write_text(Path(options.json), document + "\n")
+        write_file(options, options.json, document + "\n")
     return text()
 
 

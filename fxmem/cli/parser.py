@@ -18,6 +18,8 @@ class Argument(NamedTuple):
     """`--output` and its like, or one name without dashes: a positional argument."""
     settings: Mapping[str, Any]
     """Keyword arguments of `argparse.ArgumentParser.add_argument`."""
+    group: str = ""
+    """The heading that it stands under in the help."""
 
 
 def argument(*names: str, help: str, default: Any = None, **settings: Any) -> Argument:
@@ -34,6 +36,11 @@ def flag(name: str, help: str) -> Argument:
 def repeatable(name: str, help: str, **settings: Any) -> Argument:
     """Declare an option that may be given several times, a list of its values."""
     return Argument((name,), {"help": help, "action": "append", "default": [], **settings})
+
+
+def grouped(group: str, *arguments: Argument) -> tuple[Argument, ...]:
+    """The arguments under this heading, those that have one aside."""
+    return tuple(each if each.group else each._replace(group=group) for each in arguments)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +64,9 @@ class Parser(argparse.ArgumentParser):
 
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
+        groups = {name: self.add_argument_group(name) for name in dict.fromkeys(each.group for each in waiting) if name}
         for each in waiting:
-            self.add_argument(*each.names, **each.settings)
+            groups.get(each.group, self).add_argument(*each.names, **each.settings)
 
     def parse_known_args(  # type: ignore[override]  # argparse also takes a namespace of another class
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -259,16 +259,30 @@ def _time_facts(profile: Profile) -> Facts:
     return [("Time", f"{text} on {printable(profile.target.name)}, estimated{which}")]
 
 
-def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
-    """Whether the step fits the target's memory, and a sentence about it.
+@dataclass(frozen=True)
+class Fit:
+    """Whether a step fits its target, and how that was found."""
+
+    is_fitting: bool | None
+    """None where the target's memory is not known."""
+    verdict: str
+    """In a few words, with the bytes."""
+    shortage: str = ""
+    """Where it runs out; empty when it fits, or where the allocator is not replayed."""
+    counted: str = ""
+    """What the bytes count, and what they do not."""
+
+
+def find_fit(profile: Profile, peak: Peak) -> Fit:
+    """Compare the step with the target's memory.
 
     Where the allocator was replayed, its answer; else requested bytes are compared, a lower bound: not fitting is then
-    certain, fitting is not. None where the target's memory is not known.
+    certain, fitting is not.
     """
     memory = profile.target.memory_bytes
     name = printable(profile.target.name)
     if memory is None:
-        return None, f"not compared, because the memory of target {name} is not known"
+        return Fit(None, f"not compared, because the memory of target {name} is not known")
     if peak.fits is not None:
         nbytes = (
             peak.requested_bytes
@@ -285,15 +299,31 @@ def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
             "requested bytes",
             f"the allocator's rounding and fragmentation, {describe_uncounted([profile.target])}",
         )
-    verdict = "fits" if fitting else "does NOT fit"
-    why = f" {printable(peak.shortage)}." if peak.shortage else ""
-    return (
-        fitting,
-        (
-            f"{verdict}: {format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}.{why} "
-            f"Counted: {counted}; not counted: {missing}"
-        ),
-    )
+    size = f"{format_bytes(nbytes)} of {format_bytes(memory)} on {name}, {percent(nbytes, memory)}"
+    verdict = f"{'fits' if fitting else 'does NOT fit'}: {size}"
+    return Fit(fitting, verdict, printable(peak.shortage), f"Counted: {counted}; not counted: {missing}")
+
+
+def fits(profile: Profile, peak: Peak) -> tuple[bool | None, str]:
+    """Whether the step fits the target's memory (None where that is not known), and a sentence about it."""
+    found = find_fit(profile, peak)
+    sentences = [found.verdict, *filter(None, [found.shortage, found.counted])]
+    return found.is_fitting, ". ".join(sentences)
+
+
+def describe_peak(profile: Profile, peak: Peak) -> list[str]:
+    """How high the peak is and where it falls, in a line: in full, then shorter."""
+    if peak.op is None:
+        return [f"{format_bytes(peak.counted_bytes)} before the first operator"]
+    counted = "requested" if peak.allocated_bytes is None else "allocated"
+    node = profile.nodes[profile.ops[peak.op].node]
+    where = printable(f"in {peak.phase} at {describe(node)}")
+    size = format_bytes(peak.counted_bytes)
+    if node.source is None:
+        return [f"{size} {counted}, {where}", f"{size} {where}"]
+    place = printable(node.source.place)
+    line = f"{size} {where}, {place.replace(chr(92), '/').rpartition('/')[2]}"
+    return [f"{size} {counted}, {where}, {place}", line]
 
 
 def split(peak: Peak) -> list[KindShare]:

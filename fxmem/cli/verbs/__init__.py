@@ -12,26 +12,36 @@ from types import ModuleType
 from fxmem import __version__
 from fxmem.cli.parser import Parser
 
-VERBS = (
-    "analyze",
-    "run",
-    "graph",
-    "timeline",
-    "report",
-    "show",
-    "lines",
-    "layers",
-    "compare",
-    "export",
-    "plan",
-    "advise",
-    "max-batch",
-    "cards",
-    "validate",
-    "schema",
-    "doctor",
-)
-"""In the order `fxmem --help` lists them."""
+GROUPS = {
+    "predict": ("analyze", "run"),
+    "decide": ("plan", "advise", "max-batch", "cards"),
+    "look closer": ("show", "lines", "layers", "compare"),
+    "draw and export": ("report", "graph", "timeline", "export"),
+    "check": ("validate", "doctor", "schema"),
+}
+"""The verbs by the question they answer, in the order `fxmem --help` lists them."""
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+_EXAMPLES = """\
+examples:
+  fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090
+  fxmem analyze model.py:build --input x:8x1024:int64 --json report.json
+  fxmem run --target rtx4090 train.py --batch-size 16
+  fxmem plan model.py:build --input x:8x1024:int64 --budget 60%
+  fxmem report report.json -o report.html --open
+
+`fxmem COMMAND --help` lists the options of a command."""
+
+
+class _Commands(Parser):
+    """The parser of `fxmem` itself: its help has the commands in groups."""
+
+    def format_help(self) -> str:
+        """The usage, the commands, the options and a few examples."""
+        parts = ["usage: fxmem COMMAND ...", self.description or ""]
+        for group, verbs in GROUPS.items():
+            parts.append("\n".join([f"{group}:", *(f"  {verb:<11}{load(verb).BRIEF}" for verb in verbs)]))
+        parts.append("options:\n  -h, --help show this help\n  --version  show the version")
+        return "\n\n".join([*parts, _EXAMPLES]) + "\n"
 
 
 def load(verb: str) -> ModuleType:
@@ -41,8 +51,8 @@ def load(verb: str) -> ModuleType:
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """Build the parser of `fxmem`, and the parser of each verb by the verb's name."""
-    parser = Parser(
-        prog="fxmem", description="Predicts the memory of a PyTorch training step from the model alone, with no GPU."
+    parser = _Commands(
+        prog="fxmem", description="Predicts the memory of a PyTorch training step from the model alone: no GPU."
     )
     parser.add_argument("--version", action="version", version=f"fxmem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from fxmem.cli.next_command import next_for_model
 from fxmem.cli.options import ANALYSIS, REPORT_OUTPUT
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
@@ -35,12 +36,12 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     with Progress(options.quiet) as progress:
         analysis = analyze_model(options, progress)
         report, timeline = analysis.report(), analysis.timeline
-    text = write_report(options, report, timeline)
+    code, text = write_report(options, report, timeline, next_for_model(options, report.peak))
     if budget is None:
-        return 0, text
+        return code, text
     complaint = explain_excess(report, budget)
     say(complaint or f"the step keeps the budget of {exact_bytes(budget.nbytes)}")
-    return 4 if complaint else 0, text
+    return 4 if complaint else code, text
 
 
 def explain_excess(report: Report, budget: Budget) -> str:

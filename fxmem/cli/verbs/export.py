@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT
-from fxmem.cli.output import check_writable
+from fxmem.cli.output import check_writable, report_written
 from fxmem.cli.parser import argument
 from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         check_writable("--output", options.output, ", or - for stdout")
         report, timeline = load_or_analyze(options)
         export.save(report, timeline, Path(options.output), to, settings=settings)
+        report_written(options, options.output)
         return 0, ""
     if EXPORTERS.get(to).binary:
         raise UsageError(f"expected --output to name a file, got '-': {to} is no text")

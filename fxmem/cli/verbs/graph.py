@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, drawing
-from fxmem.cli.output import check_file
+from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, drawing
+from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.step import load_or_analyze
 from fxmem.records.names import Heat
@@ -28,6 +28,7 @@ ARGUMENTS = (
         help="what to write, by its ending: .svg, .png, .pdf or .dot; .png and .pdf need vl-convert "
         "(pip install 'fxmem[image]')",
     ),
+    OPEN,
     argument(
         "--plan",
         metavar="PLAN.json",
@@ -49,7 +50,6 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem graph`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
-    from fxmem.records.files import write_bytes
     from fxmem.show import graph
 
     check_file("--output", options.output, (".svg", ".png", ".pdf", ".dot"))
@@ -73,5 +73,5 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         data = graph.dot_source(report, timeline, drawing).encode()
     else:
         data = graph.render(report, timeline, drawing).svg.encode()
-    write_bytes(Path(options.output), data)
+    write_file(options, options.output, data)
     return 0, ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
-from fxmem.cli.output import check_file, check_output, layout, write_json
+from fxmem.cli.output import check_file, check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag, repeatable
 from fxmem.cli.step import load_or_analyze
 from fxmem.errors import UsageError
@@ -42,7 +41,6 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem lines`; return the exit code and the text for stdout."""
     from fxmem.memory.by_line import by_line
-    from fxmem.records.files import write_text
     from fxmem.show.text import by_line as line_reporting
 
     check_output(options)
@@ -57,7 +55,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.html is not None:
         from fxmem.show.html import lines_html
 
-        write_text(Path(options.html), lines_html(lines))
+        write_file(options, options.html, lines_html(lines))
     return 0, write_json(
         options, lines.to_json(), lambda: line_reporting.table(lines, tensors=options.tensors, **layout(options))
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
 from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_program
@@ -55,7 +55,6 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
-    from fxmem.records.files import write_text
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text import sizes as size_reporting
 
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     program = read_program(options, "--batch")
     curve = _measure_model(options, budget) if program is None else _measure_program(options, program, budget)
     if options.svg is not None:
-        write_text(Path(options.svg), sizes_svg(curve))
+        write_file(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))
     if curve.largest is not None:
         return 0, text

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, OVERLAYS, drawing
-from fxmem.cli.output import check_file
+from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, OVERLAYS, drawing
+from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
 from fxmem.cli.step import load_or_analyze, read_budget
 from fxmem.cli.verbs.timeline import load_planned
@@ -27,6 +27,7 @@ DESCRIPTION = (
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),
+    OPEN,
     argument(
         "--plan",
         metavar="PLAN.json",
@@ -41,7 +42,6 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem report`; return the exit code and the text for stdout."""
     from fxmem.memory import report_reader
     from fxmem.memory.allocator import read_settings
-    from fxmem.records.files import write_text
     from fxmem.show.html import PageOptions, report_html
 
     check_file("--output", options.output, (".html", ".htm"))
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         max_boxes=max(options.max_boxes, 1),
         settings=read_settings(os.environ),
     )
-    write_text(Path(options.output), report_html(report, timeline, page))
+    write_file(options, options.output, report_html(report, timeline, page))
     return 0, ""
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fxmem.cli.next_command import next_for_program
 from fxmem.cli.options import REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument, flag
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         watch=lambda recorded: StatusLine(recorded.progress),
     )
     recorded = launched.recorded
-    text = write_report(options, recorded.report(), recorded.timeline)
+    words = (*(["-m"] if options.m else []), options.program, *options.arguments)
+    code, text = write_report(options, recorded.report(), recorded.timeline, next_for_program(card.name, words))
     if recorded.shortage and options.oom == "raise":
         say(f"the program runs out of memory on {card.name}; --oom continue says how much it would take")
         return 4, text
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     if options.strict and decided:
         say(f"the program decides by made-up numbers: {decided[0].what} at {decided[0].place or 'no line of its own'}")
         return 1, text
-    return int(launched.raised), text
+    return int(launched.raised) or code, text
 
 
 def _stopping(steps: int | None, until: str | None) -> Callable[[Sequence[Any]], bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fxmem.cli.next_command import next_for_report
 from fxmem.cli.options import REPORT_OUTPUT
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
@@ -24,4 +25,4 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     report = report_reader.load_report(Path(options.report))
-    return 0, write_report(options, report, report_reader.timeline(report))
+    return write_report(options, report, report_reader.timeline(report), next_for_report(options.report, report))

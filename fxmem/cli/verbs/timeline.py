@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.options import ANALYSIS_OR_REPORT, OVERLAYS
-from fxmem.cli.output import check_file
+from fxmem.cli.options import ANALYSIS_OR_REPORT, OPEN, OVERLAYS
+from fxmem.cli.output import check_file, write_file
 from fxmem.cli.parser import argument
 from fxmem.cli.step import load_or_analyze, read_budget
 from fxmem.errors import UsageError
@@ -22,6 +22,7 @@ DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write"),
+    OPEN,
     argument(
         "--by",
         choices=("time", "modules"),
@@ -36,7 +37,6 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem timeline`; return the exit code and the text for stdout."""
     from fxmem.memory.allocator import known_levels, read_settings
-    from fxmem.records.files import write_text
     from fxmem.show import plots
 
     check_file("--output", options.output, (".svg",))
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             budget_bytes=None if budget is None else budget.resolve(timeline.peak.counted_bytes).nbytes,
             width=options.width,
         )
-    write_text(Path(options.output), text)
+    write_file(options, options.output, text)
     return 0, ""
 
 

@@ -6,6 +6,7 @@ say.
 
 from __future__ import annotations
 
+from fxmem.show.text.answer import overview
 from fxmem.show.text.report import table
 
-__all__ = ["table"]
+__all__ = ["overview", "table"]

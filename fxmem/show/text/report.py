@@ -38,7 +38,7 @@ def table(
     return render(
         [
             facts([*findings.header_facts(profile), *findings.rank_facts(profile), *findings.program_facts(profile)]),
-            *_tree(profile, timeline, width, depth),
+            *module_tree(profile, timeline, width, depth),
             *_footer(profile, timeline, width),
         ],
         width,
@@ -63,11 +63,17 @@ _MORE_COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def _tree(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
+def module_tree(
+    profile: Profile, timeline: Timeline, width: int, depth: int | None, *, small_calls: bool = True
+) -> Iterator[RenderableType]:
+    """The modules as rows, and what the columns mean.
+
+    `small_calls`: with a depth, show every call down there, not only those of a hundredth of the peak.
+    """
     columns, names = choose_columns(_COLUMNS, _MORE_COLUMNS, width=width, narrowest=_NARROWEST_NAMES, gap=GAP)
     model = module_rows(profile, timeline)
     rest = step_rows(profile, timeline)
-    worth = max(timeline.peak.requested_bytes // 100, 1) if depth is None else 0
+    worth = 0 if small_calls and depth is not None else max(timeline.peak.requested_bytes // 100, 1)
     rows = [*select_rows(model, depth=depth, worth=worth), *rest]
 
     tree = ruled_table("Module", names, columns)

@@ -1,0 +1,54 @@
+"""The command that answers the next question, spelt out so that it can be pasted."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxmem.cli.options import ANALYSIS
+from fxmem.cli.parser import Argument
+
+if TYPE_CHECKING:
+    from fxmem.records.profile import Peak, Report
+
+
+def next_for_model(options: argparse.Namespace, peak: Peak) -> str:
+    """How large a batch fits; what to change where the step does not fit, or nothing is known of that."""
+    verb = "max-batch" if peak.fits else "advise"
+    return shlex.join(["fxmem", verb, *(word for each in ANALYSIS for word in _spell(each, options))])
+
+
+def next_for_program(target: str, words: Sequence[str]) -> str:
+    """What to change in a program."""
+    return shlex.join(["fxmem", "advise", "--target", target, "--run", *words])
+
+
+def next_for_report(name: str, report: Report) -> str:
+    """All of a report in one page; where the step does not fit, where checkpoints go. Nothing for standard input."""
+    if name == "-":
+        return ""
+    if report.peak.fits is False and report.step.mode == "train" and report.step.program is None:
+        return shlex.join(["fxmem", "plan", name, "--budget", str(report.target.memory_bytes)])
+    return shlex.join(["fxmem", "report", name, "--output", str(Path(name).with_suffix(".html")), "--open"])
+
+
+def _spell(each: Argument, options: argparse.Namespace) -> Iterator[str]:
+    """The words of an argument that was given; none if it has its default. `--quiet` is not worth repeating."""
+    name, settings = each.names[-1], each.settings
+    value = getattr(options, settings.get("dest") or name.lstrip("-").replace("-", "_"))
+    if not name.startswith("-"):
+        yield str(value)
+    elif value == _default(each) or name == "--quiet":
+        return
+    elif isinstance(value, bool):
+        yield name if value else f"--no-{name[2:]}"
+    else:
+        for item in value if isinstance(value, list) else [value]:
+            yield from (name, str(item))
+
+
+def _default(each: Argument) -> object:
+    return each.settings.get("default", False if each.settings.get("action") == "store_true" else None)

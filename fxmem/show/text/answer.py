@@ -1,0 +1,98 @@
+"""A profile's answer in three lines, then its largest modules: what `fxmem analyze` prints first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from fxmem.hardware.context import format_range
+from fxmem.memory import facts as findings
+from fxmem.records.profile import Profile, Timeline
+from fxmem.records.units import format_bytes, printable
+from fxmem.show.text.report import module_tree, table
+from fxmem.show.text.tables import GAP, LABEL, facts, render
+
+DEPTH = 2
+"""Levels of modules that are shown at first."""
+
+
+def overview(
+    profile: Profile,
+    timeline: Timeline,
+    *,
+    following: str = "",
+    full: bool = False,
+    width: int = 100,
+    depth: int | None = None,
+    color: bool = False,
+) -> str:
+    """The answer, then the largest modules; with `full` the whole table.
+
+    Args:
+        profile: what was predicted.
+        timeline: its `fxmem.memory.liveness.timeline`.
+        following: a command that answers the next question, if there is one.
+        full: add everything that `fxmem.show.text.table` shows.
+        width: columns of the terminal, at least 60.
+        depth: levels of modules below the model to show (`DEPTH`; with `full` all).
+        color: whether to write ANSI colours.
+    """
+    width = max(width, 60)
+    answer = render([_answer(profile, timeline, following, width)], width, color)
+    if full:
+        return answer + "\n" + table(profile, timeline, width=width, depth=depth, color=color)
+    below = [*_program(profile), *_modules(profile, timeline, width, depth), facts(_ending(profile))]
+    return answer + "\n" + render(below, width, color)
+
+
+def _answer(profile: Profile, timeline: Timeline, following: str, width: int) -> RenderableType:
+    peak, room = timeline.peak, width - LABEL - GAP
+    fit = findings.find_fit(profile, peak)
+    style = {True: "bold green", False: "bold red", None: ""}[fit.is_fitting]
+    memory = Text(fit.verdict, style)
+    if fit.is_fitting is False and fit.shortage:
+        memory.append(f". {fit.shortage}", "default not bold")
+    elif (process := peak.process_bytes) is not None:
+        most = f"; nvidia-smi: {format_bytes(process.high)}"
+        words = [f"; {format_range(process.low, process.high)} in nvidia-smi", most]
+        memory.append(_pick_fitting(words, room - memory.cell_len), "default not bold")
+    where = _pick_fitting(findings.describe_peak(profile, peak), room)
+    lines: list[tuple[str, str | Text]] = [("Memory", memory), ("Peak", where)]
+    return facts([*lines, *([("Next", printable(following))] if following else [])])
+
+
+def _pick_fitting(words: Sequence[str], room: int) -> str:
+    """The first that fits in a line, else the last."""
+    return next((each for each in words if cell_len(each) <= room), words[-1])
+
+
+def _program(profile: Profile) -> Iterator[RenderableType]:
+    if about := [*findings.rank_facts(profile), *findings.program_facts(profile)]:
+        yield facts(about)
+
+
+def _modules(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:
+    """The table alone: what its columns mean is said with everything else."""
+    levels = DEPTH if depth is None else depth
+    yield next(module_tree(profile, timeline, width, levels, small_calls=depth is not None))
+
+
+def _ending(profile: Profile) -> list[tuple[str, str]]:
+    """What the numbers are of, and what was left out."""
+    of = dict(findings.header_facts(profile))
+    counts = [
+        f"{count} {word}{'s' * (count != 1)}"
+        for count, word in (
+            (len(findings.made_up(profile)), "made-up value"),
+            (len(profile.assumptions), "assumption"),
+            (len(profile.unknowns), "unknown"),
+        )
+        if count
+    ]
+    return [
+        ("Of", "; ".join([*([of["Inputs"]] if profile.inputs else []), of["Step"]])),
+        ("More", f"--full: each count of the peak, its split, the largest tensors{', '.join(['', *counts])}"),
+    ]
