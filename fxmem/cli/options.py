@@ -66,8 +66,9 @@ STEP = grouped(
     argument("--mode", choices=get_args(Mode), default="train", help="a training step, or forward under no_grad"),
     argument(
         "--loss",
-        metavar="PKG.MOD:NAME",
-        help="a function of the output; default: its .loss, else the sum of its floating-point tensors",
+        metavar="ce|mse|bce|l1|FILE.py:NAME",
+        help="a loss of torch, its labels made to fit, or a function of the output; default: the model's training_step "
+        "if it has one, else the output's .loss, else the sum of its floating-point tensors",
     ),
     argument(
         "--optimizer",

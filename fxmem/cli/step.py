@@ -146,7 +146,7 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
 
     return StepRequest(
         mode=options.mode,
-        loss=None if options.loss is None else load_callable("--loss", options.loss),
+        loss=None if options.loss is None else _load_loss(options.loss),
         optimizer=_load_optimizer(options.optimizer),
         precision=options.precision,
         zero_grad=options.zero_grad,
@@ -156,6 +156,19 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
         settings=KernelSettings(**{name: getattr(options, name) for name in KernelSettings.model_fields}),
         **further,
     )
+
+
+def _load_loss(text: str) -> Any:
+    from fxmem.cli.specs.references import is_reference
+    from fxmem.simulation.given import read_loss
+
+    if is_reference(text):
+        return load_callable("--loss", text)
+    try:
+        return read_loss(text)
+    except UsageError as error:
+        expected = "expected --loss as pkg.mod:name or file.py:name"
+        raise UsageError(f"{expected}, got {text!r}; or as ce, mse, bce or l1") from error
 
 
 def _load_optimizer(text: str) -> Any:

@@ -16,7 +16,7 @@ from fxmem.hardware.links import bytes_per_second
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.names import OWN_LOSS
+from fxmem.records.names import NO_LOSS, OWN_LOSS
 from fxmem.records.parts import Collective, RankGroup
 from fxmem.records.profile import (
     Headed,
@@ -133,6 +133,12 @@ def _describe_moves(about: Headed, group: RankGroup, moved: list[Collective]) ->
     rate = bytes_per_second(about.target, group)
     time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
     return f"{format_bytes(nbytes)} a step in {kinds}{time}"
+
+
+def loss_facts(profile: Profile) -> Facts:
+    """What a loss would add to a step without one."""
+    notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]
+    return _make_printable([("Note", note) for note in notes])
 
 
 def program_facts(profile: Profile) -> Facts:

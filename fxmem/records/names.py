@@ -16,6 +16,8 @@ PRECISIONS: Final[dict[str, Precision | None]] = {
 """What people call a precision, `torch.` left out; None is none."""
 OWN_LOSS: Final = "the program's own"
 """What a recorded program's step has for its loss."""
+NO_LOSS: Final = "no loss was given"
+"""Begins the assumption of a step that sums its output."""
 Values = Literal["bound", "real"]
 """What decides where a model asks for values: the largest shapes there can be, or a real run on the CPU."""
 ZeroGrad = Literal["after-step", "before-backward"]

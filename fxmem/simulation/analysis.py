@@ -18,6 +18,7 @@ from fxmem.records.profile import Profile, Target
 from fxmem.simulation.compiled import Compile, parse_compile
 from fxmem.simulation.error_advice import missing_batch, user_code_error
 from fxmem.simulation.given.batches import read_batch
+from fxmem.simulation.given.losses import read_loss
 from fxmem.simulation.given.moves import ignore_moves
 from fxmem.simulation.given.understood import understand
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
@@ -81,7 +82,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     inputs: Any,
     *,
     mode: Mode = "train",
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | torch.dtype | None = None,
     settings: KernelSettings | None = None,
@@ -111,7 +112,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             `DataLoader` or a `Dataset` the first batch is taken, with no worker; a dict whose keys are no arguments of
             a forward that takes one is given whole.
         mode: "train" for forward, loss, backward and optimizer; "infer" for forward under `no_grad`.
-        loss: output -> scalar tensor. Default: the output's `.loss`, else the sum of its floating-point tensors.
+        loss: output -> scalar tensor; "ce", "mse", "bce" or "l1", or such a loss of `torch.nn`, whose labels are made
+            to fit the output. Default: the model's `training_step` if it has one, else the output's `.loss`, else the
+            sum of its floating-point tensors.
         optimizer: a `torch.optim` name in any case ("adamw", "sgd-momentum", "adamw:fused"), a class, a callable
             `params -> Optimizer`, an optimizer, of which class and settings are taken, or None to leave it out.
         precision: "bf16", "fp16" or torch's dtype for autocast; None or float32 for the model's own dtypes.
@@ -147,7 +150,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         kwargs=dict(batch.kwargs),
         notes=batch.notes,
         mode=mode,
-        loss=loss,
+        loss=read_loss(loss),
         optimizer=optimizer,
         precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
         settings=settings,
@@ -177,7 +180,7 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
         notes = tuple(note for note in notes if note != COMPILED)
     notes = tuple(dict.fromkeys((*request.notes, *notes)))
     request = dataclasses.replace(request, name=request.name or type(model).__name__, notes=notes)
-    request = understand(model, request)
+    model, request = understand(model, request)
     if request.mode == "train":
         check_gradients(model)
     with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):

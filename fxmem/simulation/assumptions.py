@@ -20,11 +20,15 @@ from fxmem.simulation.model.accepted_models import COMPILED
 from fxmem.simulation.observe.event_log import StepLog
 from fxmem.simulation.observers import FakeRun
 
+_WORTH_SAYING = 100
+"""A missing loss is named where it would add this share of what else the step keeps, one in so many."""
+
 
 def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     """What was taken for granted of the step; `readers` are the first readers of parameters, by storage."""
     recorder, log = run.recording.recorder, run.log
     yield from _program_step(run) if run.is_program else _template_step(run)
+    yield from _loss(run)
     if run.recording.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
     yield from _compiled_step(run.step.compiled)
@@ -113,6 +117,25 @@ def _streams(log: StepLog) -> Iterator[Assumption]:
             text=f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
             f"block that waits for that stream to all that wait until the step ends",
         )
+
+
+def _loss(run: FakeRun) -> Iterator[Assumption]:
+    """What is taken for granted of the loss, or what one would add."""
+    if run.labels is not None:
+        yield Assumption(topic="loss", text=run.labels)
+    text, nbytes = run.missing_loss
+    if text and (not nbytes or nbytes * _WORTH_SAYING >= _known_bytes(run)):
+        yield Assumption(topic="loss", text=text)
+
+
+def _known_bytes(run: FakeRun) -> int:
+    """Bytes of the parameters, and of what is saved for backward."""
+    log = run.log
+    return sum(
+        nbytes
+        for index, (nbytes, kind) in enumerate(zip(log.nbytes, log.kind, strict=True))
+        if kind is Kind.PARAMETER or index in log.saved_at_end
+    )
 
 
 def _card(target: Target, step: Step) -> Iterator[Assumption]:

@@ -260,6 +260,10 @@ class FakeRun:
     """Storages that only Python's garbage collector freed."""
     is_program: bool = False
     """Whether this is a round of a program, and not the step of a model."""
+    labels: str | None = None
+    """What is taken for granted of labels that were made for the loss."""
+    missing_loss: tuple[str, int] = ("", 0)
+    """What a loss would add to a step without one, in words and bytes; empty where one was given."""
 
     @property
     def log(self) -> StepLog:

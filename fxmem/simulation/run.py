@@ -28,6 +28,7 @@ from fxmem.errors import EnvironmentLacksError, UsageError
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
 from fxmem.records.steps import CompileSettings
+from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights
 from fxmem.simulation.model.fake_model import fake_copy, fake_inputs
@@ -145,6 +146,8 @@ class _FakeStep:
             self._waiting = [(f"{label}, {n} ahead", torch.empty_like(t)) for n in ahead for label, t in self._inputs]
         self._optimizer: torch.optim.Optimizer | None = None
         self._cycles = 0
+        self._labels: torch.Tensor | None = None
+        self._missing_loss = ("", 0)
         self._earlier: dict[str, int | None] = {}
         """Storages of the gradients that earlier micro-batches have left, by parameter."""
         self._observers_paused = contextlib.ExitStack()
@@ -197,6 +200,8 @@ class _FakeStep:
             optimizer=self._optimizer,
             recording=self._recording,
             cycles=self._cycles,
+            labels=loss_assumption(self._request.loss, self._labels),
+            missing_loss=self._missing_loss,
         )
 
     def _name_residents(self) -> None:
@@ -231,8 +236,17 @@ class _FakeStep:
                 self._prepare_optimizer()
 
     def _compute_loss(self, out: Any) -> torch.Tensor:
-        loss = self._request.loss
-        value = (default_loss if loss is None else loss)(out)
+        loss: Any = self._request.loss
+        if isinstance(loss, LabelledLoss):
+            with self._log.setup():
+                labels = self._labels = loss.make_labels(out) if self._labels is None else self._labels
+            self._log.resident(labels, Kind.INPUT, "labels")
+            value = loss(out, labels)
+        else:
+            value = (default_loss if loss is None else loss)(out)
+        if loss is None:
+            label = find_label_argument(self._model, self._request.args, self._request.kwargs)
+            self._missing_loss = missing_loss(out, label)
         if isinstance(value, torch.Tensor):
             self._log.rename(value, "", Kind.OUTPUT)
         return value

@@ -20,7 +20,7 @@ from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Target
 from fxmem.records.validation import Verdict
 from fxmem.simulation.analysis import analyze_step, build_module
-from fxmem.simulation.given import read_batch, understand
+from fxmem.simulation.given import read_batch, read_loss, understand, view_source
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings
 from fxmem.simulation.model.real_model import real_model, real_values
 from fxmem.simulation.process_guard import process_unchanged
@@ -37,7 +37,7 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
     inputs: Any,
     *,
     mode: Mode = "train",
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     optimizer: OptimizerSpec = "adamw",
     precision: Precision | torch.dtype | None = None,
     settings: KernelSettings | None = None,
@@ -85,7 +85,7 @@ def validate(  # noqa: PLR0913 - the settings of the public API, by keyword
         kwargs=dict(batch.kwargs),
         notes=batch.notes,
         mode=mode,
-        loss=loss,
+        loss=read_loss(loss),
         optimizer=optimizer,
         precision=precision,  # type: ignore[arg-type]  # a dtype becomes a name there
         settings=settings,
@@ -125,7 +125,10 @@ def validate_step(
     Raises:
         The errors of `validate`.
     """
-    request = understand(model, dataclasses.replace(request, target=_target(device)))
+    given = model
+    model, request = understand(given, dataclasses.replace(request, target=_target(device)))
+    if model is not given:
+        source = view_source(source)
     if request.values == "real":  # what is made up is to be the same in the prediction and in the run
         with process_unchanged():
             torch.manual_seed(0)

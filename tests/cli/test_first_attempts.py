@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fxmem
 from fxmem.__main__ import main
+from fxmem.records.names import NO_LOSS
 from fxmem.records.profile import Kind, Report
 from fxmem.simulation.analysis import Analysis
 
@@ -156,6 +157,39 @@ from first_attempts_pkg.consts import width as again
 def make():
     return nn.Linear(width, again)
 """,
+    "lit.py": """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+class Lit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+
+    def log(self, *args, **kwargs):
+        raise RuntimeError("no trainer")
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("loss", loss)
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+class Gan(Lit):
+    def configure_optimizers(self):
+        return [torch.optim.Adam(self.parameters()), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+loader = DataLoader(TensorDataset(torch.zeros(20, 8), torch.zeros(20, dtype=torch.int64)), batch_size=4, num_workers=2)
+""",
     "mine.py": """
 import torch
 from torch import nn
@@ -237,6 +271,12 @@ def shapes(report: Report) -> list[tuple[int, ...]]:
     return [each.shape for each in report.inputs]
 
 
+def labels(report: Report) -> list[tuple[Any, ...]]:
+    """Shape and dtype of labels that were made, and that they are there from the start."""
+    found = [each for each in report.storages if each.name == "labels" and each.kind is Kind.INPUT and each.birth == 0]
+    return [(*each.shape, each.dtype) for each in found]
+
+
 def layers(report: Report) -> set[str]:
     """The outermost modules with parameters."""
     return {each.name.rpartition(".")[0] for each in report.storages if each.kind is Kind.PARAMETER}
@@ -303,6 +343,21 @@ SAID: dict[str, tuple[str, Callable[[Report], Any], Any]] = {
     ),
     "a card as it is sold": ("mine.py:net --input 2x8 --target 'RTX 4090'", lambda r: r.target.name, "rtx4090"),
     "a precision by torch's name": ("mine.py:net --input 2x8 --precision bfloat16", lambda r: r.step.precision, "bf16"),
+    "a Lightning module and its loader": (
+        "lit.py:Lit --input lit.py:loader",
+        lambda r: (shapes(r), r.step.loss, r.step.optimizer, layers(r)),
+        ([(4, 8), (4,)], "training_step", "SGD", {"net"}),
+    ),
+    "a Lightning module for inference": (
+        "lit.py:Lit --input 4x8 --mode infer",
+        lambda r: (shapes(r), r.step.loss),
+        ([(4, 8)], None),
+    ),
+    "cross-entropy of tokens": (f"{NANO} --set config.n_layer=1 --loss ce", labels, [(2, 16, "int64")]),
+    "cross-entropy of classes": ("mine.py:net --input 2x8 --loss ce", labels, [(2, "int64")]),
+    "cross-entropy of pixels": ("mine.py:UNet --input 2x3x8x8 --loss ce", labels, [(2, 8, 8, "int64")]),
+    "mse": ("mine.py:net --input 2x8 --loss mse", labels, [(2, 4, "float32")]),
+    "bce": ("mine.py:net --input 2x8 --loss bce --weights bf16", labels, [(2, 4, "bfloat16")]),
     "a module that exists": ("'a file.py:net' --input 2x8", shapes, [(2, 8)]),
 }
 
@@ -373,6 +428,69 @@ def test_a_dict_is_given_whole_where_forward_takes_one() -> None:
     assert "forward takes one argument `batch`" in notes(profile)
 
 
+def nano(vocabulary: int = 512) -> nn.Module:
+    """A language model that computes its loss where it is given targets."""
+
+    class Nano(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(vocabulary, 8), nn.Linear(8, vocabulary)
+
+        def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+            logits = self.head(self.embedding(idx))
+            if targets is None:
+                return logits, None
+            return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return Nano()
+
+
+TOKENS = torch.zeros(4, 64, dtype=torch.int64)
+
+
+def test_a_loss_by_name_costs_what_the_model_s_own_does() -> None:
+    targets = torch.zeros(4, 64, dtype=torch.int64)
+    own = analyze(nano, (TOKENS, targets), loss=lambda out: out[1]).peak.requested_bytes
+    named = [
+        analyze(nano, TOKENS, loss=loss).peak.requested_bytes
+        for loss in ("ce", nn.CrossEntropyLoss(), nn.functional.cross_entropy)
+    ]
+    assert named == [own] * 3
+
+
+def test_a_step_without_a_loss_says_what_one_would_add() -> None:
+    analysis = analyze(nano, TOKENS)
+    head = " ".join(analysis.table().partition("Module ")[0].split())
+    assert "Note no loss was given: cross_entropy of the output 4x64x512 would keep 512.0 KiB until backward" in head
+    assert "say --loss ce (loss='ce'), or give forward its argument `targets`" in head
+    more = analyze(nano, TOKENS, loss="ce")
+    assert more.profile.saved_bytes - analysis.profile.saved_bytes >= 4 * 64 * 512 * 4
+    assert "Note" not in more.table()
+
+
+def test_a_loss_that_hardly_counts_is_not_mentioned() -> None:
+    big = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 4))
+    assert NO_LOSS not in analyze(big, torch.zeros(8, 1000)).table()
+
+
+def test_a_prediction_with_a_named_loss_is_what_is_measured() -> None:
+    verdict = fxmem.validate(nano, TOKENS, loss="ce")
+    assert verdict.within_tolerance
+
+
+def test_a_training_step_leaves_the_model_as_it_was() -> None:
+    model = linear()
+    kind = type("Lit", (nn.Linear,), {"training_step": lambda self, batch, i: self(batch[0]).sum()})
+    model.__class__ = kind
+    members = dict(vars(model))
+    profile = analyze(model, DataLoader(Pairs(), batch_size=4)).profile
+    assert profile.step.loss == "training_step"
+    assert type(model) is kind
+    assert vars(model) == members
+    verdict = fxmem.validate(model, DataLoader(Pairs(), batch_size=4), optimizer="sgd")
+    assert verdict.within_tolerance
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[int, str]] = {
@@ -409,6 +527,8 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input mine.py:listed": (2, r"return tuple\(batch\) to pass its items one by one"),
     "mine.py:UNet --input y:2x3x8x8": (2, r"forward has no argument 'y'; it takes \(x\)"),
     # the step
+    "lit.py:Gan --input lit.py:loader": (1, "configure_optimizers of Gan makes 2. .*fxmem run train.py"),
+    "mine.py:net --input 2x8 --loss cee": (2, "got 'cee'; or as ce, mse, bce or l1"),
     "mine.py:net --input 2x8 --optimizer adamww": (2, "closest: adamw"),
     "mine.py:net --input 2x8 --budget nan": (2, "expected a budget as bytes"),
     "mine.py:net --input 2x8 --target rtx4900": (2, "did you mean rtx4090"),

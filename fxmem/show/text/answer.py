@@ -70,7 +70,7 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
 
 
 def _program(profile: Profile) -> Iterator[RenderableType]:
-    if about := [*findings.rank_facts(profile), *findings.program_facts(profile)]:
+    if about := [*findings.rank_facts(profile), *findings.program_facts(profile), *findings.loss_facts(profile)]:
         yield facts(about)
 
 

@@ -37,7 +37,14 @@ def table(
     width = max(width, 60)
     return render(
         [
-            facts([*findings.header_facts(profile), *findings.rank_facts(profile), *findings.program_facts(profile)]),
+            facts(
+                [
+                    *findings.header_facts(profile),
+                    *findings.rank_facts(profile),
+                    *findings.program_facts(profile),
+                    *findings.loss_facts(profile),
+                ]
+            ),
             *module_tree(profile, timeline, width, depth),
             *_footer(profile, timeline, width),
         ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fxmem.simulation.given.batches import Batch, is_loader, read_batch
+from fxmem.simulation.given.losses import read_loss
 from fxmem.simulation.given.moves import ignore_moves
+from fxmem.simulation.given.training_step import view_source
 from fxmem.simulation.given.understood import understand
 
-__all__ = ["Batch", "ignore_moves", "is_loader", "read_batch", "understand"]
+__all__ = ["Batch", "ignore_moves", "is_loader", "read_batch", "read_loss", "understand", "view_source"]

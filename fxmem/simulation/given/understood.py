@@ -14,23 +14,39 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.simulation.given.batches import fit_forward, misnamed_input
+from fxmem.simulation.given.losses import read_loss
 from fxmem.simulation.given.optimizers import copy_optimizer
+from fxmem.simulation.given.training_step import (
+    configured_optimizer,
+    has_training_step,
+    training_step_loss,
+    view_training_step,
+)
 from fxmem.simulation.request import StepRequest
 
 
-def understand(model: nn.Module, request: StepRequest) -> StepRequest:
-    """The request with what hangs on the model settled. What is settled already stays.
+def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepRequest]:
+    """The model and the request with what hangs on each other settled. What is settled already stays.
 
     Raises:
-        UsageError: an input that forward does not have.
-        AnalysisError: there is no forward.
+        UsageError: an input that forward does not have, or a loss of an unknown name.
+        AnalysisError: there is no forward; what the model says of its training cannot be followed.
     """
-    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model) and not has_training_step(model):
         raise AnalysisError(f"expected a module that can be called; {type(model).__name__} has no forward of its own")
     notes: list[str] = []
+    request = dataclasses.replace(request, loss=read_loss(request.loss))
+    if request.mode == "train" and request.loss is None and has_training_step(model):
+        model = view_training_step(model)
+        request = dataclasses.replace(request, loss=training_step_loss)
+        notes.append(f"{type(model).__name__}.training_step is run, and what it returns is the loss")
+        if request.optimizer == "adamw" and hasattr(model, "configure_optimizers"):
+            optimizer = configured_optimizer(model)
+            request = dataclasses.replace(request, optimizer=optimizer)
+            notes.append("its configure_optimizers is used, as no other optimizer was named")
     if isinstance(request.optimizer, Optimizer):
-        optimizer, note = copy_optimizer(request.optimizer, model)
-        request = dataclasses.replace(request, optimizer=optimizer)
+        make, note = copy_optimizer(request.optimizer, model)
+        request = dataclasses.replace(request, optimizer=make)
         notes.append(note)
     batch = fit_forward(model, request.args, request.kwargs)
     wrong = misnamed_input(model, batch.kwargs)
@@ -39,9 +55,8 @@ def understand(model: nn.Module, request: StepRequest) -> StepRequest:
     notes += batch.notes
     if batch.rest:
         notes.append(_left_out(batch.rest))
-    return dataclasses.replace(
-        request, args=batch.args, kwargs=dict(batch.kwargs), notes=tuple(dict.fromkeys((*request.notes, *notes)))
-    )
+    kept = tuple(dict.fromkeys((*request.notes, *notes)))
+    return model, dataclasses.replace(request, args=batch.args, kwargs=dict(batch.kwargs), notes=kept)
 
 
 def _left_out(rest: Iterable[Any]) -> str:
