@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -68,12 +68,11 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def rank_variables(size: int, rank: int, per_machine: int) -> dict[str, str]:
-    """What torchrun tells a process of its place."""
-    local = str(rank % per_machine)
+    """What torchrun tells a process of its place; it finds one card, which is the first."""
     here = str(min(size, per_machine))
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": local,
+        "LOCAL_RANK": "0",
         "GROUP_RANK": str(rank // per_machine),
         "ROLE_RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -251,6 +250,29 @@ def observe_resizes(on_resize: Callable[[Any, int, int], None]) -> Iterator[None
         return resize
 
     with patch(torch.UntypedStorage, "resize_", make):
+        yield
+
+
+def assign_buckets(parameters: Sequence[torch.Tensor], limits: list[int]) -> list[list[int]]:
+    """Which parameters DistributedDataParallel puts into one bucket, by their positions
+    (`_compute_bucket_assignment_by_size`, since 1.0)."""
+    assign: Any = getattr(dist, "_compute_bucket_assignment_by_size", None)
+    if assign is None:
+        assign = dist.distributed_c10d._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+    with no_modes():
+        looks = [torch.empty(tuple(each.shape), dtype=each.dtype, device="meta") for each in parameters]
+        found: list[list[int]] = assign(looks, limits)[0] if looks else []
+    return found
+
+
+@contextlib.contextmanager
+def replace_ddp(replica: type[torch.nn.Module]) -> Iterator[None]:
+    """DistributedDataParallel is another class, wherever torch offers it."""
+    parallel: Any = torch.nn.parallel
+    with (
+        patch(parallel, "DistributedDataParallel", lambda _: replica),
+        patch(parallel.distributed, "DistributedDataParallel", lambda _: replica),
+    ):
         yield
 
 

@@ -138,16 +138,6 @@ def loaders_at_home(*, workers: bool) -> Iterator[None]:
         yield
 
 
-def begin_fake_group(init_process_group: Callable[..., Any]) -> None:
-    """Begin a process group of one whose collectives answer at once.
-
-    torch's own for tests (`torch.testing._internal.distributed.fake_pg`, since 2.0).
-    """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-
-
 def empty_graph() -> Any:
     """A graph of TorchScript with nothing in it (`torch._C.Graph`, since 1.0)."""
     return torch._C.Graph()

@@ -7,6 +7,7 @@ A *wrapper* is a tensor whose memory is that of the tensors inside it: a subclas
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +33,19 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that hold a tensor's memory: itself, unless it is a wrapper."""
     return (tensor,) if type(tensor) is FakeTensor else tuple(part for _, part in named_parts(tensor))
+
+
+@functools.cache
+def is_wrapper_type(kind: type) -> bool:
+    """Whether tensors of a class take themselves apart (`__tensor_flatten__`, since 2.1)."""
+    return not issubclass(kind, FakeTensor) and hasattr(kind, "__tensor_flatten__")
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a value is a FakeTensor, or a wrapper of one."""
+    if type(value) is FakeTensor or not isinstance(value, torch.Tensor):
+        return type(value) is FakeTensor
+    return any(isinstance(part, FakeTensor) for part in parts(value))
 
 
 def unwrap_transforms(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxmem.cli.next_command import next_for_program
-from fxmem.cli.options import REPORT_OUTPUT, TARGET
+from fxmem.cli.options import RANKS, REPORT_OUTPUT, TARGET
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import StatusLine, say
@@ -43,6 +43,7 @@ ARGUMENTS = (
         metavar="N",
         help="stop within a step of more operators than this",
     ),
+    *RANKS,
     *REPORT_OUTPUT,
     flag("-m", "PROGRAM is a module's name, as for python -m"),
     argument("program", metavar="PROGRAM", help="the script to run"),
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     card = catalogue.target(options.target)
     require_torch()
     from fxmem.simulation.program import Launch, launch
+    from fxmem.simulation.ranks.world import World
 
     launched = launch(
         Launch(options.program, tuple(options.arguments), options.m),
@@ -70,6 +72,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         enough=_stopping(options.steps, options.until),
         out_of_memory=options.oom,
         max_operators=options.max_operators,
+        world=None if options.ranks is None else World(options.ranks, options.rank),
         watch=lambda recorded: StatusLine(recorded.progress),
     )
     recorded = launched.recorded

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation import known_values
 from fxmem.simulation.observe.source_lines import variables
 from fxmem.simulation.program.card_thread import CardThread
@@ -119,6 +120,8 @@ class CardMode(torch_common.FakeMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._require_thread()
+        if any(map(torch_wrappers.is_wrapper_type, types)):
+            return NotImplemented
         if self._inside <= 1 and not self._border.is_targets(func, types, args, kwargs):
             return func(*args, **kwargs)
         self._inside += 1

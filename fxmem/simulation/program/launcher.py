@@ -9,17 +9,19 @@ import runpy
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import fxmem
+from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
 from fxmem.simulation.program.recorded_program import RecordedProgram, record
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 
 _OURS = os.path.dirname(fxmem.__file__) + os.sep
@@ -43,6 +45,7 @@ def launch(
     max_operators: int,
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     prepare: Callable[[str, torch.nn.Module], None] | None = None,
+    world: World | None = None,
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
@@ -60,10 +63,12 @@ def launch(
         max_operators=max_operators,
         enough=enough,
         prepare=prepare,
+        ranks=None if world is None else world.size,
+        rank=0 if world is None else world.rank,
     ) as recorded:
         try:
             with watch(recorded):
-                run_as_main(program, recorded.note_answer)
+                run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
         except (Enough, KeyboardInterrupt, FxmemError):
             raise
         except SystemExit as leaving:
@@ -85,17 +90,24 @@ def check_program(program: Launch) -> None:
         raise UsageError(f"expected a Python file to run, got {program.program!r}, which is no file")
 
 
-def run_as_main(program: Launch, note_answer: Callable[[str], None] = lambda what: None) -> None:
+def run_as_main(
+    program: Launch, note_answer: Callable[[str], None] = lambda what: None, place: Mapping[str, str] | None = None
+) -> None:
     """Run a program as `python` would, its standard output on standard error. What it raises passes through.
 
-    What a launcher would start runs here. `note_answer` gets what it is told otherwise than the launcher would say.
+    What a launcher would start runs here. `note_answer` gets what it is told otherwise than the launcher would say;
+    `place` has the environment variables of another rank than the first, alone.
     """
     started = find_started(program)
-    if started.answer:
+    if started.answer and not place:
         note_answer(started.answer)
     program = started.program
     check_program(program)
-    with _as_main(program), _environment(started.environment), contextlib.redirect_stdout(sys.stderr):
+    with (
+        _as_main(program),
+        torch_distributed.environment({**started.environment, **(place or {})}),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         if program.is_module:
             runpy.run_module(program.program, run_name="__main__", alter_sys=True)
         elif program.is_notebook:
@@ -113,20 +125,6 @@ def _run_notebook(file: str) -> None:
             exec(compile(source, name, "exec"), module.__dict__)
     finally:
         sys.modules["__main__"] = before
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables of the program's process."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

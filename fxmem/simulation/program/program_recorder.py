@@ -9,6 +9,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import fakes as torch_fakes
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.profile import Kind
 from fxmem.simulation import known_values
 from fxmem.simulation.observe.assertions import find_going_on_value
@@ -56,6 +57,8 @@ class ProgramRecorder(OpRecorder):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is torch_fakes.DEVICE_OF:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if any(map(torch_wrappers.is_wrapper_type, types)):
+            return NotImplemented  # it takes itself apart; what it then calls comes here
         if not self._border.is_targets(func, types, args, kwargs):
             if torch_common.is_composite(func):
                 with self:  # under inference_mode `x.to("cuda")` comes whole, and says where by position

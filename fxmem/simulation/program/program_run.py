@@ -13,6 +13,7 @@ import torch
 
 from fxmem._torch import common as torch_common
 from fxmem._torch import programs as torch_programs
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.hardware.workspaces import Seen
 from fxmem.records.names import MAX_OPERATORS, OWN_LOSS, Mode
 from fxmem.records.profile import Phase, Profile, ProgramRun, Step, Target
@@ -36,6 +37,7 @@ from fxmem.simulation.program.stand_ins.host import loader_patches, trace_patche
 from fxmem.simulation.program.stand_ins.nvidia_smi import nvidia_smi_patches
 from fxmem.simulation.program.stand_ins.processes import process_patches
 from fxmem.simulation.program.tensor_reads import TensorReads
+from fxmem.simulation.ranks.world import World
 
 
 class _ProgramEngine(AutogradEngine):
@@ -48,7 +50,7 @@ class _ProgramEngine(AutogradEngine):
 
     def takes(self, roots: Sequence[Any]) -> bool:
         """Whether a root is fake: a model on the host trains for real."""
-        return self._takes_all or any(isinstance(root, torch_common.FakeTensor) for root in roots)
+        return self._takes_all or any(map(torch_wrappers.is_fake, roots))
 
     def run_backward(self, roots: Sequence[Any], *arguments: Any, **settings: Any) -> tuple[torch.Tensor | None, ...]:
         """As `AutogradEngine.run_backward`, as a phase of the round."""
@@ -66,6 +68,7 @@ class ProgramRecording(Recording):
         enough: asked after each round, with all of them, whether the program has run long enough.
         max_operators: how many operators a round may have before the program is ended.
         prepare: called with name and module of each model of the program before its first call.
+        world: whose rank the program is; None for one that is alone.
     """
 
     log: ProgramLog
@@ -79,6 +82,7 @@ class ProgramRecording(Recording):
         enough: Callable[[Sequence[FinishedRound]], bool] = lambda rounds: False,
         max_operators: int = MAX_OPERATORS,
         prepare: Callable[[str, torch.nn.Module], None] | None = None,
+        world: World | None = None,
     ) -> None:
         on_card = target.device == "cuda"
         self.name = name
@@ -86,7 +90,7 @@ class ProgramRecording(Recording):
         self._border = Border(on_card=on_card)
         self._thread = CardThread()
         self.memory = CardMemory(target, os.environ, raises=raises) if on_card else None
-        super().__init__(target)
+        super().__init__(target, world)
         self.roots = Roots(prepare)
         self.rounds = Rounds(
             self.log,
@@ -180,7 +184,7 @@ class ProgramRecording(Recording):
         if self.memory is not None and self.target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, self.target.capability, self._thread)
-            yield from process_patches(self.notes)
+            yield from process_patches(self.notes, self.collectives.world)
             yield from nvidia_smi_patches(self.memory, self.target, self.notes)
 
     def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:

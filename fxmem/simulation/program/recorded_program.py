@@ -21,6 +21,7 @@ from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.program_run import ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
 
@@ -139,7 +140,7 @@ def mark(phase: str) -> None:
 
 
 @contextlib.contextmanager
-def record(
+def record(  # noqa: PLR0913 - the settings of the public API, by keyword
     target: str | Target = "h100",
     *,
     steps: int | None = None,
@@ -148,6 +149,8 @@ def record(
     max_operators: int = MAX_OPERATORS,
     enough: Callable[[Sequence[FinishedRound]], bool] | None = None,
     prepare: Callable[[str, torch.nn.Module], None] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Iterator[RecordedProgram]:
     """Run a block of code on a pretended card, and record its memory.
 
@@ -165,6 +168,9 @@ def record(
         enough: asked after each round whether to leave the block, in the place of `steps`.
         prepare: called with the name and the module of each model of the code before its first call, to change it: to
             checkpoint it, say.
+        ranks: how many ranks there are, of which the code is one: `init_process_group` begins a group of so many,
+            which is not there. None: it is alone in its group.
+        rank: which of them.
 
     Yields:
         The record, to be read after the block: `peak`, `rounds`, `profile`, `table()`, `to_json()`, ...
@@ -191,6 +197,7 @@ def record(
         enough=enough or over,
         max_operators=max_operators,
         prepare=prepare,
+        world=None if ranks is None else World(ranks, rank),
     )
     recorded = RecordedProgram(recording)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:

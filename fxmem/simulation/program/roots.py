@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.simulation.observe.source_lines import user_frame, variables
 
 _PASSING_NAMES = frozenset({"self", "m", "mod", "module", "child", "layer", "x", "obj", "_"})
@@ -87,7 +88,8 @@ class Roots:
 def has_target_tensors(module: torch.nn.Module, device_type: str) -> bool:
     """Whether a module has fake parameters or buffers on such a device."""
     tensors = (tensor for found in (module.parameters(), module.buffers()) for tensor in found)
-    return any(isinstance(each, torch_common.FakeTensor) and each.fake_device.type == device_type for each in tensors)
+    fakes = (part for each in tensors for part in torch_wrappers.parts(each))
+    return any(isinstance(each, torch_common.FakeTensor) and each.fake_device.type == device_type for each in fakes)
 
 
 def _contains(root: torch.nn.Module, module: torch.nn.Module) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from fxmem._torch import common as torch_common
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import AnalysisError
 from fxmem.records.profile import Kind, Phase, Profile, Round
 from fxmem.simulation.observe.event_log import LOSS, OPTIMIZER
@@ -168,7 +168,7 @@ class Rounds(RoundRule):
             )
 
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(isinstance(parameter, torch_common.FakeTensor) for parameter in stepped_parameters(optimizer))
+        return any(map(torch_wrappers.is_fake, stepped_parameters(optimizer)))
 
     # --- the ends of set-up and rounds --------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
 from fxmem.simulation.observe.source_lines import innermost_user_line
+from fxmem.simulation.ranks.reducer import Replica
 
 Parallelize = Callable[[torch.nn.Module], Any]
 """The user's own function: shards a module in place, or returns another."""
@@ -36,6 +37,11 @@ class World:
         if not 0 <= self.rank < self.size:
             raise UsageError(f"expected a rank of 0 to {self.size - 1}, got {self.rank}")
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What torchrun would tell the rank's process."""
+        return torch_distributed.rank_variables(self.size, self.rank, PER_MACHINE)
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """The world is there: environment variables as torchrun sets them, and a process group. Both are undone.
@@ -55,8 +61,7 @@ class World:
                 "expected a process without a process group, since that of the ranks is made up; this one has called "
                 "init_process_group. Analyse before it does, after destroy_process_group, or in another process."
             )
-        variables = torch_distributed.rank_variables(self.size, self.rank, PER_MACHINE)
-        with torch_distributed.environment(variables), torch_distributed.fakes_are_sharded():
+        with torch_distributed.environment(self.variables), torch_distributed.fakes_are_sharded():
             yield
 
 
@@ -68,7 +73,8 @@ def shard(model: torch.nn.Module, parallelize: Parallelize) -> torch.nn.Module:
         UsageError: it returns no module.
     """
     try:
-        made = parallelize(model)
+        with torch_distributed.replace_ddp(Replica):
+            made = parallelize(model)
     except FxmemError:
         raise
     except Exception as error:

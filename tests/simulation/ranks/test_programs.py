@@ -1,0 +1,71 @@
+"""A training script as one rank of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxmem
+from fxmem.cli.verbs import run as run_verb
+from fxmem.memory.report_reader import load_report
+from fxmem.records.profile import Kind
+from tests.sharded_models import Llama, fsdp, loss, tokens
+from tests.verbs import called
+
+SCRIPT = """
+import os
+import torch
+from tests.sharded_models import Llama, fsdp, loss, tokens
+
+torch.distributed.init_process_group("nccl")
+assert torch.distributed.get_rank() == int(os.environ["RANK"]) == 3
+assert torch.distributed.get_world_size() == 8
+device = f"cuda:{os.environ['LOCAL_RANK']}"
+torch.cuda.set_device(device)
+model = fsdp("cuda")(Llama().to(device))
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+while True:
+    loss(model(tokens().to(device))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_runs_as_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    report = tmp_path / "rank.json"
+    code, _ = called(run_verb, "--ranks", "8", "--rank", "3", "--json", str(report), str(tmp_path / "train.py"))
+    assert code == 0
+    found = load_report(report)
+    ranks = found.step.ranks
+    assert ranks is not None
+    assert (ranks.world, ranks.rank) == (8, 3)
+    assert {each.kind: each.count for each in ranks.collectives} == {"all-gather": 8, "reduce-scatter": 4}
+    kinds = {each.kind for each in found.storages}
+    assert {Kind.UNSHARDED, Kind.COMMUNICATION, Kind.PARAMETER} <= kinds
+    same = fxmem.analyze(Llama, tokens(), loss=loss, ranks=8, rank=3, parallelize=fsdp("cuda"))
+    shards = [each.nbytes for each in same.profile.storages if each.kind is Kind.PARAMETER]
+    assert sorted(each.nbytes for each in found.storages if each.kind is Kind.PARAMETER) == sorted(shards)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_replicas_have_gradient_buckets(views: bool) -> None:
+    def replicate(model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
+
+    analysis = fxmem.analyze(Llama, tokens(), loss=loss, ranks=8, parallelize=replicate)
+    whole = sum(each.numel() for each in Llama().parameters()) * 4
+    kind = Kind.GRADIENT if views else Kind.COMMUNICATION
+    buckets = [each for each in analysis.profile.storages if each.kind is kind and not each.birth]
+    assert sum(each.nbytes for each in buckets) == whole
+    ranks = analysis.profile.step.ranks
+    assert ranks is not None
+    assert sum(each.moved_bytes for each in ranks.collectives) == pytest.approx(2 * whole * 7 / 8, abs=8)
+    alone = fxmem.analyze(Llama, tokens(), loss=loss)
+    more = analysis.peak.requested_bytes - alone.peak.requested_bytes
+    assert (0 < more < whole) if views else more == whole
+    assert nn.parallel.DistributedDataParallel.__module__ == "torch.nn.parallel.distributed"
