@@ -380,6 +380,8 @@ ALLOWED = {
         "show/graph/subprocess_worker.py",
         "subprocess.Popen",
     ): "an installed converter; what it draws reaches it as text on stdin",
+    ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
+    ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",
     ("whatif/advice/optimizer.py", "importlib.util.find_spec"): "whether they are installed",
     (

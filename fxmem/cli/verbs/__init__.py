@@ -16,7 +16,7 @@ GROUPS = {
     "predict": ("analyze", "run"),
     "decide": ("plan", "advise", "max-batch", "cards"),
     "look closer": ("show", "lines", "layers", "compare"),
-    "draw and export": ("report", "graph", "timeline", "export"),
+    "draw and export": ("report", "serve", "graph", "timeline", "export"),
     "check": ("validate", "doctor", "schema"),
 }
 """The verbs by the question they answer, in the order `fxmem --help` lists them."""

@@ -34,7 +34,7 @@ def fill_page(name: str, about: Headed, *, script: str = "", **values: Any) -> s
         name,
         style=css_variables() + read_asset("page.css"),
         script=script,
-        policy=_content_policy(script),
+        policy=content_policy(script),
         version=__version__,
         made=(
             f"Predicted by fxmem {about.fxmem_version} for torch {about.torch_version}, without running on a card; "
@@ -64,8 +64,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _content_policy(script: str) -> str:
-    """No request to anywhere, and no script but this one."""
+def content_policy(script: str) -> str:
+    """The policy that forbids any request, and any script but this one."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = f"script-src 'sha256-{digest}'; " if script else ""
     return f"default-src 'none'; {own}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
