@@ -1,4 +1,4 @@
-"""What a reader may change of a step in the live page, read from an address and checked."""
+"""What a reader may change of a step in the live page, checked."""
 
 from __future__ import annotations
 
