@@ -453,7 +453,8 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
         - {"fxmem"}
     )
     needed, *optional = (
-        {name.replace("-", "_") for name in declared()[each]} for each in ("dependencies", "opt", "pytest", "serve", "zoo")
+        {name.replace("-", "_") for name in declared()[each]}
+        for each in ("dependencies", "opt", "pytest", "serve", "zoo")
     )
     assert imported - set().union(*optional) == needed
 
