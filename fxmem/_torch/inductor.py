@@ -426,18 +426,28 @@ def _forget_answers() -> None:
 
 @contextlib.contextmanager
 def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
-    """Dynamo begins with nothing compiled, and forgets what it compiled here."""
+    """Dynamo begins with nothing compiled, and forgets what it compiled here.
+
+    It does not look into fxmem's own frames, which run between those of the program (`trace_rules.SKIP_DIRS`, since
+    2.1).
+    """
     import torch._dynamo
     import torch._dynamo.utils
+    from torch._dynamo import trace_rules
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    skipped = list(trace_rules.SKIP_DIRS)
+    for name in ("fxmem.simulation", "fxmem._torch"):
+        trace_rules.add(name)
     try:
         yield
         for reason, count in torch._dynamo.utils.counters["graph_break"].items():
             for _ in range(count):
                 note_break(reason.split("\n")[0])
     finally:
+        trace_rules.SKIP_DIRS[:] = skipped
+        trace_rules._recompile_re()
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
 
@@ -447,6 +457,55 @@ def compile_fx(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     from torch._inductor import compile_fx
 
     return compile_fx.compile_fx(graph, inputs, config_patches=options)
+
+
+@contextlib.contextmanager
+def route_inductor(compile: Callable[[Any, Any, dict[str, Any]], Any]) -> Iterator[None]:
+    """Let `compile(graph, inputs, options)` stand for inductor in what `torch.compile` made anywhere.
+
+    `torch._TorchCompileInductorWrapper` (since 2.0) is its backend.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, graph, inputs: compile(graph, inputs, dict(self.config))
+
+    with patch(torch._TorchCompileInductorWrapper, "__call__", make):
+        yield
+
+
+def compiled_parts(model: torch.nn.Module) -> dict[str, dict[str, Any] | None]:
+    """Inductor's options by path of each module that is compiled; None for one compiled in place.
+
+    Paths are those without wrappers.
+
+    `OptimizedModule.dynamo_ctx` (since 2.0) leads to the backend, `Module._compiled_call_impl` (since 2.2) to nothing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    found: dict[str, dict[str, Any] | None] = {}
+    for path, module in model.named_modules():
+        plain = ".".join(part for part in path.split(".") if part != "_orig_mod")
+        if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+            backend = module.dynamo_ctx.callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            found[plain] = dict(getattr(backend, "config", {}))
+        elif getattr(module, "_compiled_call_impl", None) is not None:
+            found.setdefault(plain, None)
+    return found
+
+
+def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_place: bool) -> None:
+    """Compile a module as its author has: by `module.compile()`, or as the wrapper that `torch.compile` returns.
+
+    The wrapper also compiles modules that are torch's own (`torch._dynamo.external_utils.wrap_inline`, since 2.1). Its
+    place in the tree of modules would change all paths below, so the module calls what the wrapper would.
+    """
+    if in_place:
+        module.compile(backend=backend)
+        return
+    from torch._dynamo.external_utils import wrap_inline
+
+    module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

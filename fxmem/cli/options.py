@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
-from fxmem.records.names import PRECISIONS, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
+from fxmem.records.names import AS_IS, PRECISIONS, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -138,8 +138,9 @@ COMPILE = (
         nargs="?",
         const="default",
         metavar="MODE",
-        choices=get_args(CompileMode),
-        help="the step as torch.compile would run it on the target, in this mode (default: default); builds no kernel",
+        choices=(*get_args(CompileMode), AS_IS),
+        help="the step as torch.compile would run it on the target, in this mode (default: default), or as-is: what "
+        "the model's author compiled; builds no kernel",
     ),
     repeatable(
         "--compile-option",

@@ -20,7 +20,8 @@ and where a checkpointed region recomputes it. Fitted to nine planned steps on a
 
 
 def estimate(profile: Profile) -> StepTime | None:
-    """The time of the step on its target, as an interval; None where the card's rates or an op's bytes are not known.
+    """The time of the step on its target, as an interval; None where the card's rates or an op's bytes are not known,
+    and for a compiled step, of which none was fitted.
 
     The interval holds eight of ten measured step times. A step of several micro-batches is the last of them.
     """
@@ -40,7 +41,7 @@ def step_seconds(profile: Profile, *, taped: bool = False, issue: float = 1.0) -
         issue: scales what Python takes.
     """
     card = CATALOGUE.get(profile.target.name)
-    if card is None or card.rates is None or not profile.ops:
+    if card is None or card.rates is None or not profile.ops or profile.step.compiled is not None:
         return None
     reached = card.reached[profile.step.mode]
     python = card_seconds = 0.0  # when Python has issued an operator, and when the card has run it
@@ -78,7 +79,7 @@ def has_rates(target: Target) -> bool:
 def time_assumption(target: Target, step: Step) -> str | None:
     """What an estimate of a step's time on a target rests on, in words; None where there is none."""
     card = CATALOGUE.get(target.name)
-    if card is None or card.rates is None:
+    if card is None or card.rates is None or step.compiled is not None:
         return None
     return (
         "estimated, each operator at the longer of its arithmetic and its memory traffic, with the shares of the "

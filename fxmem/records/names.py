@@ -26,6 +26,8 @@ Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
 """The attention backend that may run, or `auto`: the first that can."""
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """A mode of `torch.compile`."""
+AS_IS: Final = "as-is"
+"""In the place of a mode: what the model's author has compiled, as it was compiled."""
 MeasuredDevice = Literal["cpu", "cuda"]
 """Where a step is run to be measured."""
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]

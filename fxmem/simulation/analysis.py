@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fxmem._torch.inductor import compiled_parts
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.records.names import Mode, Precision, Values, ZeroGrad
 from fxmem.records.profile import Profile, Target
@@ -130,7 +131,8 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             is read there. It needs the memory of a real forward.
         target: a name from the catalogue ("h100", "rtx4090", "cpu"), a size ("24GB"), or a `Target`.
         compile: analyse the step as `torch.compile` would run it on the target: True, a mode ("reduce-overhead"), or
-            its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). No kernel is built, no GPU needed.
+            its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). "as-is" compiles what the model's
+            author has compiled; without it, that is analysed as eager code. No kernel is built, no GPU needed.
         ranks: how many ranks the model is spread over; the step is that of one. No peers, network or cards are needed.
         rank: which of them.
         parallelize: the function of the training script that shards the model (`fully_shard`, `parallelize_module`,
@@ -175,6 +177,9 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     Raises:
         The errors of `analyze`.
     """
+    if request.compile is not None and request.compile.as_is and isinstance(model, torch.nn.Module):
+        settings = request.compile.model_copy(update={"parts": compiled_parts(model)})
+        request = dataclasses.replace(request, compile=settings)
     model, notes = plain_model(model)
     if request.compile is not None:
         notes = tuple(note for note in notes if note != COMPILED)

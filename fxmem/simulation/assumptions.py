@@ -190,6 +190,8 @@ def _compiled_step(made: CompileRecord | None) -> Iterator[Assumption]:
         text=f"torch.compile in mode {made.mode}, as inductor of torch {torch.__version__} writes it: {what}; a later "
         "step, whose kernels are built and tuned",
     )
+    if not made.graphs:
+        yield Assumption(topic="compile", text="nothing was compiled: the step is analysed as eager code")
     if made.breaks:
         reasons = "; ".join(dict.fromkeys(made.breaks))
         yield Assumption(topic="compile", text=f"{len(made.breaks)} graph breaks: {reasons}")

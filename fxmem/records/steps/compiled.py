@@ -15,6 +15,11 @@ class CompileSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: CompileMode = "default"
+    as_is: bool = False
+    """Whether what the model's author has compiled is compiled, and nothing else."""
+    parts: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
+    """With `as_is`, inductor's options by path of each module that is compiled, None for one compiled in place. The
+    analysis fills it in."""
     dynamic: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `torch._inductor.config`."""
@@ -40,7 +45,7 @@ class CompileRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: str
-    """`default`, `reduce-overhead` and so on."""
+    """`default`, `reduce-overhead` and so on, or `as-is`."""
     dynamic: bool | None = None
     options: dict[str, str] = Field(default_factory=dict)
     """Inductor's settings that differ from the mode's, as text."""

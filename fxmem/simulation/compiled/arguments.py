@@ -8,13 +8,13 @@ from typing import Any, Final, get_args
 
 from fxmem._torch.inductor import known_options
 from fxmem.errors import UsageError, closest
-from fxmem.records.names import CompileMode
+from fxmem.records.names import AS_IS, CompileMode
 from fxmem.records.steps import CompileSettings
 
 _KEYS: Final = ("mode", "dynamic", "options")
 
 Compile = bool | str | Mapping[str, Any] | CompileSettings | None
-"""`fxmem.analyze(compile=...)`: True or a mode, or the arguments of `torch.compile`."""
+"""`fxmem.analyze(compile=...)`: True or a mode, `as-is`, or the arguments of `torch.compile`."""
 
 
 def parse_compile(value: Compile) -> CompileSettings | None:
@@ -29,6 +29,8 @@ def parse_compile(value: Compile) -> CompileSettings | None:
         return value
     if value is True:
         return CompileSettings()
+    if value == AS_IS:
+        return CompileSettings(as_is=True)
     given: dict[str, Any] = {"mode": value} if isinstance(value, str) else dict(value)
     wrong = next((key for key in given if key not in _KEYS), None)
     if wrong is not None:
@@ -36,7 +38,7 @@ def parse_compile(value: Compile) -> CompileSettings | None:
     mode: Any = given.get("mode") or "default"
     if mode not in get_args(CompileMode):
         raise UsageError(
-            f"expected compile to be a mode of torch.compile ({', '.join(get_args(CompileMode))}), "
+            f"expected compile to be a mode of torch.compile ({', '.join(get_args(CompileMode))}) or {AS_IS!r}, "
             f"got {mode!r}{closest(str(mode), get_args(CompileMode))}"
         )
     if given.get("dynamic") not in (None, True, False):
@@ -64,6 +66,10 @@ def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None
             raise UsageError("expected --compile with --compile-option")
         return None
     given = parse_compile_options(options)
+    if mode == AS_IS:
+        if given:
+            raise UsageError(f"expected --compile {AS_IS} without --compile-option: the model's author has chosen")
+        return parse_compile(AS_IS)
     return parse_compile({"mode": mode, "dynamic": given.pop("dynamic", None), "options": given})
 
 

@@ -8,6 +8,7 @@ engine, inductor writes its wrappers. The second run calls these wrappers, on Fa
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections import Counter
@@ -21,6 +22,7 @@ from fxmem._torch import inductor as torch_inductor
 from fxmem._torch import triton as torch_triton
 from fxmem.errors import EnvironmentLacksError
 from fxmem.hardware.cards import CATALOGUE
+from fxmem.records.names import AS_IS
 from fxmem.records.profile import Target
 from fxmem.records.steps import CompileRecord, CompileSettings, TimedChoice
 from fxmem.simulation import flops
@@ -68,18 +70,28 @@ class CompiledRecording(Recording):
 
     def wrap(self, model: torch.nn.Module) -> Any:
         """The compiled model, which the step calls in the place of the model."""
-        options = {**torch_inductor.mode_options(self._settings.mode), **self._settings.options}
-        options["triton.cudagraphs"] = False
-        compiled = torch.compile(
-            model, backend=lambda graph, inputs: self._compile(graph, inputs, options), dynamic=self._settings.dynamic
-        )
-        return _Root(model, compiled, self)
+        settings = self._settings
+        if not settings.as_is:
+            options = {**torch_inductor.mode_options(settings.mode), **settings.options}
+            return _Root(model, self._compile_module(model, options), self)
+        called: Any = model
+        for path, chosen in settings.parts.items():
+            if not path:
+                called = self._compile_module(model, chosen or {})
+            else:
+                backend = functools.partial(self._compile, options=chosen or {})
+                torch_inductor.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
+        return _Root(model, called, self)
+
+    def _compile_module(self, model: torch.nn.Module, options: dict[str, Any]) -> Any:
+        backend = functools.partial(self._compile, options=options)
+        return torch.compile(model, backend=backend, dynamic=self._settings.dynamic)
 
     def describe(self) -> CompileRecord:
         """What came of it."""
         padded = "padded" if self._settings.pads else "not padded"
         return CompileRecord(
-            mode=self._settings.mode,
+            mode=AS_IS if self._settings.as_is else self._settings.mode,
             dynamic=self._settings.dynamic,
             options={name: repr(value) for name, value in self._settings.options.items()},
             graphs=len(self.kernels.wrappers),
@@ -104,6 +116,7 @@ class CompiledRecording(Recording):
             else contextlib.nullcontext(),
             torch_inductor.stub_kernels(self.kernels.launched, self._note_wrapper),
             torch_inductor.fold_on_cpu(),
+            torch_inductor.route_inductor(self._compile),
             torch_inductor.decide_padding(self._decide_padding),
             torch_inductor.fresh_dynamo(self.breaks.append),
         ):
@@ -135,6 +148,7 @@ class CompiledRecording(Recording):
     # --- the compiler -------------------------------------------------------------------------------------------------
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Any, options: dict[str, Any]) -> Any:
+        options = {**options, "triton.cudagraphs": False}
         with contextlib.ExitStack() as stack:
             if self.target.device == "cuda":
                 attend = card_emulation.attend_on_card

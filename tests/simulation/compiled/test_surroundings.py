@@ -72,6 +72,31 @@ def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> Non
     assert again.step.compiled == profile.step.compiled
 
 
+class Partly(nn.Module):
+    """A compiled part beside one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.compile(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64)))
+        self.last = nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that torch.compile imports
+def test_what_comes_compiled_is_compiled_when_asked() -> None:
+    def names(compile: str | None) -> set[str]:
+        profile = fxmem.analyze(Partly(), torch.zeros(4, 32), target="cpu", compile=compile).profile
+        return {op.name for op in profile.ops}
+
+    as_is, eager = names("as-is"), names(None)
+    assert any(name.startswith("cpp_fused_") and "native_layer_norm" in name for name in as_is)
+    assert "aten.native_layer_norm.default" in eager - as_is
+    assert "aten.addmm.default" in eager & as_is  # of the part that is not compiled
+
+
 @pytest.mark.parametrize(
     ("compile", "message"),
     [
