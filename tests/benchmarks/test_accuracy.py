@@ -25,6 +25,7 @@ from fxmem.simulation.request import StepRequest
 from fxmem.validation import measure_cuda
 from fxmem.validation.measure_cpu import resident_bytes
 from tests import ROOT
+from tests.benchmarks import on_measured_release
 
 sys.path.append(str(ROOT / "benchmarks"))
 accuracy, cases, gpu, probes = (importlib.import_module(name) for name in ("accuracy", "cases", "gpu", "probes"))
@@ -38,6 +39,7 @@ their bounds."""
 # --- what was measured really -----------------------------------------------------------------------------------------
 
 
+@on_measured_release
 def test_what_was_measured_is_still_predicted() -> None:
     files = accuracy.kept()
     bounds = json.loads(accuracy.BOUNDS.read_text(encoding="utf-8")) if accuracy.BOUNDS.is_file() else {}
@@ -57,6 +59,7 @@ OF_BOTH_SIDES = (
 )
 
 
+@on_measured_release
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_operators_allocate_block_by_block_what_an_h100_did(dtype: str) -> None:
     source = accuracy.read(accuracy.RESULTS / "h100-torch2.11.0-cudnn9.19.0.json")
@@ -110,6 +113,7 @@ def rows() -> dict[str, Any]:
     return {row.name: row for row in accuracy.rows_of(source, workers=0)}
 
 
+@on_measured_release
 def test_a_model_is_predicted_and_compared_in_three_numbers(rows: dict[str, Any]) -> None:
     row = rows["tv/alexnet/train"]
     # AlexNet's weights are 61,100,840 numbers of 4 bytes; their gradients come in a step with SGD, and cuBLAS holds
@@ -283,6 +287,7 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@on_measured_release
 @pytest.mark.parametrize(
     "planned",
     [each for each in cases.PLANNED if EVERY == 1 or each.case.startswith("tv/")],

@@ -16,6 +16,7 @@ from benchmarks.published.prediction import Prediction, predict
 from benchmarks.published.results import Row
 from benchmarks.published.tables import TABLES, Case, format_tables, read_cases
 from benchmarks.published.traces import TRACES, Replay, replay
+from tests.benchmarks import on_measured_release
 
 CASES = list(read_cases())
 SAMPLE = [case for case in CASES if case.sample]
@@ -25,6 +26,7 @@ RESERVED_PERCENT = {"kai_memory_files_memory_ctx256_fullstep_": 0.16}
 # --- what was published really ----------------------------------------------------------------------------------------
 
 
+@on_measured_release
 @pytest.mark.filterwarnings("ignore")  # what a model's code says to its own users
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
 def test_a_published_figure_is_still_predicted(case: Case) -> None:
