@@ -64,15 +64,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     card = catalogue.target(options.target)
     require_torch()
     from fxmem.simulation.program import Launch, launch
-    from fxmem.simulation.ranks.world import World
 
     launched = launch(
-        Launch(options.program, tuple(options.arguments), options.m),
+        Launch(options.program, tuple(options.arguments), options.m, options.ranks, options.rank),
         card,
         enough=_stopping(options.steps, options.until),
         out_of_memory=options.oom,
         max_operators=options.max_operators,
-        world=None if options.ranks is None else World(options.ranks, options.rank),
         watch=lambda recorded: StatusLine(recorded.progress),
     )
     recorded = launched.recorded

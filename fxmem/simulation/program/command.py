@@ -24,6 +24,9 @@ class Launch:
     """A file, a module's name, or a launcher: `torchrun`, `accelerate`."""
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    ranks: int | None = None
+    """How many ranks there are, of which it runs as one; None for one process alone."""
+    rank: int = 0
 
     @property
     def command(self) -> str:

@@ -45,7 +45,6 @@ def launch(
     max_operators: int,
     watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     prepare: Callable[[str, torch.nn.Module], None] | None = None,
-    world: World | None = None,
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
@@ -63,12 +62,16 @@ def launch(
         max_operators=max_operators,
         enough=enough,
         prepare=prepare,
-        ranks=None if world is None else world.size,
-        rank=0 if world is None else world.rank,
+        ranks=program.ranks,
+        rank=program.rank,
     ) as recorded:
         try:
             with watch(recorded):
-                run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
+                run_as_main(
+                    program,
+                    recorded.note_answer,
+                    {} if program.ranks is None else World(program.ranks, program.rank).variables,
+                )
         except (Enough, KeyboardInterrupt, FxmemError):
             raise
         except SystemExit as leaving:
