@@ -10,6 +10,7 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # several workers run side by side; one thread each leaves no core fought over
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the network
+os.environ["FXMEM_NO_CACHE"] = "1"  # nor on a result that an earlier one has kept
 
 # The same examples on every run, and none judged by the clock.
 settings.register_profile("fxmem", derandomize=True, deadline=None, database=None)

@@ -37,11 +37,10 @@ def next_for_report(name: str, report: Report) -> str:
 
 def _spell(each: Argument, options: argparse.Namespace) -> Iterator[str]:
     """The words of an argument that was given; none if it has its default. `--quiet` is not worth repeating."""
-    name, settings = each.names[-1], each.settings
-    value = getattr(options, settings.get("dest") or name.lstrip("-").replace("-", "_"))
+    name, value = each.names[-1], getattr(options, each.dest)
     if not name.startswith("-"):
         yield str(value)
-    elif value == _default(each) or name == "--quiet":
+    elif value == _default(each) or name in ("--quiet", "--no-cache"):
         return
     elif isinstance(value, bool):
         yield name if value else f"--no-{name[2:]}"

@@ -164,7 +164,14 @@ PARALLELIZE = argument(
     metavar="FILE.py:FN",
     help="with --ranks: your own function that shards the model (fully_shard, parallelize_module, ...)",
 )
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, *COMPILE, *RANKS, PARALLELIZE)
+CACHE = argument(
+    "--no-cache",
+    dest="cache",
+    action="store_false",
+    default=True,
+    help="make it anew, even if nothing has changed since it was made before",
+)
+ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, CACHE, *COMPILE, *RANKS, PARALLELIZE)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

@@ -21,6 +21,12 @@ class Argument(NamedTuple):
     group: str = ""
     """The heading that it stands under in the help."""
 
+    @property
+    def dest(self) -> str:
+        """The name of its value among the parsed ones."""
+        name: str = self.settings.get("dest") or self.names[-1].lstrip("-").replace("-", "_")
+        return name
+
 
 def argument(*names: str, help: str, default: Any = None, **settings: Any) -> Argument:
     """Declare an argument. A default other than None is named at the end of the help."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
-    from fxmem.records.profile import Report, Timeline
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.request import StepRequest
     from fxmem.whatif.program_step import ProgramCommand
@@ -58,7 +57,7 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
         raise UsageError("expected a program after --run, its script first")
     for each in (*STEP, *LOOP, *COMPILE):
         name = each.names[0]
-        value = getattr(options, each.settings.get("dest") or name.lstrip("-").replace("-", "_"), None)
+        value = getattr(options, each.dest, None)
         if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
             raise UsageError(f"expected --run without {name}: a program says itself what it does")
     return ProgramWords(words[0], words[1:], is_module)
@@ -119,18 +118,6 @@ def is_report(model: str) -> bool:
     """Whether the argument MODEL is a report: a model spec that ends in .json has a colon."""
     path = Path(model)
     return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
-
-
-def load_or_analyze(options: argparse.Namespace) -> tuple[Report, Timeline]:
-    """Load the report that `options.model` names, from a file or stdin, or analyse the model."""
-    if is_report(options.model):
-        from fxmem.memory import report_reader
-
-        report = report_reader.load_report(Path(options.model))
-        return report, report_reader.timeline(report)
-    with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
-        return analysis.report(), analysis.timeline
 
 
 def require_torch() -> None:

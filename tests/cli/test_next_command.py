@@ -40,7 +40,7 @@ def test_the_step_is_the_same(line: str, fits: bool | None, verb: str) -> None:
     command, *words = shlex.split(next_for_model(given, peak))
     assert (command, words[0]) == ("fxmem", verb)
     again = parsed(words)
-    names = [each.settings.get("dest") or each.names[-1].lstrip("-").replace("-", "_") for each in ANALYSIS]
+    names = [each.dest for each in ANALYSIS]
     assert {name: again[name] for name in names} == {**{name: getattr(given, name) for name in names}, "quiet": False}
 
 

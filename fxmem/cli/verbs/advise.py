@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from fxmem.cli.kept import keep
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
@@ -34,17 +35,22 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem advise`; return the exit code and the text for stdout."""
+    from fxmem.records.advice import Advice
     from fxmem.show.text import advice as advice_reporting
 
     check_output(options)
     refuse_compile(options, "advice is about eager code")
     budget = read_budget(options)
     program = read_program(options)
-    with Progress(options.quiet) as progress:
-        bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
-        from fxmem.whatif.advice import try_changes
 
-        advice = try_changes(bench, budget, plans=not options.no_plans, progress=progress)
+    def make() -> Advice:
+        with Progress(options.quiet) as progress:
+            bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
+            from fxmem.whatif.advice import try_changes
+
+            return try_changes(bench, budget, plans=not options.no_plans, progress=progress)
+
+    advice = keep(options, Advice, make, ("budget", "no_plans")) if program is None else make()
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from fxmem.cli.kept import kept_report
 from fxmem.cli.next_command import next_for_model
 from fxmem.cli.options import ANALYSIS, REPORT_OUTPUT
 from fxmem.cli.output import check_output, write_report
 from fxmem.cli.parser import argument
-from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import analyze_model
+from fxmem.cli.progress import say
 from fxmem.records.units import exact_bytes, format_bytes
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     check_output(options)
     budget = None if options.budget is None else parse_bytes(options.budget, "--budget")
-    with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
-        report, timeline = analysis.report(), analysis.timeline
+    report, timeline = kept_report(options)
     code, text = write_report(options, report, timeline, next_for_model(options, report.peak))
     if budget is None:
         return code, text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
-from fxmem.cli.options import LOOP, MODEL, STEP, text_output
+from fxmem.cli.kept import keep
+from fxmem.cli.options import CACHE, LOOP, MODEL, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress, say
@@ -23,6 +24,7 @@ ARGUMENTS = (
     MODEL,
     *STEP,
     *LOOP,
+    CACHE,
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),
@@ -38,6 +40,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem cards`; return the exit code and the text for stdout."""
     from fxmem.hardware import catalogue
+    from fxmem.records.sizes import CardFits
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
@@ -50,12 +53,17 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     for name in names or ():  # a card that is none is found before the work is done
         if catalogue.target(name).memory_bytes is None:
             raise UsageError(f"expected --only with cards whose memory is known, got {name!r}")
-    with Progress(options.quiet) as progress:
-        options.target = "h100" if names is None else names[0]
-        analysis = analyze_model(options, progress)
-        from fxmem.whatif import card_fit
+    options.target = "h100" if names is None else names[0]
 
-        fits = card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=None if options.quiet else say)
+    def make() -> CardFits:
+        with Progress(options.quiet) as progress:
+            analysis = analyze_model(options, progress)
+            from fxmem.whatif import card_fit
+
+            shown = None if options.quiet else say
+            return card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=shown)
+
+    fits = keep(options, CardFits, make, ("only", "plan"))
     if options.time:
         by_time = sorted(fits.cards, key=lambda card: math.inf if card.time is None else card.time.seconds)
         fits = fits.model_copy(update={"cards": tuple(by_time)})

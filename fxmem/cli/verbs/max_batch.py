@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxmem.cli.kept import keep
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
@@ -55,13 +56,18 @@ ARGUMENTS = (
 
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem max-batch`; return the exit code and the text for stdout."""
+    from fxmem.records.sizes import SizeCurve
     from fxmem.show.plots import sizes_svg
     from fxmem.show.text import sizes as size_reporting
 
     check_output(options)
     budget = _read_budget(options)
     program = read_program(options, "--batch")
-    curve = _measure_model(options, budget) if program is None else _measure_program(options, program, budget)
+    if program is not None:
+        curve = _measure_program(options, program, budget)
+    else:
+        decisive = ("dim", "budget", "limit", "goal", "plan")
+        curve = keep(options, SizeCurve, lambda: _measure_model(options, budget), decisive)
     if options.svg is not None:
         write_file(options, options.svg, sizes_svg(curve))
     text = write_json(options, curve.model_dump_json(), lambda: size_reporting.curve_table(curve, **layout(options)))

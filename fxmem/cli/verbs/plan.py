@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxmem.cli.kept import keep
 from fxmem.cli.options import ANALYSIS, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
@@ -76,6 +77,7 @@ ARGUMENTS = (
 def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem plan`; return the exit code and the text for stdout."""
     from fxmem.planning import certificate
+    from fxmem.records.plan import Plan
     from fxmem.show import graph
     from fxmem.show.text import plan as plan_reporting
 
@@ -87,6 +89,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     program = read_program(options)
     if program is not None:
         plan, profile, timeline = _plan_program(options, program, budget)
+    elif options.svg is None and options.certificate is None and not is_report(options.model):
+        decisive = ("budget", "strategy", "application")
+        plan = keep(options, Plan, lambda: _plan_model(options, budget)[0], decisive)
     else:
         plan, profile, timeline = (_plan_report if is_report(options.model) else _plan_model)(options, budget)
     if options.certificate is not None:
