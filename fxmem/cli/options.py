@@ -74,7 +74,8 @@ STEP = grouped(
         "--optimizer",
         default="adamw",
         metavar="NAME",
-        help="a torch.optim class, sgd-momentum, adamw:fused, adamw:in-backward, pkg.mod:factory, or none",
+        help="a torch.optim class, sgd-momentum, adamw:fused, adamw:in-backward, torchao:AdamW8bit, pkg.mod:factory, "
+        "or none",
     ),
     argument(
         "--zero-grad",
@@ -106,6 +107,14 @@ STEP = grouped(
         "--freeze",
         metavar="PATH|PATTERN",
         help="a module's path, or a pattern of parameters' names (encoder.layer.*), that is not trained; repeatable",
+    ),
+    argument(
+        "--quantize", choices=("int8", "int4"), help="quantise the linear layers' weights and freeze them (torchao)"
+    ),
+    argument(
+        "--lora",
+        metavar="r=8[,alpha=16,target=A+B]",
+        help="train low-rank adapters alone (peft), over the quantised weights if there are any",
     ),
     flag("--channels-last", help="lay out weights and 4-d inputs as channels_last"),
     *_KERNELS,

@@ -199,10 +199,25 @@ def build_step(
     built = build_model(
         options.model, settings, mode=options.mode, weights_dtype=options.weights, channels_last=options.channels_last
     )
-    built = replace(built, notes=(*built.notes, *_freeze(built.module, options.freeze)))
+    notes = [*_freeze(built.module, options.freeze)]
+    module = adapt(built.module, options, notes)
+    built = replace(built, module=module, notes=(*built.notes, *notes))
     chosen = specs or default_inputs(built, DEFAULT_BATCH if options.batch is None else options.batch)
     batch = make_batch(chosen, weights_dtype=built.weights_dtype, channels_last=options.channels_last)
     return replace(built, notes=(*built.notes, *batch.notes)), batch.args, dict(batch.kwargs)
+
+
+def adapt(model: torch.nn.Module, options: argparse.Namespace, notes: list[str] | None = None) -> torch.nn.Module:
+    """Quantise the model's weights and add its adapters, where the options say so; notes go to `notes`."""
+    from fxmem.simulation.given import add_lora, quantize_weights
+
+    said = [] if notes is None else notes
+    if options.quantize is not None:
+        said.append(quantize_weights(model, options.quantize))
+    if options.lora is not None:
+        model, note = add_lora(model, options.lora)
+        said.append(note)
+    return model
 
 
 def _freeze(model: torch.nn.Module, patterns: Iterable[str]) -> Iterator[str]:

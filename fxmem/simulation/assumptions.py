@@ -32,10 +32,7 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
     if run.recording.ran_compiled:
         yield Assumption(topic="model", text=COMPILED)
     yield from _compiled_step(run.step.compiled)
-    if run.optimizer is not None:
-        form = _describe_optimizer(run.optimizer, run.recording.target)
-        there = "" if run.is_program else ", its state already there"
-        yield Assumption(topic="optimizer", text=form + there)
+    yield from _optimizer(run)
     called = {str(getattr(node.target, "__name__", node.target)) for node in run.nodes}
     if called & {"isfinite", "isnan", "isinf"}:
         yield Assumption(topic="values", text="all numbers are finite, where the program asks (isfinite, isnan, isinf)")
@@ -117,6 +114,18 @@ def _streams(log: StepLog) -> Iterator[Assumption]:
             text=f"{count} tensors were given to another stream (record_stream): reserved bytes are a range, from no "
             f"block that waits for that stream to all that wait until the step ends",
         )
+
+
+def _optimizer(run: FakeRun) -> Iterator[Assumption]:
+    """What is taken for granted of the optimizer."""
+    if run.optimizer is None:
+        return
+    form = _describe_optimizer(run.optimizer, run.recording.target)
+    there = "" if run.is_program else ", its state already there"
+    yield Assumption(topic="optimizer", text=form + there)
+    if type(run.optimizer).__module__.startswith("torchao."):
+        text = "torchao compiles the optimizer's step, and Inductor may keep fewer temporaries than are counted"
+        yield Assumption(topic="optimizer", text=text)
 
 
 def _loss(run: FakeRun) -> Iterator[Assumption]:

@@ -32,6 +32,7 @@ from fxmem._torch.gradient_release import release_gradients, steps_in_backward
 from fxmem.errors import UsageError, closest
 from fxmem.records.names import Mode, Precision
 from fxmem.records.profile import Step
+from fxmem.simulation.given.adapters import library_optimizer
 from fxmem.simulation.request import OptimizerSpec, StepRequest
 
 Mark = Callable[[Literal["forward", "loss", "backward", "optimizer"]], None]
@@ -168,6 +169,8 @@ def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
 IN_BACKWARD = "in-backward"
 """The option of an optimizer that steps within backward."""
 _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {"sgd-momentum": ("sgd", {"momentum": 0.9})}
+_LIBRARIES = ("torchao", "bitsandbytes", "bnb")
+"""Other libraries whose optimizers have a name: `torchao:AdamW8bit`."""
 _REFUSED = {
     "lbfgs": "calls the model again from inside step(), which the modelled step does not",
     "sparseadam": "takes sparse gradients only",
@@ -248,22 +251,31 @@ def in_backward(spec: OptimizerSpec) -> OptimizerSpec:
 
 def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     name, _, options = spec.partition(":")
+    if name.lower() in _LIBRARIES:
+        wanted, _, options = options.partition(",")
+        cls: Any = library_optimizer(name.lower(), wanted)
+        return cls, _read_options(cls, spec, options, {})
     key, preset = _PRESETS.get(name.lower(), (name.lower(), {}))
     if key in _REFUSED:
         raise UsageError(f"optimizer {name!r} {_REFUSED[key]}; choose another, or None to leave the optimizer out")
     classes = _classes()
     if key not in classes:
         raise UsageError(f"expected an optimizer of torch.optim, got {name!r}{closest(name, [*classes, *_PRESETS])}")
-    known = _list_options(classes[key])
+    return classes[key], _read_options(classes[key], spec, options, preset)
+
+
+def _read_options(cls: Callable[..., Any], spec: str, options: str, preset: dict[str, Any]) -> dict[str, Any]:
+    """The options after an optimizer's name."""
+    known = _list_options(cls)
     chosen = dict(preset)
     for option in filter(None, options.split(",")):
         word, equals, text = (part.strip() for part in option.partition("="))
         word, value = ("foreach", False) if word == "forloop" else (word, _literal(spec, text) if equals else True)
         if word not in (*known, IN_BACKWARD):
             others = [*known, "forloop", IN_BACKWARD]
-            raise UsageError(f"{classes[key].__name__} has no option {word!r}{closest(word, others)}")
+            raise UsageError(f"{cls.__name__} has no option {word!r}{closest(word, others)}")
         chosen[word] = value
-    return classes[key], chosen
+    return chosen
 
 
 def _literal(spec: str, text: str) -> Any:

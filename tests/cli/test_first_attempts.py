@@ -358,6 +358,21 @@ SAID: dict[str, tuple[str, Callable[[Report], Any], Any]] = {
     "cross-entropy of pixels": ("mine.py:UNet --input 2x3x8x8 --loss ce", labels, [(2, 8, 8, "int64")]),
     "mse": ("mine.py:net --input 2x8 --loss mse", labels, [(2, 4, "float32")]),
     "bce": ("mine.py:net --input 2x8 --loss bce --weights bf16", labels, [(2, 4, "bfloat16")]),
+    "adapters of low rank": (
+        f"{NANO} --set config.n_embd=8 --lora r=2",
+        lambda r: {each.name for each in r.storages if each.kind is Kind.GRADIENT},
+        {f"h.0.fc.lora_{part}.default.weight.grad" for part in "AB"},
+    ),
+    "adapters over quantised weights": (
+        "mine.py:net --input 2x8 --quantize int8 --lora r=2,target=0",
+        lambda r: {each.name: each.nbytes for each in r.storages if each.name.endswith("qdata")},
+        {"0.base_layer.weight.qdata": 8 * 4},
+    ),
+    "an optimizer of torchao": (
+        "nano/train.py:make --input 2x16:int64 --optimizer torchao:AdamW8bit",
+        lambda r: (r.step.optimizer, "torchao compiles the optimizer's step" in notes(r)),
+        ("AdamW8bit", True),
+    ),
     "a module that exists": ("'a file.py:net' --input 2x8", shapes, [(2, 8)]),
 }
 
@@ -527,6 +542,10 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:net --input mine.py:listed": (2, r"return tuple\(batch\) to pass its items one by one"),
     "mine.py:UNet --input y:2x3x8x8": (2, r"forward has no argument 'y'; it takes \(x\)"),
     # the step
+    "mine.py:net --input 2x8 --lora rank=2": (2, "expected --lora like r=8,alpha=16"),
+    "mine.py:net --input 2x8 --lora r=2,target=nothing": (2, "Target modules .*nothing.* not found"),
+    "mine.py:net --input 2x8 --optimizer torchao:AdamW9bit": (2, "closest: AdamW8bit"),
+    "mine.py:net --input 2x8 --optimizer bitsandbytes:AdamW8bit": (3, "pip install bitsandbytes"),
     "lit.py:Gan --input lit.py:loader": (1, "configure_optimizers of Gan makes 2. .*fxmem run train.py"),
     "mine.py:net --input 2x8 --loss cee": (2, "got 'cee'; or as ce, mse, bce or l1"),
     "mine.py:net --input 2x8 --optimizer adamww": (2, "closest: adamw"),

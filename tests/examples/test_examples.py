@@ -241,6 +241,14 @@ def test_small_gpt(run: Run) -> None:
     assert re.search(r"attention, autocast bf16: aten\._scaled_dot_product_(flash|cudnn)_attention\.default", text)
 
 
+def test_training_step(run: Run) -> None:
+    lines = [line.rsplit(maxsplit=2) for line in run("training_step.py").splitlines()]
+    assert [optimizer for _, optimizer, _ in lines] == ["SGD"] * 3
+    own, named, squares = (int(peak.replace(",", "")) for *_, peak in lines)
+    assert named == own + 64 * 10 * 4  # labels are made as the loader has them; no variable keeps the output
+    assert own != squares
+
+
 def test_own_model(run: Run) -> None:
     figures = re.findall(r"width +(\d+): +([\d,]+) bytes of parameters, +([\d,]+) saved", run("own_model.py"))
     for width, (found, params, saved) in zip((64, 256, 1024), figures, strict=True):

@@ -10,7 +10,7 @@ from fxmem.cli.options import MODEL, PROGRAM, STEP, STEPS_OF_PROGRAM, or_program
 from fxmem.cli.output import check_output, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, build_step, read_program, replace, require_torch, step_request
+from fxmem.cli.step import ProgramWords, adapt, build_step, read_program, replace, require_torch, step_request
 from fxmem.errors import UsageError
 from fxmem.records.names import MeasuredDevice
 
@@ -124,7 +124,7 @@ def _run_here(options: argparse.Namespace, progress: Progress) -> Verdict:
     }
     settings = parse_settings(options.settings)
     return validate_step(
-        lambda: build_model(options.model, settings, device="cpu", **shape).module,
+        lambda: adapt(build_model(options.model, settings, device="cpu", **shape).module, options),
         built.module,
         replace(request, args=args, kwargs=kwargs, name=built.spec),
         device=options.device,

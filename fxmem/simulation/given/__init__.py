@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from fxmem.simulation.given.adapters import add_lora, quantize_weights
 from fxmem.simulation.given.batches import Batch, is_loader, read_batch
 from fxmem.simulation.given.losses import read_loss
 from fxmem.simulation.given.moves import ignore_moves
 from fxmem.simulation.given.training_step import view_source
 from fxmem.simulation.given.understood import understand
 
-__all__ = ["Batch", "ignore_moves", "is_loader", "read_batch", "read_loss", "understand", "view_source"]
+__all__ = [
+    "Batch",
+    "add_lora",
+    "ignore_moves",
+    "is_loader",
+    "quantize_weights",
+    "read_batch",
+    "read_loss",
+    "understand",
+    "view_source",
+]

@@ -1,0 +1,124 @@
+"""Presets that change a model before its step: low-rank adapters (peft) and quantised weights (torchao)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
+
+QUANTIZE: Final = ("int8", "int4")
+"""What weights are quantised to."""
+_LORA: Final[dict[str, Callable[[str], Any]]] = {"r": int, "alpha": float, "dropout": float, "target": str}
+
+
+def add_lora(model: nn.Module, text: str) -> tuple[nn.Module, str]:
+    """Freeze a model and put low-rank adapters beside its linear layers, in place; return it and a note.
+
+    Args:
+        model: on meta.
+        text: `r=8`, with `alpha=16`, `dropout=0.1` and `target=q_proj+v_proj` after commas. Without a target peft
+            chooses for the architectures that it knows; of others it is every linear layer but the last.
+
+    Raises:
+        UsageError: no such option, value or target.
+        EnvironmentLacksError: peft is not installed.
+    """
+    options = _parse_lora(text)
+    peft = _import("peft", "--lora")
+    targets = options["target"].split("+") if "target" in options else _choose_targets(peft, model)
+    settings = {"r": options.get("r", 8), "lora_dropout": options.get("dropout", 0.0), "target_modules": targets}
+    if "alpha" in options:
+        settings["lora_alpha"] = options["alpha"]
+    try:
+        with _quiet(), torch.device("meta"):
+            adapted = peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
+    except ValueError as error:
+        raise UsageError(f"--lora {text}: {one_line(error)}") from error
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    layers = sum("lora_A" in name for name in trained)
+    return adapted, f"LoRA of rank {settings['r']} in {layers} layers (peft); all other parameters are frozen"
+
+
+def quantize_weights(model: nn.Module, kind: str) -> str:
+    """Quantise and freeze the weights of a model's linear layers in place (torchao); return a note.
+
+    Raises:
+        EnvironmentLacksError: torchao is not installed, or not what it needs for this kind.
+    """
+    quantization = _import("torchao.quantization", "--quantize")
+    config = {"int8": "Int8WeightOnlyConfig", "int4": "Int4WeightOnlyConfig"}[kind]
+    try:
+        with _quiet():
+            quantization.quantize_(model, getattr(quantization, config)())
+    except ImportError as error:
+        raise EnvironmentLacksError(f"torchao needs more for --quantize {kind}: {one_line(error)}") from error
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    for layer in layers:
+        layer.weight.requires_grad_(False)
+    return f"the weights of {len(layers)} linear layers are {kind} and frozen (torchao's {config}), the head included"
+
+
+def library_optimizer(library: str, name: str) -> Any:
+    """The optimizer class of torchao or bitsandbytes.
+
+    Raises:
+        UsageError: the library has none of this name.
+        EnvironmentLacksError: it is not installed.
+    """
+    found = _import({"bnb": "bitsandbytes"}.get(library, library) + ".optim", f"--optimizer {library}:{name}")
+    classes = {
+        key.lower(): value
+        for key, value in vars(found).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and not key.startswith("_")
+    }
+    if name.lower() not in classes:
+        known = [each.__name__ for each in classes.values()]
+        raise UsageError(f"{library} has no optimizer {name!r}{closest(name, known)}; it has {', '.join(known)}")
+    return classes[name.lower()]
+
+
+def _parse_lora(text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for each in text.split(","):
+        key, equals, value = (part.strip() for part in each.partition("="))
+        if key not in _LORA or not equals:
+            raise UsageError(f"expected --lora like r=8,alpha=16,dropout=0.1,target=q_proj+v_proj, got {text!r}")
+        try:
+            options[key] = _LORA[key](value)
+        except ValueError as error:
+            raise UsageError(f"expected a number for {key} in --lora {text!r}, got {value!r}") from error
+    if options.get("r", 1) < 1:
+        raise UsageError(f"expected --lora of a rank of at least 1, got {text!r}")
+    return options
+
+
+def _choose_targets(peft: Any, model: nn.Module) -> list[str] | None:
+    known = getattr(peft.utils, "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+    if getattr(getattr(model, "config", None), "model_type", None) in known:
+        return None
+    linear = [name for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    if not linear:
+        raise UsageError("expected a model with linear layers for --lora; name its layers with target=")
+    return linear[:-1] or linear
+
+
+def _import(module: str, what: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise EnvironmentLacksError(f"{what} needs {package}: pip install {package}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
