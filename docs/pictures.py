@@ -7,6 +7,9 @@ import tomllib
 from html import escape
 from pathlib import Path
 
+import torch
+
+from fxmem import generate
 from fxmem.__main__ import main as fxmem
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +39,8 @@ ROOMS = {
     "errors": "the errors and their exit codes",
 }
 """What each room is for, in the words of the picture."""
+CURVES = {"dynamic": "#c2571a", "static": "#1f6f8b"}
+"""The color of each cache in the picture of a generation."""
 WIDTH, ROW, GAP, LEFT = 760, 46, 12, 130
 
 
@@ -88,8 +93,45 @@ def side(text: str, first: int, last: int, color: str) -> list[str]:
     ]
 
 
+def serving() -> str:
+    """Return the SVG of a generation: reserved and allocated bytes over its tokens, for two caches."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(num_hidden_layers=2, hidden_size=512, num_attention_heads=8, vocab_size=1000)
+    ids = torch.empty(32, 64, dtype=torch.int64, device="meta")
+    prompt = {"input_ids": ids, "attention_mask": ids}
+    runs = {each: generate(lambda: LlamaForCausalLM(config), prompt, 400, cache=each).run for each in CURVES}
+    most = max(token.reserved_bytes or 0 for run in runs.values() for token in run.tokens)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 320" width="{WIDTH}" height="320" '
+        'font-family="Helvetica, Arial, sans-serif" role="img">',
+        "<title>Reserved and allocated bytes of a generation</title>",
+        "<desc>Over the tokens; a cache that grows reserves more than one that is set up once.</desc>",
+        f'<rect width="{WIDTH}" height="320" fill="#ffffff"/>',
+        f'<path d="M60 20V280H{WIDTH - 180}" fill="none" stroke="#333333"/>',
+        '<text x="60" y="300" font-size="12" fill="#333333">token 1</text>',
+        f'<text x="{WIDTH - 180}" y="300" font-size="12" text-anchor="end" fill="#333333">token 400</text>',
+        f'<text x="52" y="30" font-size="12" text-anchor="end" fill="#333333">{most >> 20} MiB</text>',
+    ]
+    for (cache, color), run in zip(CURVES.items(), runs.values(), strict=True):
+        for what, dash in (("reserved", ""), ("allocated", ' stroke-dasharray="5 4"')):
+            sizes = [getattr(token, f"{what}_bytes") for token in run.tokens]
+            points = " ".join(
+                f"{60 + i * (WIDTH - 240) / len(sizes):.1f},{280 - 260 * size / most:.1f}"
+                for i, size in enumerate(sizes)
+            )
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
+            row = 40 + 22 * (2 * list(CURVES).index(cache) + (what == "allocated"))
+            parts.append(
+                f'<path d="M{WIDTH - 165} {row - 4}h24" stroke="{color}" stroke-width="2"{dash}/>'
+                f'<text x="{WIDTH - 135}" y="{row}" font-size="12" fill="#333333">{cache}, {what}</text>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def main(folder: Path) -> None:
     """Write every picture into `folder`."""
+    (folder / "serving.svg").write_text(serving(), encoding="utf-8")
     (folder / "rooms.svg").write_text(rooms(), encoding="utf-8")
     for command in COMMANDS:
         *words, name = command.split()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fxmem.memory.report_reader import load_plan
     from fxmem.records.plan import Plan
     from fxmem.simulation.analysis import Analysis, analyze
+    from fxmem.simulation.generation import Generation, generate
     from fxmem.simulation.kernel_settings import KernelSettings
     from fxmem.simulation.program import RecordedProgram, mark, mark_step, record
     from fxmem.validation.validate import validate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
+    "Generation",
     "KernelSettings",
     "Plan",
     "RecordedProgram",
@@ -39,6 +41,7 @@ __all__ = [
     "cards",
     "checkpoint",
     "compare",
+    "generate",
     "keep",
     "load_plan",
     "mark",
@@ -57,6 +60,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Analysis": "fxmem.simulation.analysis",
     "analyze": "fxmem.simulation.analysis",
+    "Generation": "fxmem.simulation.generation",
+    "generate": "fxmem.simulation.generation",
     "KernelSettings": "fxmem.simulation.kernel_settings",
     "Plan": "fxmem.records.plan",
     "RecordedProgram": "fxmem.simulation.program",

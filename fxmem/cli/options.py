@@ -34,7 +34,7 @@ INPUTS = grouped(
         help="a keyword argument of the factory, or a field of the hf: config; repeatable",
     ),
 )
-_KERNELS = grouped(
+KERNELS = grouped(
     "kernels",
     argument(
         "--sdpa",
@@ -117,7 +117,7 @@ STEP = grouped(
         help="train low-rank adapters alone (peft), over the quantised weights if there are any",
     ),
     flag("--channels-last", help="lay out weights and 4-d inputs as channels_last"),
-    *_KERNELS,
+    *KERNELS,
     *grouped(_OUTPUT, flag("--quiet", help="no progress on stderr")),
 )
 """The inputs of the model, and what the step does."""

@@ -16,6 +16,7 @@ from fxmem.hardware.links import bytes_per_second
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
+from fxmem.records.generation import GenerationPeak, GenerationRun
 from fxmem.records.names import NO_LOSS, OWN_LOSS
 from fxmem.records.parts import Collective, RankGroup
 from fxmem.records.profile import (
@@ -142,10 +143,10 @@ def loss_facts(profile: Profile) -> Facts:
 
 
 def program_facts(profile: Profile) -> Facts:
-    """How a recorded program ran: its end, its rounds, what it was told. Nothing for another step."""
+    """How a recorded program ran: its end, its rounds, what it was told. A generation's tokens. Nothing for others."""
     program = profile.step.program
     if program is None:
-        return []
+        return [] if profile.step.generation is None else _generation_facts(profile.step.generation)
     facts = [("Run", program.ending)]
     if program.setup is not None:
         facts.append(("Set-up", _describe_round(program.setup, "")))
@@ -156,6 +157,34 @@ def program_facts(profile: Profile) -> Facts:
     if program.steady is not None:
         facts.append(("Steady", _STEADY[program.steady]))
     return _make_printable(facts)
+
+
+def _generation_facts(run: GenerationRun) -> Facts:
+    """What a generation takes in prefill and while decoding, and whether it fits."""
+    beams = f", {run.beams} beams" if run.beams > 1 else ""
+    facts = [
+        ("Generation", f"{run.new_tokens} new tokens, {run.cache} cache{beams}; {run.recorded_tokens} recorded"),
+        ("Prefill", _describe_part(run.prefill)),
+    ]
+    if run.decode is not None:
+        facts.append(("Decode", f"{_describe_part(run.decode)}; most alive at token {run.decode.token}"))
+    if run.growth_bytes is not None:
+        facts.append(("Per token", f"the bytes alive grow by {exact_bytes(run.growth_bytes)}"))
+    if run.fits is not None:
+        last = run.last_token_that_fits
+        words = "every token fits" if last is None else f"it runs out at token {last + 1} of {run.new_tokens}"
+        back = f"; cached memory goes back to the driver {run.alloc_retries} times" if run.alloc_retries else ""
+        facts.append(("Fits", words + back))
+    return facts
+
+
+def _describe_part(peak: GenerationPeak) -> str:
+    parts = [f"{format_bytes(peak.requested_bytes)} requested"]
+    if peak.allocated_bytes is not None:
+        parts.append(f"{format_bytes(peak.allocated_bytes)} allocated")
+    if peak.reserved_bytes is not None:
+        parts.append(f"{format_bytes(peak.reserved_bytes)} reserved")
+    return ", ".join(parts)
 
 
 class EqualRounds(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Literal, TypedDict
 
 from pydantic import Field
 
+from fxmem.records.generation import GenerationRun
 from fxmem.records.names import ZeroGrad
 from fxmem.records.parts import Bytes, Flops, FlopsChange, Many, Mapped, RankedStep, Record, Tick
 from fxmem.records.steps import CompileRecord
@@ -101,6 +102,10 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
     """Of a recorded program: a forward without gradients of a model that it trains, in eval mode."""
+    PREFILL = "prefill"
+    """Of a generation: the forward over the prompt, and what comes before it."""
+    DECODE = "decode"
+    """Of a generation: the forwards of the tokens after the first."""
 
 
 class SourceLine(Record):
@@ -386,6 +391,8 @@ class Step(Record):
     """Where the step is that of one rank of several; None on one card alone."""
     program: ProgramRun | None = None
     """Where the step is a round of a recorded program; None for a step of a model and its inputs."""
+    generation: GenerationRun | None = None
+    """Where the step is a generation."""
     zero_grad: ZeroGrad = "after-step"
     """When gradients are cleared; those of the step before live through forward with `before-backward`."""
     set_to_none: bool = True

@@ -22,7 +22,7 @@ from tests import ROOT
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 PUBLIC = {"fxmem.planning", "fxmem.records.profile", "fxmem.show.export", "fxmem.testing"}
-WITH_LIBRARIES = {"record_trainer.py"}
+WITH_LIBRARIES = {"generate_llama.py", "record_trainer.py"}
 """Whose libraries warn of what is theirs."""
 Run = Callable[[str], str]
 
@@ -86,6 +86,13 @@ def test_record_trainer(run: Run) -> None:
     assert "parameters: 2,164,736 bytes" in text
     assert "stopped after step 2" in text
     assert "made up: read, float32" in text
+
+
+def test_generate_llama(run: Run) -> None:
+    text = run("generate_llama.py")
+    dynamic, static = (int(line.split()[-2].replace(",", "")) for line in text.splitlines())
+    # While decoding, the grown keys of one layer are there twice: 8 x 4 heads x 383 tokens x 32 x 4 bytes.
+    assert dynamic - static >= 8 * 4 * 383 * 32 * 4
 
 
 def test_small_cnn(run: Run) -> None:

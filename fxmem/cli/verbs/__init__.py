@@ -13,7 +13,7 @@ from fxmem import __version__
 from fxmem.cli.parser import Parser
 
 GROUPS = {
-    "predict": ("analyze", "run"),
+    "predict": ("analyze", "run", "generate"),
     "decide": ("plan", "advise", "max-batch", "cards"),
     "look closer": ("show", "lines", "layers", "compare"),
     "draw and export": ("report", "serve", "graph", "timeline", "export"),

@@ -1,0 +1,29 @@
+"""A generation from a few of its recorded tokens: the others are made by arithmetic and replayed."""
+
+from __future__ import annotations
+
+from fxmem.memory.generation.decode_steps import (
+    RECORDED,
+    DecodeSteps,
+    Events,
+    Extension,
+    extend,
+    find_steps,
+    name_phases,
+    recorded_events,
+)
+from fxmem.memory.generation.token_replay import TokenReplay, replay_tokens, requested_by_token
+
+__all__ = [
+    "RECORDED",
+    "DecodeSteps",
+    "Events",
+    "Extension",
+    "TokenReplay",
+    "extend",
+    "find_steps",
+    "name_phases",
+    "recorded_events",
+    "replay_tokens",
+    "requested_by_token",
+]

@@ -1,0 +1,13 @@
+"""Generation: a prefill and a few decode steps are recorded, and the others are made by arithmetic."""
+
+from __future__ import annotations
+
+from fxmem.simulation.generation.recorded_generation import (
+    Generation,
+    check_generates,
+    choose_cache,
+    generate,
+    generate_step,
+)
+
+__all__ = ["Generation", "check_generates", "choose_cache", "generate", "generate_step"]

@@ -1,0 +1,132 @@
+"""A generation from a few recorded tokens is the generation that is recorded whole."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from fxmem import generate
+from fxmem.__main__ import main
+from fxmem.errors import AnalysisError, UsageError
+from fxmem.hardware import catalogue
+from fxmem.memory.allocator import DEFAULT_SETTINGS, trace_step
+from fxmem.memory.generation.decode_steps import extend
+from fxmem.memory.report_reader import load_report, timeline
+from fxmem.records.profile import Phase
+from fxmem.simulation.generation import recorded_generation
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
+PROMPT = torch.zeros(2, 30, dtype=torch.long)
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+@pytest.fixture
+def all_recorded(monkeypatch):
+    def record(*args, **settings):
+        with monkeypatch.context() as patched:
+            patched.setattr(recorded_generation, "RECORDED", 10**6)
+            return generate(*args, **settings)
+
+    return record
+
+
+def _blocks(profile):
+    """Size and address of all that the allocator hands out and takes back, in order."""
+    return [(e.action, e.size, e.address) for e in trace_step(profile, DEFAULT_SETTINGS).events]
+
+
+@pytest.mark.parametrize(("tokens", "way"), [(64, {}), (14, {"cache": "static"}), (14, {"beams": 2})])
+def test_tokens_made_by_arithmetic_are_those_that_are_recorded(tokens, way, all_recorded):
+    made = generate(llama, PROMPT, tokens, **way)
+    recorded = all_recorded(llama, PROMPT, tokens, **way)
+    assert (made.run.recorded_tokens, recorded.run.recorded_tokens) == (7, tokens)
+    assert made.run.tokens == recorded.run.tokens
+    assert [op.name for op in made.profile.ops] == [op.name for op in recorded.profile.ops]
+    assert _blocks(made.profile) == _blocks(recorded.profile)
+    assert made.peak.requested_bytes == recorded.peak.requested_bytes
+
+
+def test_a_long_generation_leaves_tokens_out_of_its_profile_and_not_out_of_its_numbers(monkeypatch):
+    whole = generate(llama, PROMPT, 60)
+    monkeypatch.setattr(recorded_generation, "MOST_STORAGES", 100)
+    short = generate(llama, PROMPT, 60)
+    assert len(short.profile.storages) < len(whole.profile.storages) / 4
+    assert short.run == whole.run
+    assert short.peak.requested_bytes == whole.peak.requested_bytes
+    assert short.peak.reserved_bytes == whole.peak.reserved_bytes
+    assert short.peak.by_kind == whole.peak.by_kind
+
+
+def test_a_cache_that_grows_takes_its_bytes_for_each_token():
+    run = generate(llama, PROMPT, 12).run
+    keys_and_values = 2 * 2 * 2 * 16 * 4  # batch, key-value heads, head size, float32
+    ids_and_mask = 2 * 2 * 8
+    assert run.growth_bytes == keys_and_values + ids_and_mask
+    assert generate(llama, PROMPT, 12, cache="static").run.growth_bytes == ids_and_mask
+    assert [token.token for token in run.tokens] == list(range(1, 13))
+    assert run.decode.token == 12
+
+
+def test_a_window_that_begins_to_slide_is_recorded_whole_or_refused():
+    def mistral():
+        return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=40))
+
+    assert generate(mistral, PROMPT, 18).run.recorded_tokens == 18
+    with pytest.raises(AnalysisError, match="recorded whole, up to 96"):
+        generate(mistral, PROMPT, 200)
+
+
+def test_at_which_token_it_runs_out(monkeypatch):
+    def wide():
+        return LlamaForCausalLM(LlamaConfig(**{**SIZES, "hidden_size": 512, "num_attention_heads": 8}))
+
+    whole = generate(wide, torch.zeros(64, 30, dtype=torch.long), 60).run
+    assert whole.last_token_that_fits is None
+    reserved = [token.reserved_bytes for token in whole.tokens]
+    assert reserved[0] < reserved[-1]
+    card = catalogue.target("h100").model_copy(update={"memory_bytes": reserved[0] + (2 << 20)})
+    found = generate(wide, torch.zeros(64, 30, dtype=torch.long), 60, target=card)
+    assert found.peak.fits is False
+    assert 1 <= found.run.last_token_that_fits < 60
+    assert f"token {found.run.last_token_that_fits + 1} of 60" in found.peak.shortage
+    assert f"runs out at token {found.run.last_token_that_fits + 1} of 60" in found.table()
+
+
+def test_what_cannot_be_generated_is_refused():
+    with pytest.raises(UsageError, match="generate"):
+        generate(lambda: torch.nn.Linear(3, 3), PROMPT, 4)
+    with pytest.raises(UsageError, match="sliding window"):
+        generate(llama, PROMPT, 4, cache="sliding")
+    with pytest.raises(UsageError, match="expected a cache of"):
+        generate(llama, PROMPT, 4, cache="paged")
+    with pytest.raises(UsageError, match="at least 1 new token"):
+        generate(llama, PROMPT, 0)
+
+
+def test_steps_that_differ_are_found():
+    recorded = generate(llama, PROMPT, 7).profile
+    with pytest.raises(AnalysisError, match="not called once"):
+        recorded_generation.find_steps(recorded, "nothing")
+    with pytest.raises(AnalysisError, match="7 recorded tokens"):
+        extend(recorded_generation.find_steps(generate(llama, PROMPT, 3).profile, "model"))
+
+
+def test_the_command_writes_a_report_that_is_read_again(capsys, tmp_path):
+    written = tmp_path / "report.json"
+    settings = [word for key, value in SIZES.items() for word in ("--set", f"{key}={value}")]
+    words = ["hf:LlamaForCausalLM", *settings, "--batch", "2", "--prompt", "30", "--new", "20", "--weights", "bf16"]
+    assert main(["generate", *words, "--json", str(written), "--quiet"]) == 0
+    table = capsys.readouterr().out
+    assert "20 new tokens, dynamic cache; 7 recorded" in table
+    report = load_report(written)
+    assert [span.phase for span in report.phases] == [Phase.PREFILL, Phase.DECODE]
+    assert report.step.generation.new_tokens == 20
+    assert timeline(report).peak == report.peak
+    for verb in ("show", "lines", "layers"):
+        assert main([verb, str(written)]) == 0, verb
+    assert main(["timeline", str(written), "-o", str(tmp_path / "timeline.svg")]) == 0
+    assert main(["report", str(written), "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["generate", "torchvision:resnet18", "--quiet"]) == 2
