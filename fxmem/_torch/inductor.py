@@ -56,7 +56,7 @@ class Wrapper:
         self.is_backward = is_backward
         lines = text.splitlines()
         self._starts = [start for start, _ in line_map]
-        ends = [*self._starts[1:], len(lines) + 1]
+        ends = [*self._starts[1:], len(lines) + 1][: len(self._starts)]  # of a graph that launches nothing, none
         self._calls = [
             KernelCall(_kernel_name("\n".join(lines[start - 1 : end - 1])), _origin(node))
             for (start, node), end in zip(line_map, ends, strict=True)
@@ -500,10 +500,12 @@ def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_pla
     The wrapper also compiles modules that are torch's own (`torch._dynamo.external_utils.wrap_inline`, since 2.1). Its
     place in the tree of modules would change all paths below, so the module calls what the wrapper would.
     """
-    if in_place:
+    from torch._dynamo import trace_rules
+    from torch._dynamo.external_utils import wrap_inline
+
+    if in_place or not trace_rules.check(module.forward):
         module.compile(backend=backend)
         return
-    from torch._dynamo.external_utils import wrap_inline
 
     module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
 
