@@ -126,7 +126,7 @@ TARGET = argument(
     default="h100",
     metavar="NAME|FILE.json",
     help="the machine it is for: a card (see `fxmem doctor --targets`), cpu, a size like 24GB, or a JSON file",
-)
+)._replace(variable="FXMEM_TARGET")
 LOOP = grouped(
     "the step",
     argument(
@@ -231,7 +231,8 @@ def text_output(document: str, text: str = "table") -> tuple[Argument, ...]:
 
 def width(text: str = "table") -> Argument:
     """How wide the text for stdout is."""
-    return argument("--width", type=int, metavar="COLUMNS", help=f"width of the {text} (default: the terminal's)")
+    help = f"width of the {text} (default: the terminal's)"
+    return argument("--width", type=int, metavar="COLUMNS", help=help)._replace(variable="FXMEM_WIDTH")
 
 
 REPORT_OUTPUT = grouped(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from fxmem.cli.defaults import read_default
 from fxmem.errors import UsageError
 
 
@@ -20,6 +21,8 @@ class Argument(NamedTuple):
     """Keyword arguments of `argparse.ArgumentParser.add_argument`."""
     group: str = ""
     """The heading that it stands under in the help."""
+    variable: str = ""
+    """The environment variable that is its default; its end in small letters is the key in `[tool.fxmem]`."""
 
     @property
     def dest(self) -> str:
@@ -72,7 +75,10 @@ class Parser(argparse.ArgumentParser):
         waiting, self._waiting = self._waiting, []
         groups = {name: self.add_argument_group(name) for name in dict.fromkeys(each.group for each in waiting) if name}
         for each in waiting:
-            groups.get(each.group, self).add_argument(*each.names, **each.settings)
+            settings = {**each.settings}
+            if each.variable and (chosen := read_default(each.variable)) is not None:
+                settings["default"] = chosen
+            groups.get(each.group, self).add_argument(*each.names, **settings)
 
     def parse_known_args(  # type: ignore[override]  # argparse also takes a namespace of another class
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
