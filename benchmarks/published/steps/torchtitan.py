@@ -1,0 +1,145 @@
+"""One rank of torchtitan's Llama 3.1 8B, sharded with FSDP2.
+
+Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of commit 9dec370 (December 2024): parameters in
+float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2. Checkpoints are
+its "selective op": attention, reduce-scatter and every other product are kept. The last block stays whole between
+forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of reserved bytes,
+the largest of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import init_device_mesh
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from . import Step
+from .loops import linear, meta
+
+WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, WORDS, TOKENS = 4096, 32, 32, 8, 128, 14336, 128256, 8192
+KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # not in their list: newer releases take it for flash
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+)
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Turn pairs of channels in float32, as complex numbers."""
+    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * table.view(1, TOKENS, 1, HEAD // 2)
+    return torch.view_as_real(turned).flatten(3).type_as(x)
+
+
+class Attention(nn.Module):
+    """Attention with grouped keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wo = (linear(WIDTH, WIDTH, dtype=torch.float32) for _ in "qo")
+        self.wk, self.wv = (linear(WIDTH, GROUPS * HEAD, dtype=torch.float32) for _ in "kv")
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Attend to what came before."""
+        batch, tokens, _ = x.shape
+        q, k, v = (each(x).view(batch, tokens, -1, HEAD) for each in (self.wq, self.wk, self.wv))
+        q, k = rotate(q, table), rotate(k, table)
+        k, v = (
+            each[:, :, :, None, :].expand(-1, -1, -1, HEADS // GROUPS, -1).reshape(batch, tokens, HEADS, HEAD)
+            for each in (k, v)
+        )
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        output: Tensor = self.wo(y.transpose(1, 2).contiguous().view(batch, tokens, -1))
+        return output
+
+
+class FeedForward(nn.Module):
+    """The gated MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (linear(WIDTH, INNER, dtype=torch.float32) for _ in range(2))
+        self.w2 = linear(INNER, WIDTH, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it."""
+        output: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return output
+
+
+class Block(nn.Module):
+    """A layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.attention_norm, self.ffn_norm = (nn.RMSNorm(WIDTH, eps=1e-5, device="meta") for _ in range(2))
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Apply attention and MLP."""
+        h = x + self.attention(self.attention_norm(x), table)
+        output: Tensor = h + self.feed_forward(self.ffn_norm(h))
+        return output
+
+
+class Llama(nn.Module):
+    """Ends with the loss, so that nothing keeps the logits over backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(WORDS, WIDTH, device="meta")
+        table = torch.empty(TOKENS, HEAD // 2, dtype=torch.complex64, device="meta")
+        self.register_buffer("table", table, persistent=False)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-5, device="meta")
+        self.output = linear(WIDTH, WORDS, dtype=torch.float32)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        h = self.tok_embeddings(ids)
+        for layer in self.layers:
+            h = layer(h, self.table)
+        return F.cross_entropy(self.output(self.norm(h)).flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+def keep_every_other_product() -> Any:
+    """Make the two contexts of a checkpointed block."""
+    products: defaultdict[bool, int] = defaultdict(int)
+
+    def policy(context: Any, function: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if function == torch.ops.aten.mm.default:
+            products[context.is_recompute] += 1
+            if products[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if function in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def shard(model: nn.Module, *, ranks: int) -> nn.Module:
+    """Checkpoint and shard each block, then the rest."""
+    mesh = init_device_mesh("cuda", (ranks,))
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    assert isinstance(model, Llama)
+    for index, block in enumerate(model.layers):
+        wrapped = checkpoint_wrapper(block, context_fn=keep_every_other_product, preserve_rng_state=False)
+        model.layers[index] = wrapped
+        fully_shard(wrapped, mesh=mesh, mp_policy=precision, reshard_after_forward=index < LAYERS - 1)
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    return model
+
+
+def train(ranks: int) -> Step:
+    """The training step of one of these ranks."""
+    ids = meta(2, TOKENS, dtype=torch.int64)
+    options = {"mode": "train", "optimizer": "adamw", "ranks": ranks, "parallelize": partial(shard, ranks=ranks)}
+    return Step(Llama(), (ids, ids), {**options, "loss": lambda output: output})
