@@ -1,10 +1,10 @@
 """One rank of torchtitan's Llama 3.1 8B, sharded with FSDP2.
 
-Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of commit 9dec370 (December 2024): parameters in
-float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2. Checkpoints are
-its "selective op": attention, reduce-scatter and every other product are kept. The last block stays whole between
-forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of reserved bytes,
-the largest of all ranks.
+Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, of commit 9dec370 (December 2024): parameters
+in float32, computation in bfloat16, gradients reduced in float32, AdamW, 8,192 tokens, a local batch of 2.
+Checkpoints are its "selective op": attention, reduce-scatter and every other product are kept. The last block stays
+whole between forward and backward, as the root does; the logits are deleted before backward. "Memory" is the peak of
+reserved bytes, the largest of all ranks.
 """
 
 from __future__ import annotations
