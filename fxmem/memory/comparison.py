@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fxmem.memory import liveness
 from fxmem.memory.accepted_steps import HasReport
 from fxmem.memory.facts import describe
-from fxmem.memory.figures import Figures, bytes_at_peak, sum_figures
+from fxmem.memory.figures import Figures, Flops, bytes_at_peak, sum_figures
 from fxmem.memory.module_match import Pair, find_modules, first_shape, match_modules, match_nodes
 from fxmem.memory.module_tree import preorder
 from fxmem.records.comparison import ComparedStep, ModuleChange, NodeChange, QuantityChange, StepComparison
@@ -47,8 +47,8 @@ def compare(a: Profile | HasReport, b: Profile | HasReport) -> StepComparison:
         },
         saved_bytes=_change(before.profile.saved_bytes, after.profile.saved_bytes),
         params_bytes=_change(before.params, after.params),
-        forward_flops=_change(*(figures.forward.known for figures in flops)),
-        backward_flops=_change(*(figures.backward.known for figures in flops)),
+        forward_flops=_change(*(_known(figures.forward) for figures in flops)),
+        backward_flops=_change(*(_known(figures.backward) for figures in flops)),
         flops_unknown=_change(*(figures.forward.unknown_calls + figures.backward.unknown_calls for figures in flops)),
         modules=tuple(_module_changes(merged, before, after)),
         nodes=tuple(_node_changes(merged, before, after)),
@@ -94,6 +94,11 @@ class _Step:
 
 def _change(before: int | None, after: int | None) -> QuantityChange:
     return QuantityChange(before=before, after=after)
+
+
+def _known(flops: Flops) -> int | None:
+    """The sum; None where nothing of it has a formula, which is not 0."""
+    return None if flops.unknown_calls and not flops.known else flops.known
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -154,6 +159,6 @@ def _changes(ours: Figures, theirs: Figures) -> dict[str, QuantityChange]:
     }
     return {
         **found,
-        "forward_flops": _change(ours.forward.known, theirs.forward.known),
-        "backward_flops": _change(ours.backward.known, theirs.backward.known),
+        "forward_flops": _change(_known(ours.forward), _known(theirs.forward)),
+        "backward_flops": _change(_known(ours.backward), _known(theirs.backward)),
     }

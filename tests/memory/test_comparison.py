@@ -90,6 +90,15 @@ def test_a_module_is_the_sum_of_what_is_below_it() -> None:
     assert comparison.forward_flops.delta == 2 * 524288
 
 
+def test_flops_of_which_none_is_known_are_unknown_and_not_0() -> None:
+    known = deep_profile(3)
+    nodes = tuple(node.model_copy(update={"forward_flops": None}) for node in known.nodes)
+    comparison = compare(known, known.model_copy(update={"nodes": nodes}))
+    assert (comparison.forward_flops.before or 0) > 0
+    assert comparison.forward_flops.after is None
+    assert comparison.modules[0].forward_flops.after is None
+
+
 # --- matching ---------------------------------------------------------------------------------------------------------
 
 
