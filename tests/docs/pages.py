@@ -25,6 +25,8 @@ from typing import Any
 import yaml
 
 from fxmem.__main__ import main
+from fxmem.cli.parser import Parser
+from fxmem.cli.verbs import serve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -141,6 +143,9 @@ class Reader:
                 return ""
             case ["echo", "$?"]:
                 return f"{self.code}\n"
+            case ["fxmem", "serve", *arguments]:  # it would go on until Ctrl-C
+                Parser().add_arguments(serve.ARGUMENTS).parse_args(arguments)
+                self.code, printed = 0, ""
             case ["fxmem", *arguments]:
                 printed = self.call(lambda: main(arguments))
             case ["python", script]:

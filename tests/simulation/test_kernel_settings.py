@@ -199,6 +199,7 @@ def test_the_command_line_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
         "auto",
         "--width",
         "200",
+        "--full",
     ]
     assert main(command) == 0
     said = " ".join(capsys.readouterr().out.split())
