@@ -384,6 +384,7 @@ ALLOWED = {
     ("_torch/inductor.py", "importlib.import_module"): "triton, by its name",
     ("_torch/inductor.py", "importlib.import_module('triton.backends.compiler').GPUTarget"): "the same",
     ("_torch/inductor.py", "compile"): "a function given to it, which takes dynamo's graph",
+    ("simulation/given/adapters.py", "importlib.import_module"): "peft and torchao, by their names",
     ("cli/verbs/serve.py", "importlib.util.find_spec"): "whether the extra `serve` is installed",
     ("cli/server/worker.py", "subprocess.run"): "this Python with a program that stands in that file; options as JSON",
     ("whatif/advice/optimizer.py", "importlib.import_module"): "optimizers of packages named in that file",

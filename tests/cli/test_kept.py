@@ -128,6 +128,8 @@ def test_what_cannot_be_read_is_made_anew(analyses: list[str], capsys: Capture, 
 
 
 def test_a_cache_that_cannot_be_written(analyses: list[str], capsys: Capture) -> None:
+    if Path("cache").is_dir():  # fxmem made it for a card's answers
+        Path("cache").rename("earlier")
     Path("cache").write_text("a file", encoding="utf-8")
     assert json.loads(report(capsys))["model"] == "own.py:build"
 

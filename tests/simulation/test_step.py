@@ -231,6 +231,7 @@ def test_the_record_of_a_step() -> None:
         "accumulate": 1,
         "prefetch": 0,
         "program": None,
+        "generation": None,
         "zero_grad": "after-step",
         "set_to_none": True,
         "inference_mode": False,
