@@ -390,6 +390,7 @@ def test_the_process_is_left_as_it_was(write: Any) -> None:
         assert (random_states(), list(sys.path), dict(os.environ)) == before
         assert torch.get_default_dtype() == torch.float32
         assert torch.ones(1).device.type == "cpu"
+        assert not torch.overrides.has_torch_function((torch.ones(1),))
         assert torch.is_grad_enabled()
 
 
