@@ -16,9 +16,8 @@ from fxmem.hardware.links import bytes_per_second
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
-from fxmem.records.generation import GenerationPeak, GenerationRun
 from fxmem.records.names import NO_LOSS, OWN_LOSS
-from fxmem.records.parts import Collective, RankGroup
+from fxmem.records.parts import Collective, GenerationPeak, GenerationRun, RankGroup
 from fxmem.records.profile import (
     Headed,
     InputTensor,

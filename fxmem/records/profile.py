@@ -17,10 +17,19 @@ from typing import Literal, TypedDict
 
 from pydantic import Field
 
-from fxmem.records.generation import GenerationRun
 from fxmem.records.names import ZeroGrad
-from fxmem.records.parts import Bytes, Flops, FlopsChange, Many, Mapped, RankedStep, Record, Tick
-from fxmem.records.steps import CompileRecord
+from fxmem.records.parts import (
+    Bytes,
+    CompileRecord,
+    Flops,
+    FlopsChange,
+    GenerationRun,
+    Many,
+    Mapped,
+    RankedStep,
+    Record,
+    Tick,
+)
 from fxmem.records.units import package_path
 
 __all__ = [

@@ -12,8 +12,8 @@ from fxmem.hardware.context import context_range, format_range
 from fxmem.hardware.links import NCCL_PUBLISHED, PER_MACHINE
 from fxmem.hardware.releases import release_assumption
 from fxmem.hardware.step_time import time_assumption
+from fxmem.records.parts import CompileRecord
 from fxmem.records.profile import Assumption, Kind, Step, Target, Unknown
-from fxmem.records.steps import CompileRecord
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.model import stop_rule
 from fxmem.simulation.model.accepted_models import COMPILED

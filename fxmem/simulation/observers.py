@@ -24,9 +24,9 @@ from fxmem._torch import triton as torch_triton
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem.errors import FxmemError
 from fxmem.hardware.workspaces import CUBLAS_VARIABLES, Collector, CpuCollector, HiddenMemory, Seen
+from fxmem.records.parts import CompileRecord
 from fxmem.records.pause_gc import freeze_gc, pause_gc
 from fxmem.records.profile import Phase, Step, Target
-from fxmem.records.steps import CompileRecord
 from fxmem.simulation import flops, known_values
 from fxmem.simulation.error_advice import explain_error
 from fxmem.simulation.kernel_settings import chosen_cudnn, convolution_settings, is_deterministic

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from fxmem.errors import UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import PRECISIONS, Mode, Precision, Values, ZeroGrad
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Target
-from fxmem.records.steps import CompileSettings
 from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.ranks.world import Parallelize, World
 

@@ -25,9 +25,9 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import modules as torch_modules
 from fxmem._torch.gradient_release import steps_in_backward
 from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.records.parts import CompileSettings
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Kind, Phase, Profile, Target
-from fxmem.records.steps import CompileSettings
 from fxmem.simulation.given.losses import LabelledLoss, find_label_argument, loss_assumption, missing_loss
 from fxmem.simulation.kernels import card_emulation
 from fxmem.simulation.kernels.recurrent import flatten_rnn_weights

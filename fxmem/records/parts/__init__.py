@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from fxmem.records.parts.base import Bytes, Flops, FlopsChange, Many, Mapped, Record, Tick
+from fxmem.records.parts.base import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
+from fxmem.records.parts.compiled import CompileRecord, CompileSettings, TimedChoice
+from fxmem.records.parts.generation import GenerationPeak, GenerationRun, TokenBytes
 from fxmem.records.parts.ranks import Collective, CollectiveKind, RankedStep, RankGroup
 
 __all__ = [
     "Bytes",
     "Collective",
     "CollectiveKind",
+    "CompileRecord",
+    "CompileSettings",
+    "Count",
     "Flops",
     "FlopsChange",
+    "GenerationPeak",
+    "GenerationRun",
     "Many",
     "Mapped",
     "RankGroup",
     "RankedStep",
     "Record",
     "Tick",
+    "TimedChoice",
+    "TokenBytes",
 ]

@@ -18,6 +18,9 @@ Flops = Annotated[int, Field(ge=0, le=_MOST)]
 FlopsChange = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 """FLOPs of one step beyond those of another: negative where it has fewer. Bounded as `Bytes`."""
 
+Count = Annotated[int, Field(ge=0)]
+"""How many there are of something."""
+
 Tick = Annotated[int, Field(ge=0)]
 """A position in the order of allocations and frees."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 from fxmem._torch.inductor import known_options
 from fxmem.errors import UsageError, closest
 from fxmem.records.names import AS_IS, CompileMode
-from fxmem.records.steps import CompileSettings
+from fxmem.records.parts import CompileSettings
 
 _KEYS: Final = ("mode", "dynamic", "options")
 

@@ -23,8 +23,8 @@ from fxmem._torch import triton as torch_triton
 from fxmem.errors import EnvironmentLacksError
 from fxmem.hardware.cards import CATALOGUE
 from fxmem.records.names import AS_IS
+from fxmem.records.parts import CompileRecord, CompileSettings, TimedChoice
 from fxmem.records.profile import Target
-from fxmem.records.steps import CompileRecord, CompileSettings, TimedChoice
 from fxmem.simulation import flops
 from fxmem.simulation.compiled.tracer import KernelTracer
 from fxmem.simulation.kernels import card_emulation

@@ -29,7 +29,7 @@ from fxmem.memory.generation import (
     replay_tokens,
     requested_by_token,
 )
-from fxmem.records.generation import GenerationPeak, GenerationRun, TokenBytes
+from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, ProcessBytes, Profile, Report, Target, Timeline
 from fxmem.simulation.analysis import analyze_step, build_module

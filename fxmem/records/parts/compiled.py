@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fxmem.records.names import CompileMode
+from fxmem.records.parts.base import Many, Record
 
 
-class CompileSettings(BaseModel):
+class CompileSettings(Record):
     """What `torch.compile` is given, with inductor as its backend."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: CompileMode = "default"
     as_is: bool = False
@@ -27,10 +26,8 @@ class CompileSettings(BaseModel):
     """Whether products that inductor may pad are padded; it decides by timing."""
 
 
-class TimedChoice(BaseModel):
+class TimedChoice(Record):
     """What the compiler decides on a card by timing, and which answer the profile takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: str
     """The decision, in words."""
@@ -39,10 +36,8 @@ class TimedChoice(BaseModel):
     count: int = 1
 
 
-class CompileRecord(BaseModel):
+class CompileRecord(Record):
     """What `torch.compile` made of the model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: str
     """`default`, `reduce-overhead` and so on, or `as-is`."""
@@ -51,8 +46,8 @@ class CompileRecord(BaseModel):
     """Inductor's settings that differ from the mode's, as text."""
     graphs: int
     """Graphs of forward and backward that inductor wrote."""
-    breaks: tuple[str, ...] = ()
+    breaks: Many[str] = ()
     """Why dynamo ended a graph early."""
     kernels: int
     """Launches in a step: inductor's own kernels and those of libraries."""
-    timed: tuple[TimedChoice, ...] = ()
+    timed: Many[TimedChoice] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxmem.records.parts import Bytes, Many, Record
+from fxmem.records.parts.base import Bytes, Count, Many, Record
 
 
 class GenerationPeak(Record):
@@ -12,14 +12,14 @@ class GenerationPeak(Record):
     allocated_bytes: Bytes | None = None
     """None: no allocator is modelled for this target."""
     reserved_bytes: Bytes | None = None
-    token: Bytes
+    token: Count
     """The new token, from 1, while which was computed most was alive."""
 
 
 class TokenBytes(Record):
     """The most bytes while a token was computed."""
 
-    token: Bytes
+    token: Count
     """From 1: the first comes of the prefill."""
     requested_bytes: Bytes
     allocated_bytes: Bytes | None = None
@@ -29,12 +29,12 @@ class TokenBytes(Record):
 class GenerationRun(Record):
     """A generation: one forward over the prompt, then one for each further token."""
 
-    new_tokens: Bytes
-    recorded_tokens: Bytes
+    new_tokens: Count
+    recorded_tokens: Count
     """Tokens whose forward was recorded. All others are made by arithmetic."""
     cache: str
     """What keys and values are kept in."""
-    beams: Bytes = 1
+    beams: Count = 1
     prefill: GenerationPeak
     decode: GenerationPeak | None = None
     """None with a single token."""
@@ -44,7 +44,7 @@ class GenerationRun(Record):
     """Of every token, on a card that is large enough."""
     fits: bool | None = None
     """Whether a first generation of a process runs in the target's memory. None: not known."""
-    last_token_that_fits: Bytes | None = None
+    last_token_that_fits: Count | None = None
     """None where all do; 0 where the prompt does not."""
-    alloc_retries: Bytes | None = None
+    alloc_retries: Count | None = None
     """How often cached segments went back to the driver for a request to succeed, within the target's memory."""
