@@ -89,7 +89,8 @@ class ReplayedStep(Record):
 
 _NO_PEAK: Final = (-1, 0, 0, 0, Phase.FORWARD, 0)
 
-_PLACING_ORDER: Final = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
+PLACING_ORDER: Final = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
+"""What is allocated before the first step comes in this order; other kinds follow."""
 
 
 class TrainingLoop:
@@ -113,7 +114,7 @@ class TrainingLoop:
     def _sort_storages(self) -> None:
         storages, end = self.profile.storages, self.profile.ticks
         residents = [i for i, s in enumerate(storages) if s.birth == 0 and s.death >= end]
-        residents.sort(key=lambda i: (_PLACING_ORDER.get(storages[i].kind, 3), i))
+        residents.sort(key=lambda i: (PLACING_ORDER.get(storages[i].kind, 3), i))
         optimizes = any(span.phase is Phase.OPTIMIZER for span in self._spans)
         late = {i for i in residents if optimizes and storages[i].kind is Kind.OPTIMIZER_STATE}
         self._late = [i for i in residents if i in late]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from fxmem.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from fxmem.memory.allocator.training_loop import PLACING_ORDER
 from fxmem.memory.generation.decode_steps import Events
-from fxmem.records.generation import TokenBytes
-from fxmem.records.profile import Kind, Profile
+from fxmem.records.parts import TokenBytes
+from fxmem.records.profile import Profile
 
-_PLACING_ORDER = {Kind.PARAMETER: 0, Kind.BUFFER: 0, Kind.INPUT: 1, Kind.WORKSPACE: 2}
 _SHIFT = 40
 
 
@@ -101,7 +101,7 @@ def _residents(profile: Profile, events: Events) -> list[int]:
         for i, (birth, death) in enumerate(zip(events.births, events.deaths, strict=True))
         if birth == 0 and (storages[i].op is None or death < events.ticks)
     ]
-    return sorted(there, key=lambda i: (events.deaths[i] < events.ticks, _PLACING_ORDER.get(storages[i].kind, 3), i))
+    return sorted(there, key=lambda i: (events.deaths[i] < events.ticks, PLACING_ORDER.get(storages[i].kind, 3), i))
 
 
 def _order(profile: Profile, events: Events) -> list[int]:
