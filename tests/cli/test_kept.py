@@ -127,10 +127,9 @@ def test_what_cannot_be_read_is_made_anew(analyses: list[str], capsys: Capture, 
     assert len(analyses) == 2
 
 
-def test_a_cache_that_cannot_be_written(analyses: list[str], capsys: Capture) -> None:
-    if Path("cache").is_dir():  # fxmem made it for a card's answers
-        Path("cache").rename("earlier")
-    Path("cache").write_text("a file", encoding="utf-8")
+def test_a_cache_that_cannot_be_written(analyses: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").write_text("not a folder", encoding="utf-8")
+    monkeypatch.setenv("FXMEM_CACHE_DIR", str(Path("file").absolute()))
     assert json.loads(report(capsys))["model"] == "own.py:build"
 
 
