@@ -13,7 +13,8 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -168,6 +169,20 @@ def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
                 yield from iterate_tensors(getattr(leaf, field.name))
+
+
+@contextlib.contextmanager
+def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -51,20 +50,6 @@ def group_of_its_own() -> Iterator[None]:
         if is_initialized() and not before:
             dist.destroy_process_group()
         _forget_meshes()
-
-
-@contextlib.contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and put them back."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def rank_variables(size: int, rank: int, per_machine: int) -> dict[str, str]:
@@ -303,11 +288,6 @@ def find_group(value: Any) -> GroupFacts | None:
     if group is dist.group.WORLD:
         name = "all ranks"
     return GroupFacts(name, tuple(dist.get_process_group_ranks(group)))
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor."""
-    return type(tensor).__name__ == "DTensor"
 
 
 def find_cpp_hooks(module: torch.nn.Module) -> str:

@@ -13,7 +13,6 @@ import bisect
 import contextlib
 import importlib
 import linecache
-import os
 import re
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from fxmem._torch.common import DispatchMode, patch
+from fxmem._torch.common import DispatchMode, patch, set_environment
 
 SDPA: Final[Callable[..., Any]] = torch._C._nn.scaled_dot_product_attention
 """What dynamo's graph calls for `torch.nn.functional.scaled_dot_product_attention` (since 2.0)."""
@@ -163,21 +162,17 @@ def own_files() -> Iterator[None]:
     from torch._inductor import codecache, config
 
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
     code = codecache.PyCodeCache
     modules, plain, maps = list(code.modules), dict(code.modules_no_attr), dict(code.linemaps)
     loaded = set(sys.modules)
     with tempfile.TemporaryDirectory(prefix="fxmem-inductor-", ignore_cleanup_errors=True) as folder:
-        os.environ.update(dict.fromkeys(names, folder))
         try:
-            with config.patch(force_disable_caches=True, compile_threads=1):
+            with (
+                set_environment(dict.fromkeys(names, folder)),
+                config.patch(force_disable_caches=True, compile_threads=1),
+            ):
                 yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
             code.modules[:] = modules
             code.modules_no_attr.clear()
             code.modules_no_attr.update(plain)

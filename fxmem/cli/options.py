@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from fxmem.cli.parser import Argument, argument, flag, grouped, repeatable
-from fxmem.records.names import AS_IS, PRECISIONS, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
+from fxmem.records.names import AS_IS, PRECISIONS, QUANTIZE, STEPS, CompileMode, Mode, Precision, Sdpa, Values, ZeroGrad
 
 DEFAULT_BATCH = 8
 
@@ -108,9 +108,7 @@ STEP = grouped(
         metavar="PATH|PATTERN",
         help="a module's path, or a pattern of parameters' names (encoder.layer.*), that is not trained; repeatable",
     ),
-    argument(
-        "--quantize", choices=("int8", "int4"), help="quantise the linear layers' weights and freeze them (torchao)"
-    ),
+    argument("--quantize", choices=QUANTIZE, help="quantise the linear layers' weights and freeze them (torchao)"),
     argument(
         "--lora",
         metavar="r=8[,alpha=16,target=A+B]",

@@ -8,6 +8,7 @@ from typing import Final, Literal
 Mode = Literal["train", "infer"]
 """What a step is: a training step, or forward under no_grad."""
 Precision = Literal["bf16", "fp16"]
+"""What autocast computes in, or what the weights are cast to."""
 PRECISIONS: Final[dict[str, Precision | None]] = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bf16"),
     **dict.fromkeys(("fp16", "float16", "half", "16", "16-mixed", "fp16-mixed"), "fp16"),
@@ -21,7 +22,11 @@ NO_LOSS: Final = "no loss was given"
 Values = Literal["bound", "real"]
 """What decides where a model asks for values: the largest shapes there can be, or a real run on the CPU."""
 ZeroGrad = Literal["after-step", "before-backward"]
-"""What autocast computes in, or what the weights are cast to."""
+"""When gradients are set to None or to zero."""
+CACHES: Final = ("dynamic", "static", "sliding", "offloaded", "quantized")
+"""What a generation keeps keys and values in, by transformers' names."""
+QUANTIZE: Final = ("int8", "int4")
+"""What weights are quantised to."""
 Sdpa = Literal["auto", "cudnn", "flash", "efficient", "math"]
 """The attention backend that may run, or `auto`: the first that can."""
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

@@ -12,6 +12,7 @@ from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import replace, require_torch
 from fxmem.errors import UsageError
+from fxmem.records.names import CACHES
 
 if TYPE_CHECKING:
     from fxmem.cli.specs import BuiltModel
@@ -33,8 +34,8 @@ ARGUMENTS = (
     argument("--new", type=int, default=_NEW, metavar="TOKENS", help="new tokens of each sequence"),
     argument(
         "--cache",
-        choices=("dynamic", "static", "sliding", "offloaded", "quantized"),
-        default="dynamic",
+        choices=CACHES,
+        default=CACHES[0],
         help="what keys and values are kept in",
     ),
     argument("--beams", type=int, default=1, metavar="N", help="beams of beam search"),

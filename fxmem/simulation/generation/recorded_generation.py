@@ -29,6 +29,7 @@ from fxmem.memory.generation import (
     replay_tokens,
     requested_by_token,
 )
+from fxmem.records.names import CACHES
 from fxmem.records.parts import GenerationPeak, GenerationRun, TokenBytes
 from fxmem.records.pause_gc import pause_gc
 from fxmem.records.profile import Assumption, ProcessBytes, Profile, Report, Target, Timeline
@@ -38,8 +39,6 @@ from fxmem.simulation.kernel_settings import KernelSettings
 from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.request import StepRequest
 
-CACHES: Final = ("dynamic", "static", "sliding", "offloaded", "quantized")
-"""What keys and values can be kept in, by transformers' names."""
 MOST_STORAGES: Final = 30_000
 """Storages of a generation whose every token is in its profile; of a longer one, tokens in between are left out."""
 MOST_RECORDED: Final = 96

@@ -13,8 +13,6 @@ from torch import nn
 
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 
-QUANTIZE: Final = ("int8", "int4")
-"""What weights are quantised to."""
 _LORA: Final[dict[str, Callable[[str], Any]]] = {"r": int, "alpha": float, "dropout": float, "target": str}
 
 

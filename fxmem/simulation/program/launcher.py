@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import fxmem
-from fxmem._torch import distributed as torch_distributed
+from fxmem._torch import common as torch_common
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
@@ -108,7 +108,7 @@ def run_as_main(
     check_program(program)
     with (
         _as_main(program),
-        torch_distributed.environment({**started.environment, **(place or {})}),
+        torch_common.set_environment({**started.environment, **(place or {})}),
         contextlib.redirect_stdout(sys.stderr),
     ):
         if program.is_module:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
@@ -61,7 +62,7 @@ class World:
                 "expected a process without a process group, since that of the ranks is made up; this one has called "
                 "init_process_group. Analyse before it does, after destroy_process_group, or in another process."
             )
-        with torch_distributed.environment(self.variables), torch_distributed.fakes_are_sharded():
+        with torch_common.set_environment(self.variables), torch_distributed.fakes_are_sharded():
             yield
 
 
