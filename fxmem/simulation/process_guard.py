@@ -52,8 +52,11 @@ def process_unchanged(stdout: TextIO | None = None) -> Iterator[None]:
             yield
     finally:
         torch.set_grad_enabled(grad_enabled)
-        # Code that set the CPU explicitly has left a function mode, which turns the fast path of attention off.
-        torch.set_default_device(None if default_device.type == "cpu" else default_device)
+        if default_device.type == "cpu":
+            # Code that set the CPU explicitly has left a function mode, which turns the fast path of attention off.
+            torch.set_default_device(None)
+        elif torch.get_default_device() != default_device:
+            torch.set_default_device(default_device)
         torch.set_default_dtype(default_dtype)
         if numpy_random is not None:
             numpy_random.set_state(numpy_state)

@@ -20,7 +20,7 @@ import torch
 
 from fxmem.cli.specs import BuiltModel, build_model, parse_settings
 from fxmem.errors import AnalysisError, EnvironmentLacksError, FxmemError, UsageError
-from fxmem.simulation.process_guard import without_network
+from fxmem.simulation.process_guard import process_unchanged, without_network
 
 TINY_LLAMA = {
     "hidden_size": 64,
@@ -392,6 +392,12 @@ def test_the_process_is_left_as_it_was(write: Any) -> None:
         assert torch.ones(1).device.type == "cpu"
         assert not torch.overrides.has_torch_function((torch.ones(1),))
         assert torch.is_grad_enabled()
+
+
+def test_a_device_that_is_current_is_not_made_the_default() -> None:
+    with torch.device("meta"), process_unchanged():
+        assert torch.ones(1).is_meta
+    assert torch.ones(1).device.type == "cpu"
 
 
 # --- no network -------------------------------------------------------------------------------------------------------
