@@ -397,6 +397,8 @@ def test_the_process_is_left_as_it_was(write: Any) -> None:
 def test_a_device_that_is_current_is_not_made_the_default() -> None:
     with torch.device("meta"), process_unchanged():
         assert torch.ones(1).is_meta
+    with torch.overrides.BaseTorchFunctionMode(), process_unchanged():
+        pass
     assert torch.ones(1).device.type == "cpu"
 
 
