@@ -261,6 +261,14 @@ def replace_ddp(replica: type[torch.nn.Module]) -> Iterator[None]:
         yield
 
 
+def find_rank(group: Any, rank: int | None, group_rank: int | None) -> int:
+    """A rank's number among all; the caller gave that, or its number in the group."""
+    if group_rank is None:
+        return 0 if rank is None else rank
+    found: int = dist.get_global_rank(group or dist.distributed_c10d._get_default_group(), group_rank)
+    return found
+
+
 # --- collectives ------------------------------------------------------------------------------------------------------
 
 

@@ -163,7 +163,7 @@ RANKS = (
         metavar="N",
         help="how many ranks share the work; the step is that of one, with no peers and no network",
     ),
-    argument("--rank", type=int, default=0, metavar="R", help="with --ranks: which one (default 0)"),
+    argument("--rank", type=int, metavar="R", help="with --ranks: this one alone (default: each class of equal ranks)"),
 )
 """The rank that is predicted."""
 PARALLELIZE = argument(

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fxmem.hardware.context import describe_uncounted, format_range
-from fxmem.hardware.links import bytes_per_second
 from fxmem.hardware.step_time import estimate
 from fxmem.memory.figures import Flops, sum_figures
 from fxmem.memory.module_tree import call_name
 from fxmem.records.names import NO_LOSS, OWN_LOSS
-from fxmem.records.parts import Collective, GenerationPeak, GenerationRun, RankGroup
+from fxmem.records.parts import GenerationPeak, GenerationRun
 from fxmem.records.profile import (
     Headed,
     InputTensor,
@@ -108,31 +107,6 @@ def header_facts(about: Headed) -> Facts:
             ("Torch", f"{about.torch_version}; predicted by fxmem {about.fxmem_version}"),
         ]
     )
-
-
-def rank_facts(about: Headed) -> Facts:
-    """The rank's place, and a line for each group that it communicates in; none for one card alone."""
-    ranks = about.step.ranks
-    if ranks is None:
-        return []
-    facts = [("Rank", f"{ranks.rank} of {ranks.world}, in a world that is not there")]
-    for index, group in enumerate(ranks.groups):
-        moved = [each for each in ranks.collectives if each.group == index]
-        what = f"{_describe_group(group)}: {_describe_moves(about, group, moved)}"
-        facts.append(("" if index else "Sends", what))
-    return facts
-
-
-def _describe_group(group: RankGroup) -> str:
-    return "all ranks" if group.name == "all ranks" else printable(f"{group.name} of {group.size}")
-
-
-def _describe_moves(about: Headed, group: RankGroup, moved: list[Collective]) -> str:
-    nbytes = sum(each.moved_bytes for each in moved)
-    kinds = ", ".join(f"{each.count} {each.kind}" for each in moved)
-    rate = bytes_per_second(about.target, group)
-    time = "" if rate is None else f", {1e3 * nbytes / rate:.3g} ms at {rate / 1e9:.0f} GB/s"
-    return f"{format_bytes(nbytes)} a step in {kinds}{time}"
 
 
 def loss_facts(profile: Profile) -> Facts:

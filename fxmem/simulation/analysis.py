@@ -27,6 +27,7 @@ from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.world import Parallelize
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
 from fxmem.simulation.run import TracedStep, trace_step
@@ -96,7 +97,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     target: str | Target = "h100",
     compile: Compile = None,
     ranks: int | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     parallelize: Parallelize | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
@@ -134,7 +135,8 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
             its arguments as a dict ({"mode": ..., "dynamic": ..., "options": ...}). "as-is" compiles what the model's
             author has compiled; without it, that is analysed as eager code. No kernel is built, no GPU needed.
         ranks: how many ranks the model is spread over; the step is that of one. No peers, network or cards are needed.
-        rank: which of them.
+        rank: which of them. None finds the classes of equal ranks, by the first and the last of each dimension of the
+            mesh, and gives the one that takes most; `profile.step.ranks.classes` has a record of each.
         parallelize: the function of the training script that shards the model (`fully_shard`, `parallelize_module`,
             `DistributedDataParallel`, `checkpoint_wrapper`, ...), in place or by returning another. It runs on a fake
             copy, with a process group of `ranks` up, and may call `init_device_mesh`.
@@ -177,6 +179,19 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
     Raises:
         The errors of `analyze`.
     """
+    if request.world is None or request.rank is not None:
+        return _analyze_rank(model, request, progress)
+
+    def analyze_rank(rank: int) -> Analysis:
+        told = None if progress is None else lambda what: progress(f"rank {rank}: {what}")
+        return _analyze_rank(model, dataclasses.replace(request, rank=rank), told)
+
+    found = find_classes(request.world.size, analyze_rank)
+    found.largest.profile = with_classes(found.largest.profile, found.records)
+    return found.largest
+
+
+def _analyze_rank(model: Any, request: StepRequest, progress: Callable[[str], None] | None) -> Analysis:
     if request.compile is not None and request.compile.as_is and isinstance(model, torch.nn.Module):
         settings = request.compile.model_copy(update={"parts": compiled_parts(model)})
         request = dataclasses.replace(request, compile=settings)

@@ -73,8 +73,8 @@ class StepRequest:
     """What `torch.compile` is given; None for eager code."""
     ranks: int | None = None
     """How many ranks there are, of which the step is that of one; None for one card alone."""
-    rank: int = 0
-    """Which rank the step is of."""
+    rank: int | None = None
+    """Which rank the step is of; None for one of each class of equal ranks, of which the largest is shown."""
     parallelize: Parallelize | None = None
     """Makes the model that of one rank."""
 
@@ -106,13 +106,13 @@ class StepRequest:
             )
         if self.ranks is not None and self.compile is not None:
             raise UsageError("expected ranks or compile: a sharded step is analysed as eager code")
-        if self.world is None and self.rank:
+        if self.world is None and self.rank is not None:
             raise UsageError(f"expected rank {self.rank} with ranks: how many there are")
 
     @functools.cached_property
     def world(self) -> World | None:
         """The place of the rank; None for one card alone. Raises UsageError if there is no such rank."""
-        return None if self.ranks is None else World(self.ranks, self.rank)
+        return None if self.ranks is None else World(self.ranks, self.rank or 0)
 
     @property
     def keeps_gradients(self) -> bool:

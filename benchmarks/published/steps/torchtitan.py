@@ -141,5 +141,11 @@ def shard(model: nn.Module, *, ranks: int) -> nn.Module:
 def train(ranks: int) -> Step:
     """The training step of one of these ranks."""
     ids = meta(2, TOKENS, dtype=torch.int64)
-    options = {"mode": "train", "optimizer": "adamw", "ranks": ranks, "parallelize": partial(shard, ranks=ranks)}
+    options = {
+        "mode": "train",
+        "optimizer": "adamw",
+        "ranks": ranks,
+        "rank": 0,
+        "parallelize": partial(shard, ranks=ranks),
+    }
     return Step(Llama(), (ids, ids), {**options, "loss": lambda output: output})

@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     for name, value in (("--steps", options.steps), ("--max-operators", options.max_operators)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}")
+    if options.rank is not None and options.ranks is None:
+        raise UsageError(f"expected --rank {options.rank} with --ranks: how many there are")
     card = catalogue.target(options.target)
     require_torch()
     from fxmem.simulation.program import Launch, launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fxmem.records.parts.base import Bytes, Count, Flops, FlopsChange, Many, Mapped, Record, Tick
 from fxmem.records.parts.compiled import CompileRecord, CompileSettings, TimedChoice
 from fxmem.records.parts.generation import GenerationPeak, GenerationRun, TokenBytes
-from fxmem.records.parts.ranks import Collective, CollectiveKind, RankedStep, RankGroup
+from fxmem.records.parts.ranks import Collective, CollectiveKind, RankClass, RankedStep, RankGroup
 
 __all__ = [
     "Bytes",
@@ -20,6 +20,7 @@ __all__ = [
     "GenerationRun",
     "Many",
     "Mapped",
+    "RankClass",
     "RankGroup",
     "RankedStep",
     "Record",

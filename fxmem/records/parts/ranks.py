@@ -31,6 +31,22 @@ class Collective(Record):
     """What this rank sends: in a ring (n - 1) / n of the whole tensor, twice that for an all-reduce."""
 
 
+class RankClass(Record):
+    """Ranks whose steps are equal, storage by storage."""
+
+    first: int
+    """The rank that was analysed; the others have higher numbers."""
+    last: int
+    size: int
+    """How many ranks it has; fewer than from `first` to `last` where ranks of other classes lie between."""
+    compared: Many[int] = ()
+    """Those that were analysed, too, and found equal to the first."""
+    requested_bytes: Bytes
+    allocated_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    fits: bool | None = None
+
+
 class RankedStep(Record):
     """Which rank of how many the step is of."""
 
@@ -38,3 +54,5 @@ class RankedStep(Record):
     rank: int
     groups: Many[RankGroup] = ()
     collectives: Many[Collective] = ()
+    classes: Many[RankClass] = ()
+    """All ranks, in classes of equal ones; empty where one rank alone was analysed."""

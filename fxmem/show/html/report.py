@@ -23,6 +23,7 @@ from fxmem.show.html.sections import draw_views, numbers, plan_section, verdict
 from fxmem.show.html.tables import alive_table, node_table, share_table
 from fxmem.show.plots import PlottedStep, icicle_svg, timeline_svg
 from fxmem.show.plots.axes import step_title
+from fxmem.show.rank_facts import rank_facts
 
 _WIDEST = 1150
 """Pixels of a wide plot, and moments of the step that the page's script knows."""
@@ -83,7 +84,7 @@ def report_html(profile: Profile, timeline: Timeline, options: PageOptions) -> s
         title=step_title(profile),
         heading=f"{profile.model}: memory of one {'training' if profile.step.mode == 'train' else 'inference'} step",
         sections=sections,
-        header=[*facts.header_facts(profile), *facts.rank_facts(profile), *facts.program_facts(profile)],
+        header=[*facts.header_facts(profile), *rank_facts(profile), *facts.program_facts(profile)],
         numbers=numbers(profile, peak),
         verdict=verdict(profile, peak),
         facts=[

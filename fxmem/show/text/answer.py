@@ -12,6 +12,7 @@ from fxmem.hardware.context import format_range
 from fxmem.memory import facts as findings
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable
+from fxmem.show.rank_facts import rank_facts
 from fxmem.show.text.report import module_tree, table
 from fxmem.show.text.tables import GAP, LABEL, facts, render
 
@@ -70,7 +71,7 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
 
 
 def _program(profile: Profile) -> Iterator[RenderableType]:
-    if about := [*findings.rank_facts(profile), *findings.program_facts(profile), *findings.loss_facts(profile)]:
+    if about := [*rank_facts(profile), *findings.program_facts(profile), *findings.loss_facts(profile)]:
         yield facts(about)
 
 

@@ -13,6 +13,7 @@ from fxmem.memory.facts import fits, flops_sum
 from fxmem.memory.module_rows import Row, module_rows, select_rows, step_rows, total_row
 from fxmem.records.profile import Profile, Timeline
 from fxmem.records.units import format_bytes, printable, short_bytes
+from fxmem.show.rank_facts import rank_facts
 from fxmem.show.text.columns import Column, choose_columns, name_cell, ruled_table
 from fxmem.show.text.tables import GAP, LABEL, facts, fit, fit_left, grid, item_list, label_content, render
 
@@ -40,7 +41,7 @@ def table(
             facts(
                 [
                     *findings.header_facts(profile),
-                    *findings.rank_facts(profile),
+                    *rank_facts(profile),
                     *findings.program_facts(profile),
                     *findings.loss_facts(profile),
                 ]

@@ -26,7 +26,8 @@ class Launch:
     is_module: bool = False
     ranks: int | None = None
     """How many ranks there are, of which it runs as one; None for one process alone."""
-    rank: int = 0
+    rank: int | None = None
+    """Which of them; None for one of each class of equal ranks, of which the largest is shown."""
 
     @property
     def command(self) -> str:

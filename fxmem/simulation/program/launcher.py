@@ -19,8 +19,10 @@ from fxmem._torch import common as torch_common
 from fxmem.errors import FxmemError, UsageError, one_line
 from fxmem.records.profile import Target
 from fxmem.simulation.program.command import LAUNCHERS, Launch, find_started, notebook_cells
-from fxmem.simulation.program.recorded_program import RecordedProgram, record
+from fxmem.simulation.program.recorded_program import RecordedProgram, record_rank
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.ranks.classes import find_classes
+from fxmem.simulation.ranks.mailbox import Mailbox, MissingMail
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 
@@ -48,42 +50,84 @@ def launch(
 ) -> LaunchResult:
     """Run a program until it ends, raises, or has run long enough. Its standard output goes to standard error.
 
-    It runs inside what `watch` returns. The other arguments are those of `record`.
+    It runs inside what `watch` returns. Where it is a rank that waits for objects of another, the program runs as that
+    one first, as far as it sends them. Of ranks without a number each class of equal ones runs, and the largest is the
+    result, with all of them beside it. The other arguments are those of `record`.
 
     Raises:
         UsageError: the program cannot be found.
+        AnalysisError: ranks wait for each other.
     """
     check_program(program)
-    raised = False
-    with record(
-        target,
-        name=program.command,
-        out_of_memory=out_of_memory,
-        max_operators=max_operators,
-        enough=enough,
-        prepare=prepare,
-        ranks=program.ranks,
-        rank=program.rank,
-    ) as recorded:
-        try:
-            with watch(recorded):
-                run_as_main(
-                    program,
-                    recorded.note_answer,
-                    {} if program.ranks is None else World(program.ranks, program.rank).variables,
-                )
-        except (Enough, KeyboardInterrupt, FxmemError):
-            raise
-        except SystemExit as leaving:
-            recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
-            raised = leaving.code not in (None, 0)
-        except Exception as error:
-            raised = True
-            _print_traceback(error)
-            recorded.ending = f"raised {one_line(error)}"
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                recorded.note_shortage(error)
-    return LaunchResult(recorded, raised)
+    mailbox = Mailbox()
+
+    def run_class(rank: int) -> RecordedProgram:
+        launched = run_rank(rank, enough)
+        if launched.raised:
+            raise _RankFailedError(launched)
+        return launched.recorded
+
+    def run_rank(rank: int, enough: Callable[[Sequence[FinishedRound]], bool]) -> LaunchResult:
+        while True:
+            mailbox.begin(rank)
+            try:
+                world = None if program.ranks is None else World(program.ranks, rank, mailbox)
+                with record_rank(
+                    target,
+                    world,
+                    name=program.command,
+                    out_of_memory=out_of_memory,
+                    max_operators=max_operators,
+                    enough=enough,
+                    prepare=prepare,
+                ) as recorded:
+                    raised = False
+                    raised = _run_recorded(program, recorded, world, watch)
+                return LaunchResult(recorded, raised)
+            except MissingMail as missing:
+                with mailbox.awaiting(missing.source, rank):
+                    run_rank(missing.source, lambda rounds: False)
+
+    if program.ranks is None or program.rank is not None:
+        return run_rank(program.rank or 0, enough)
+    try:
+        found = find_classes(program.ranks, run_class)
+    except _RankFailedError as failed:
+        return failed.launched
+    found.largest.note_classes(found.records)
+    return LaunchResult(found.largest, False)
+
+
+class _RankFailedError(Exception):
+    """A rank's program raised: there are no classes."""
+
+    def __init__(self, launched: LaunchResult) -> None:
+        super().__init__(launched.recorded.ending)
+        self.launched = launched
+
+
+def _run_recorded(
+    program: Launch,
+    recorded: RecordedProgram,
+    world: World | None,
+    watch: Callable[[RecordedProgram], contextlib.AbstractContextManager[Any]],
+) -> bool:
+    """Run a program as the rank of a world; whether it ended with an error of its own."""
+    try:
+        with watch(recorded), contextlib.nullcontext() if world is None else _forget_modules(program):
+            run_as_main(program, recorded.note_answer, {} if world is None else world.variables)
+    except (Enough, KeyboardInterrupt, FxmemError):
+        raise
+    except SystemExit as leaving:
+        recorded.ending = f"called sys.exit({leaving.code!r})" if leaving.code else "ran to its end"
+        return leaving.code not in (None, 0)
+    except Exception as error:
+        _print_traceback(error)
+        recorded.ending = f"raised {one_line(error)}"
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            recorded.note_shortage(error)
+        return True
+    return False
 
 
 def check_program(program: Launch) -> None:
@@ -131,12 +175,30 @@ def _run_notebook(file: str) -> None:
 
 
 @contextlib.contextmanager
+def _forget_modules(program: Launch) -> Iterator[None]:
+    """The program's own modules are imported anew by its next rank: what they computed from RANK is this one's."""
+    before = set(sys.modules)
+    own = os.path.join(_first_folder(program), "")
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(own) and "site-packages" not in file:
+                del sys.modules[name]
+
+
+def _first_folder(program: Launch) -> str:
+    """The folder in which Python looks for the program's modules first."""
+    return os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
+
+
+@contextlib.contextmanager
 def _as_main(program: Launch) -> Iterator[None]:
     """`sys.argv` and `sys.path` are the program's."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [program.program, *program.arguments]
-    first = os.getcwd() if program.is_module else os.path.dirname(os.path.abspath(program.program))
-    sys.path.insert(0, first)
+    sys.path.insert(0, _first_folder(program))
     try:
         yield
     finally:

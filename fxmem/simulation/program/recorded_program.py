@@ -13,6 +13,7 @@ from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.memory.allocator import complete_timeline
 from fxmem.records.names import MAX_OPERATORS
+from fxmem.records.parts import RankClass
 from fxmem.records.profile import MadeUp, Phase, Profile, ProgramRun, Round, Target, Timeline
 from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.observe.source_lines import error_place
@@ -21,6 +22,7 @@ from fxmem.simulation.profiled_step import ProfiledStep
 from fxmem.simulation.program.card_memory import describe_shortage
 from fxmem.simulation.program.program_run import ProgramRecording
 from fxmem.simulation.program.rounds import FinishedRound
+from fxmem.simulation.ranks.classes import with_classes
 from fxmem.simulation.ranks.world import World
 from fxmem.simulation.round_rule import Enough
 from fxmem.simulation.run import require_device
@@ -37,6 +39,7 @@ class RecordedProgram(ProfiledStep):
         self.ending = "ran to its end"
         """How the program ended, in words."""
         self._shortage = ""
+        self._classes: tuple[RankClass, ...] = ()
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -77,7 +80,7 @@ class RecordedProgram(ProfiledStep):
     @functools.cached_property
     def profile(self) -> Profile:  # type: ignore[override]
         """The round with the highest peak, the steadiest of equals. Raises AnalysisError if nothing used the target."""
-        profile = self._largest()[1]
+        profile = with_classes(self._largest()[1], self._classes)
         step = profile.step.model_copy(update={"program": self.program})
         return profile.model_copy(update={"step": step})
 
@@ -88,6 +91,11 @@ class RecordedProgram(ProfiledStep):
     def note_answer(self, what: str) -> None:
         """Note what the program is told otherwise than its launcher would say."""
         self._recording.notes.note("answered", what)
+
+    def note_classes(self, classes: tuple[RankClass, ...]) -> None:
+        """Note the classes of all ranks, of which this is one."""
+        self._classes = classes
+        del self.profile
 
     def note_shortage(self, error: torch.cuda.OutOfMemoryError) -> None:
         """Note that the program ended because the card had no more memory."""
@@ -180,24 +188,47 @@ def record(  # noqa: PLR0913 - the settings of the public API, by keyword
         EnvironmentLacksError: this torch cannot hold tensors of the target's kind.
         Whatever the block raises.
     """
-    if out_of_memory not in ("raise", "continue"):
-        raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
     if steps is not None and steps < 1:
         raise UsageError(f"expected steps of at least 1, got {steps}")
-    resolved = catalogue.target(target) if isinstance(target, str) else target
-    require_device(resolved)
 
     def over(rounds: Sequence[FinishedRound]) -> bool:
         return len(rounds) >= steps if steps is not None else False
 
+    with record_rank(
+        catalogue.target(target) if isinstance(target, str) else target,
+        None if ranks is None else World(ranks, rank),
+        name=name,
+        out_of_memory=out_of_memory,
+        max_operators=max_operators,
+        enough=enough or over,
+        prepare=prepare,
+    ) as recorded:
+        yield recorded
+
+
+@contextlib.contextmanager
+def record_rank(
+    target: Target,
+    world: World | None,
+    *,
+    name: str,
+    out_of_memory: str,
+    max_operators: int,
+    enough: Callable[[Sequence[FinishedRound]], bool],
+    prepare: Callable[[str, torch.nn.Module], None] | None,
+) -> Iterator[RecordedProgram]:
+    """As `record`, of a rank of a world, or of None."""
+    if out_of_memory not in ("raise", "continue"):
+        raise UsageError(f"expected out_of_memory 'raise' or 'continue', got {out_of_memory!r}")
+    require_device(target)
     recording = ProgramRecording(
-        resolved,
+        target,
         name=name,
         raises=out_of_memory == "raise",
-        enough=enough or over,
+        enough=enough,
         max_operators=max_operators,
         prepare=prepare,
-        world=None if ranks is None else World(ranks, rank),
+        world=world,
     )
     recorded = RecordedProgram(recording)
     with one_at_a_time(), postpone_interrupts(), contextlib.ExitStack() as stack:

@@ -68,8 +68,7 @@ class Collectives:
         key = kind, self._groups.setdefault(group, len(self._groups))
         whole, size = max(map(_count_bytes, (*args, result)), default=0), len(group.ranks)
         self._counts[key] += 1
-        is_ring = kind not in ("broadcast", "send", "receive")
-        self._moved[key] += _TIMES.get(kind, 1) * whole * (size - 1) // size if is_ring else whole
+        self._moved[key] += _sent_share(kind, whole, size)
 
     def record(self) -> RankedStep | None:
         """The record of all of them; None for a step on one card."""
@@ -87,6 +86,13 @@ class Collectives:
                 for (kind, group), count in sorted(self._counts.items(), key=lambda item: (item[0][1], item[0][0]))
             ),
         )
+
+
+def _sent_share(kind: CollectiveKind, whole: int, size: int) -> int:
+    """The bytes that one of `size` ranks sends of a tensor."""
+    if kind in ("broadcast", "send"):
+        return whole
+    return 0 if kind == "receive" else _TIMES.get(kind, 1) * whole * (size - 1) // size
 
 
 def _count_bytes(value: Any) -> int:

@@ -15,6 +15,7 @@ from fxmem._torch import distributed as torch_distributed
 from fxmem.errors import AnalysisError, FxmemError, UsageError, one_line
 from fxmem.hardware.links import PER_MACHINE
 from fxmem.simulation.observe.source_lines import innermost_user_line
+from fxmem.simulation.ranks.mailbox import Mailbox
 from fxmem.simulation.ranks.reducer import Replica
 
 Parallelize = Callable[[torch.nn.Module], Any]
@@ -31,6 +32,8 @@ class World:
 
     size: int
     rank: int = 0
+    mailbox: Mailbox | None = dataclasses.field(default=None, compare=False)
+    """What other ranks have sent; None where they cannot run."""
 
     def __post_init__(self) -> None:
         if self.size < 1:

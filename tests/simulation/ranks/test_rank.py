@@ -22,7 +22,7 @@ from tests.verbs import called
 
 
 def analyze(**settings: Any) -> fxmem.Analysis:
-    return fxmem.analyze(Llama, tokens(), loss=loss, **{"ranks": 8, "parallelize": fsdp("cuda"), **settings})
+    return fxmem.analyze(Llama, tokens(), loss=loss, **{"ranks": 8, "rank": 0, "parallelize": fsdp("cuda"), **settings})
 
 
 def test_a_rank_says_what_is_sharded_and_what_is_communicated(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def too_few(model: nn.Module) -> None:
 
 REFUSED = [
     ({"parallelize": None}, UsageError, "ranks and parallelize together"),
-    ({"ranks": None}, UsageError, "ranks and parallelize together"),
+    ({"ranks": None, "rank": None}, UsageError, "ranks and parallelize together"),
     ({"ranks": 0}, UsageError, "ranks of at least 1"),
     ({"rank": 8}, UsageError, "a rank of 0 to 7, got 8"),
     ({"parallelize": lambda model: 1}, UsageError, "return a module, or None, got int"),

@@ -15,6 +15,7 @@ from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
 from fxmem.simulation.program.border import move_to_card
 from fxmem.simulation.program.made_up import MadeUpNotes
+from fxmem.simulation.ranks.mailbox import mail_patches
 from fxmem.simulation.ranks.reducer import Replica
 from fxmem.simulation.ranks.world import World
 
@@ -57,6 +58,8 @@ def _distributed(notes: MadeUpNotes, world: World | None) -> Iterator[contextlib
     yield place.prepared() if world is not None else torch_distributed.group_of_its_own()
     for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
         yield torch_common.patch(owner, "init_process_group", beginning)
+
+    yield from mail_patches(place.rank, place.mailbox)
 
     class NotedReplica(Replica):
         """`DistributedDataParallel` of a program."""

@@ -1,0 +1,159 @@
+"""Objects that ranks send to each other: each rank runs alone, and finds what others have sent in their own runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
+from fxmem.errors import AnalysisError
+from fxmem.simulation.round_rule import Enough
+
+
+class MissingMail(BaseException):
+    """A rank waits for what another has not sent yet, which is to run first.
+
+    No `Exception`, so that the program's `except Exception` does not swallow it.
+    """
+
+    def __init__(self, source: int) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """What a tensor among the objects looks like; fakes of one run mean nothing in another."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Mailbox:
+    """What the ranks of one program have sent to each other, run by run."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[int, int], list[list[Any]]] = defaultdict(list)
+        self._read: Counter[tuple[int, int]] = Counter()
+        self._awaited: list[tuple[int, int, int]] = []
+
+    def begin(self, rank: int) -> None:
+        """Begin the run of a rank: what it sent in an earlier one is forgotten, what it got is there to read again."""
+        for pair in [each for each in self._sent if each[0] == rank]:
+            del self._sent[pair]
+        for pair in [each for each in self._read if each[1] == rank]:
+            del self._read[pair]
+
+    def send(self, source: int, destination: int, objects: list[Any]) -> None:
+        """Keep objects for a rank. Raises Enough where the run is for these alone."""
+        letters = self._sent[source, destination]
+        letters.append([torch_common.tree_map(_pack, each) for each in objects])
+        if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
+            raise Enough
+
+    def receive(self, source: int, destination: int) -> list[Any]:
+        """The next objects for a rank. Raises MissingMail where they are not there yet."""
+        letters, number = self._sent[source, destination], self._read[source, destination]
+        if number >= len(letters):
+            raise MissingMail(source)
+        self._read[source, destination] += 1
+        return [torch_common.tree_map(_unpack, each) for each in letters[number]]
+
+    @contextlib.contextmanager
+    def awaiting(self, source: int, destination: int) -> Iterator[None]:
+        """The source runs inside, as far as it sends what the destination waits for.
+
+        Raises:
+            AnalysisError: the source waits for the destination in its turn, or sends nothing.
+        """
+        if any(waiting == source for _, waiting, _ in self._awaited):
+            raise AnalysisError(
+                f"expected ranks that can run: {source} and {destination} wait for objects of each other"
+            )
+        number = self._read[source, destination] + 1
+        self._awaited.append((source, destination, number))
+        try:
+            yield
+        finally:
+            self._awaited.pop()
+        if len(self._sent[source, destination]) < number:
+            raise AnalysisError(
+                f"expected rank {source} to send the objects that rank {destination} waits for; it sends none. Run the "
+                f"script on as many ranks as it is written for"
+            )
+
+
+def _pack(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _Tensor(tuple(value.shape), value.stride(), value.dtype, value.device)
+
+
+def _unpack(value: Any) -> Any:
+    if not isinstance(value, _Tensor):
+        return value
+    return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
+
+
+def mail_patches(rank: int, mailbox: Mailbox | None) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Objects come and go by the mailbox: `send_object_list`, `recv_object_list`, `broadcast_object_list`."""
+
+    def receive(source: int, into: list[Any]) -> None:
+        if mailbox is None:
+            raise AnalysisError(
+                f"expected a block that needs no objects of other ranks; rank {rank} waits for those of rank {source}, "
+                f"and a block cannot run as another rank first. Use `fxmem run --ranks`, or give PipelineStage its "
+                f"input_args and output_args."
+            )
+        into[:] = mailbox.receive(source, rank)
+
+    def send(objects: list[Any], *destinations: int) -> None:
+        for each in destinations if mailbox is not None else ():
+            if each != rank:
+                mailbox.send(rank, each, objects)  # type: ignore[union-attr]  # looked at above
+
+    def sending(_: Callable[..., Any]) -> Callable[..., Any]:
+        def send_object_list(
+            object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
+        ) -> None:
+            send(object_list, torch_distributed.find_rank(group, dst, group_dst))
+
+        return send_object_list
+
+    def receiving(_: Callable[..., Any]) -> Callable[..., Any]:
+        def recv_object_list(
+            object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+        ) -> int:
+            source = torch_distributed.find_rank(group, src, group_src)
+            receive(source, object_list)
+            return source
+
+        return recv_object_list
+
+    def broadcasting(_: Callable[..., Any]) -> Callable[..., Any]:
+        def broadcast_object_list(
+            object_list: list[Any], src: Any = None, group: Any = None, *_: Any, group_src: Any = None, **__: Any
+        ) -> None:
+            source = torch_distributed.find_rank(group, src, group_src)
+            if source != rank:
+                receive(source, object_list)
+            else:
+                send(object_list, *torch.distributed.get_process_group_ranks(group))
+
+        return broadcast_object_list
+
+    for name, make in (
+        ("send_object_list", sending),
+        ("recv_object_list", receiving),
+        ("broadcast_object_list", broadcasting),
+    ):
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            yield torch_common.patch(owner, name, make)

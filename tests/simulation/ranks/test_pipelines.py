@@ -1,0 +1,134 @@
+"""Stages of a pipeline, by torch's own schedules, in a script that is run as each of its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+import fxmem
+from fxmem.cli.verbs import run as run_verb
+from fxmem.errors import AnalysisError
+from fxmem.memory.report_reader import load_report
+from fxmem.records.profile import Kind
+from fxmem.show.rank_facts import rank_facts
+from tests.verbs import called
+
+SCRIPT: Final = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+dist.init_process_group("nccl")
+rank, world, device = dist.get_rank(), dist.get_world_size(), torch.device("cuda")
+kind, stages = sys.argv[1], world * (2 if sys.argv[1] == "interleaved" else 1)
+
+def part(index):
+    layers = [nn.Linear(32, 32) for _ in range(4)] + ([nn.Linear(32, 7)] if index == stages - 1 else [])
+    return PipelineStage(nn.Sequential(*layers).to(device), index, stages, device)
+
+own = [part(index) for index in range(rank, stages, world)]
+loss = nn.functional.cross_entropy
+if kind == "interleaved":
+    schedule = ScheduleInterleaved1F1B(own, 4, loss_fn=loss)
+else:
+    schedule = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[kind](own[0], 4, loss_fn=loss)
+optimizer = torch.optim.AdamW([each for stage in own for each in stage.submod.parameters()])
+for _ in range(3):
+    inputs = (torch.zeros(16, 32, device=device),) if rank == 0 else ()
+    more = {"target": torch.zeros(16, dtype=torch.int64, device=device)} if rank == world - 1 else {}
+    schedule.step(*inputs, **more)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> fxmem.records.profile.Report:
+    script, report = tmp_path / "train.py", tmp_path / "rank.json"
+    script.write_text(SCRIPT)
+    *options, kind = arguments
+    code, _ = called(run_verb, *options, "--json", str(report), str(script), kind)
+    assert code == 0
+    assert not torch.distributed.is_initialized()
+    return load_report(report)
+
+
+def test_each_stage_has_a_row(tmp_path: Path) -> None:
+    found = run(tmp_path, "--ranks", "3", "1f1b")
+    ranks = found.step.ranks
+    assert ranks is not None
+    assert [(each.first, each.size) for each in ranks.classes] == [(0, 1), (1, 1), (2, 1)]
+    largest = max(ranks.classes, key=lambda each: (each.reserved_bytes, each.requested_bytes))
+    assert ranks.rank == largest.first
+    assert found.peak.requested_bytes == largest.requested_bytes
+    labels = [label for label, _ in rank_facts(found)]
+    assert labels == ["Rank", "Rank 0", "Rank 1", "Rank 2", "Sends"]
+    assert sum(text.endswith("the table is of this one") for _, text in rank_facts(found)) == 1
+    alone = run(tmp_path, "--ranks", "3", "--rank", "1", "1f1b")
+    assert alone.step.ranks is not None
+    assert not alone.step.ranks.classes
+    assert alone.peak.requested_bytes == ranks.classes[1].requested_bytes
+    sent = {each.kind: (each.count, each.moved_bytes) for each in alone.step.ranks.collectives}
+    assert sent == {"send": (8, 8 * 4 * 32 * 4), "receive": (8, 0)}
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "interleaved"])
+def test_other_schedules_run(tmp_path: Path, kind: str) -> None:
+    found = run(tmp_path, "--ranks", "2", "--rank", "1", kind)
+    whole = 4 * 32 * 33 * 4 * (2 if kind == "interleaved" else 1) + 33 * 7 * 4
+    assert sum(each.nbytes for each in found.storages if each.kind is Kind.PARAMETER) == whole
+    steps = found.step.program
+    assert steps is not None
+    assert steps.ending == "stopped after step 3"
+
+
+def test_a_block_cannot_run_as_another_rank_first() -> None:
+    def wait() -> None:
+        with fxmem.record(ranks=2, rank=1):
+            torch.distributed.init_process_group("nccl")
+            torch.distributed.recv_object_list([None], src=0)
+
+    with pytest.raises(AnalysisError, match="rank 1 waits for those of rank 0"):
+        wait()
+
+
+WAITING = {
+    "for each other": ("recv_object_list([None], src=1 - dist.get_rank())", "wait for objects of each other"),
+    "for nothing": (
+        "recv_object_list([None], src=0) if dist.get_rank() else None",
+        "expected rank 0 to send the objects that rank 1 waits for",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "words"), WAITING.values(), ids=WAITING)
+def test_ranks_that_wait_in_vain_are_refused(tmp_path: Path, code: str, words: str) -> None:
+    script = tmp_path / "wait.py"
+    begin = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    script.write_text(f"{begin}dist.{code}\n")
+    with pytest.raises(AnalysisError, match=words):
+        called(run_verb, "--ranks", "2", "--rank", "1", str(script))
+
+
+def test_objects_are_sent_and_broadcast(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import os\nRANK = os.environ['RANK']\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import own, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "rank = dist.get_rank()\n"
+        "assert own.RANK == str(rank)\n"
+        "got = ['settings', torch.empty(3, 5, device='cuda')] if rank == 0 else [None, None]\n"
+        "dist.broadcast_object_list(got, src=0)\n"
+        "assert got[0] == 'settings' and got[1].shape == (3, 5) and got[1].is_cuda\n"
+        "if rank == 1:\n    dist.send_object_list([7], dst=2)\n    dist.send_object_list([8], group_dst=2)\n"
+        "if rank == 2:\n    for number in (7, 8):\n"
+        "        more = [None]\n        assert dist.recv_object_list(more, src=1) == 1 and more == [number]\n"
+        "torch.zeros(rank + 1, device='cuda')\n"
+    )
+    code, _ = called(run_verb, "--ranks", "3", "--rank", "2", str(script))
+    assert code == 0
