@@ -55,6 +55,11 @@ def closest(name: str, names: Iterable[str], *, otherwise: str = "") -> str:
     return f"; closest: {', '.join(by_lower[match] for match in found)}" if found else otherwise
 
 
+def unknown_name(expected: str, got: str, names: Iterable[str]) -> UsageError:
+    """The error for a name that is not among `names`, with the closest of them."""
+    return UsageError(f"expected {expected}, got {got!r}{closest(got, names)}")
+
+
 def one_line(error: BaseException) -> str:
     """`ValueError: its text`, in one line of at most 400 characters."""
     text = " ".join(str(error).split())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fxmem.cli.options import COMPILE, DEFAULT_BATCH, LOOP, STEP
 from fxmem.cli.progress import Progress
+from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import EnvironmentLacksError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
-    require_torch()
+    require_torch(options)
     progress("loading torch")
     from fxmem.simulation.analysis import analyze_step
     from fxmem.simulation.compiled import read_compile
@@ -120,8 +121,10 @@ def is_report(model: str) -> bool:
     return model == "-" or (path.suffix == ".json" and (os.path.isfile(path) or ":" not in model))
 
 
-def require_torch() -> None:
-    """Raise an `EnvironmentLacksError` if torch is not installed."""
+def require_torch(options: argparse.Namespace | None = None) -> None:
+    """Raise an `EnvironmentLacksError` if torch is not installed, a `UsageError` for a misspelt name of the options."""
+    if options is not None:
+        check_names(options)
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError("expected torch, which is not installed: pip install torch (it needs no GPU)")
 
@@ -146,31 +149,20 @@ def step_request(options: argparse.Namespace, **further: Any) -> StepRequest:
 
 
 def _load_loss(text: str) -> Any:
-    from fxmem.cli.specs.references import is_reference
     from fxmem.simulation.given import read_loss
 
-    if is_reference(text):
-        return load_callable("--loss", text)
-    try:
-        return read_loss(text)
-    except UsageError as error:
-        expected = "expected --loss as pkg.mod:name or file.py:name"
-        raise UsageError(f"{expected}, got {text!r}; or as ce, mse, bce or l1") from error
+    return load_callable("--loss", text) if is_reference(text) else read_loss(text)
 
 
 def _load_optimizer(text: str) -> Any:
-    from fxmem.cli.specs.references import is_file_reference, is_reference
-
     if text.lower() == "none":
         return None
-    # `adamw:fused` has the form of a reference, too.
-    looks_own = is_file_reference(text) or (is_reference(text) and "." in text.partition(":")[0])
-    return load_callable("--optimizer", text) if looks_own else text
+    return load_callable("--optimizer", text) if names_optimizer_factory(text) else text
 
 
 def load_callable(option: str, reference: str) -> Any:
     """Load the user's own function or class that an option names."""
-    from fxmem.cli.specs.references import importable, is_reference, load
+    from fxmem.cli.specs.references import importable, load
     from fxmem.simulation.process_guard import process_unchanged
 
     if not is_reference(reference):

@@ -19,6 +19,19 @@ OWN_LOSS: Final = "the program's own"
 """What a recorded program's step has for its loss."""
 NO_LOSS: Final = "no loss was given"
 """Begins the assumption of a step that sums its output."""
+LOSSES: Final = {
+    "ce": "cross_entropy",
+    "mse": "mse_loss",
+    "bce": "binary_cross_entropy_with_logits",
+    "l1": "l1_loss",
+    **{name: name for name in ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss")},
+    "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits",
+}
+"""Losses by name, with the function of `torch.nn.functional` that each is."""
+OPTIMIZER_PRESETS: Final = ("sgd-momentum",)
+"""Names of optimizers that are no classes of `torch.optim`."""
+OPTIMIZER_LIBRARIES: Final = ("torchao", "bitsandbytes", "bnb")
+"""Other libraries whose optimizers have a name: `torchao:AdamW8bit`."""
 Values = Literal["bound", "real"]
 """What decides where a model asks for values: the largest shapes there can be, or a real run on the CPU."""
 ZeroGrad = Literal["after-step", "before-backward"]

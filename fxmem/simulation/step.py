@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 
 from fxmem._torch.common import iterate_tensors
 from fxmem._torch.gradient_release import release_gradients, steps_in_backward
-from fxmem.errors import UsageError, closest
-from fxmem.records.names import Mode, Precision
+from fxmem.errors import UsageError, closest, unknown_name
+from fxmem.records.names import OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS, Mode, Precision
 from fxmem.records.profile import Step
 from fxmem.simulation.given.adapters import library_optimizer
 from fxmem.simulation.request import OptimizerSpec, StepRequest
@@ -168,9 +168,7 @@ def describe(request: StepRequest, optimizer: Optimizer | None) -> Step:
 
 IN_BACKWARD = "in-backward"
 """The option of an optimizer that steps within backward."""
-_PRESETS: dict[str, tuple[str, dict[str, Any]]] = {"sgd-momentum": ("sgd", {"momentum": 0.9})}
-_LIBRARIES = ("torchao", "bitsandbytes", "bnb")
-"""Other libraries whose optimizers have a name: `torchao:AdamW8bit`."""
+_PRESETS: dict[str, tuple[str, dict[str, Any]]] = {OPTIMIZER_PRESETS[0]: ("sgd", {"momentum": 0.9})}
 _REFUSED = {
     "lbfgs": "calls the model again from inside step(), which the modelled step does not",
     "sparseadam": "takes sparse gradients only",
@@ -251,7 +249,7 @@ def in_backward(spec: OptimizerSpec) -> OptimizerSpec:
 
 def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     name, _, options = spec.partition(":")
-    if name.lower() in _LIBRARIES:
+    if name.lower() in OPTIMIZER_LIBRARIES:
         wanted, _, options = options.partition(",")
         cls: Any = library_optimizer(name.lower(), wanted)
         return cls, _read_options(cls, spec, options, {})
@@ -260,7 +258,7 @@ def _parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UsageError(f"optimizer {name!r} {_REFUSED[key]}; choose another, or None to leave the optimizer out")
     classes = _classes()
     if key not in classes:
-        raise UsageError(f"expected an optimizer of torch.optim, got {name!r}{closest(name, [*classes, *_PRESETS])}")
+        raise unknown_name("an optimizer of torch.optim", name, [*classes, *_PRESETS])
     return classes[key], _read_options(classes[key], spec, options, preset)
 
 

@@ -24,8 +24,8 @@ import torch
 
 from fxmem.__main__ import _parse
 from fxmem.cli import specs
+from fxmem.cli.spec_names import is_file_reference, is_reference
 from fxmem.cli.specs import inputs, models
-from fxmem.cli.specs.references import is_file_reference, is_reference
 from fxmem.errors import FxmemError
 from fxmem.hardware import catalogue
 from fxmem.memory import liveness, report_reader

@@ -13,6 +13,7 @@ nothing is downloaded for the three collections.
 
 from __future__ import annotations
 
-from fxmem.cli.specs.models import SPEC_FORMS, BuiltModel, build_model, parse_settings
+from fxmem.cli.spec_names import SPEC_FORMS
+from fxmem.cli.specs.models import BuiltModel, build_model, parse_settings
 
 __all__ = ["SPEC_FORMS", "BuiltModel", "build_model", "parse_settings"]

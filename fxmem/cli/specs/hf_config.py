@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from fxmem.cli.spec_names import model_error
 from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.recipes import Recipe, import_library
-from fxmem.errors import UsageError, closest, one_line
+from fxmem.errors import UsageError, one_line
 from fxmem.records import json_reader
 
 
@@ -80,8 +81,7 @@ def _transformers_class(transformers: Any, name: str) -> Any:
     if found is None:
         known = re.compile(r"(?!Auto|_)\w*(Model|For[A-Z]\w*)")
         names = [each for each in dir(transformers) if known.fullmatch(each)]
-        near = closest(name, names, otherwise="; expected one like LlamaForCausalLM")
-        raise UsageError(f"transformers has no model class {name!r}{near}")
+        raise model_error("transformers", name, names)
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found

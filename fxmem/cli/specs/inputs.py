@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from fxmem._torch.common import tree_map_only
+from fxmem.cli.spec_names import is_file_reference, is_reference
 from fxmem.cli.specs import BuiltModel
 from fxmem.cli.specs.construction import construct, construct_with_values
-from fxmem.cli.specs.references import importable, is_file_reference, is_reference, load
+from fxmem.cli.specs.references import importable, load
 from fxmem.errors import FxmemError, UsageError
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.given import Batch, ignore_moves, is_loader, read_batch

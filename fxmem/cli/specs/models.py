@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
+from fxmem.cli.spec_names import form_error, is_reference
 from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.construction import construct, construct_with_values
 from fxmem.cli.specs.hf_config import from_transformers
@@ -25,15 +26,11 @@ from fxmem.cli.specs.recipes import (
     from_own_code,
     from_timm,
     from_torchvision,
-    import_library,
 )
-from fxmem.cli.specs.references import importable, is_reference
-from fxmem.errors import EnvironmentLacksError, FxmemError, UsageError, linked_errors, one_line
+from fxmem.cli.specs.references import importable
+from fxmem.errors import FxmemError, UsageError, linked_errors, one_line
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.process_guard import process_unchanged, without_network
-
-SPEC_FORMS = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
-"""The forms of a model spec, for messages and help."""
 
 _WEIGHTS_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -127,7 +124,7 @@ def build_model(
             with importable(spec):
                 module, built_on, notes = _build(from_own_code(spec, settings), spec, settings, device)
         else:
-            raise UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_suggest_spec(spec)}")
+            raise form_error(spec)
         module.train(mode == "train")
         if weights_dtype is not None:
             module.to(_WEIGHTS_DTYPES[weights_dtype])
@@ -209,20 +206,6 @@ def _parse_value(text: str) -> Any:
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(text)
     return text
-
-
-def _suggest_spec(name: str) -> str:
-    if re.fullmatch(r"\w+Model|\w+For\w+", name):
-        return f"; did you mean hf:{name}?"
-    if name.endswith(".py"):
-        return f"; name the function or class in it that makes the model: {name}:NAME"
-    if not re.fullmatch(r"[\w.]+", name):
-        return ""
-    for package, module in (("torchvision", "torchvision.models"), ("timm", "timm")):
-        with contextlib.suppress(EnvironmentLacksError):
-            if name.partition(".")[0] in import_library(package, module).list_models():
-                return f"; did you mean {package}:{name}?"
-    return ""
 
 
 def _has_module_first(items: Sequence[object]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fxmem.cli.spec_names import model_error
 from fxmem.cli.specs.configs import field_hint, read_arguments, setting_line, unknown_setting_error
 from fxmem.cli.specs.references import load
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
@@ -36,8 +37,7 @@ def from_torchvision(name: str, settings: Mapping[str, Any]) -> Recipe:
     models = import_library("torchvision", "torchvision.models")
     names = models.list_models()
     if name not in names:
-        near = closest(name, names, otherwise="; see torchvision.models.list_models()")
-        raise UsageError(f"torchvision has no model {name!r}{near}")
+        raise model_error("torchvision", name, names)
     _refuse_weights("torchvision", settings)
     builder = models.get_model_builder(name)
     nothing = {key: None for key in ("weights", "weights_backbone") if key in inspect.signature(builder).parameters}
@@ -48,8 +48,7 @@ def from_timm(name: str, settings: Mapping[str, Any]) -> Recipe:
     """Read `timm:NAME`; weights after the dot are not loaded. Raises: UsageError, EnvironmentLacksError."""
     timm = import_library("timm")
     if ":" in name or not timm.is_model(name):
-        near = closest(name, timm.list_models(), otherwise="; see timm.list_models()")
-        raise UsageError(f"timm has no model {name!r}{near}")
+        raise model_error("timm", name, timm.list_models())
     architecture, _, tag = name.partition(".")
     tagged = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tagged:

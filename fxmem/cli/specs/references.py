@@ -11,30 +11,16 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fxmem.cli.spec_names import file_error, is_path, split_reference
 from fxmem.errors import FxmemError, UsageError, closest, one_line
 from fxmem.simulation.error_advice import user_code_error
 from fxmem.simulation.given import ignore_moves
-
-_REFERENCE = re.compile(r"(?P<where>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
-
-
-def is_reference(text: str) -> bool:
-    """Whether `text` has the form `pkg.mod:name` or `path/to/file.py:name`."""
-    match = _REFERENCE.fullmatch(text)
-    return match is not None and (_is_path(match["where"]) or _is_module_name(match["where"]))
-
-
-def is_file_reference(text: str) -> bool:
-    """Whether `text` has the form `path/to/file.py:name`."""
-    match = _REFERENCE.fullmatch(text)
-    return match is not None and _is_path(match["where"])
 
 
 def load(reference: str) -> Any:
@@ -50,17 +36,17 @@ def load(reference: str) -> Any:
         EnvironmentLacksError: it imports something that is not installed.
         AnalysisError: it raises while being imported.
     """
-    match = _REFERENCE.fullmatch(reference)
-    if match is None or not is_reference(reference):
+    parts = split_reference(reference)
+    if parts is None:
         raise UsageError(f"expected pkg.mod:name or file.py:name, got {reference!r}")
-    where = match["where"]
+    where, wanted = parts
     try:
         with ignore_moves():
-            found: Any = _import_file(where) if _is_path(where) else _import_module(where)
-        for part in match["name"].split("."):
+            found: Any = _import_file(where) if is_path(where) else _import_module(where)
+        for part in wanted.split("."):
             if not hasattr(found, part):
                 public = [name for name in dir(found) if not name.startswith("_")]
-                raise UsageError(f"{where} has no {match['name']!r}{closest(part, public)}")
+                raise UsageError(f"{where} has no {wanted!r}{closest(part, public)}")
             found = getattr(found, part)
     except FxmemError:
         raise
@@ -74,7 +60,7 @@ def importable(reference: str) -> Iterator[None]:
     """Put the directory of the referenced file first on `sys.path`; for a module, the working directory."""
     before = list(sys.path)
     where = reference.rpartition(":")[0]
-    if _is_path(where):
+    if is_path(where):
         file = _file(where)
         folders = dict.fromkeys((str(_home(file)), str(file.parent)))  # a package's own files come after it
     else:
@@ -84,14 +70,6 @@ def importable(reference: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-def _is_path(where: str) -> bool:
-    return where.endswith(".py") or "/" in where or os.sep in where
-
-
-def _is_module_name(where: str) -> bool:
-    return all(part.isidentifier() for part in where.split("."))
 
 
 def _file(where: str) -> Path:
@@ -121,7 +99,7 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(where: str) -> ModuleType:
     path = _file(where)
     if not os.path.isfile(path):
-        raise UsageError(f"no file {where}")
+        raise file_error(where)
     if path.suffix != ".py":
         raise UsageError(f"expected a .py file, got {where}")
     try:

@@ -69,7 +69,7 @@ def _generate(options: argparse.Namespace, progress: Progress) -> Generation:
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
-    require_torch()
+    require_torch(options)
     progress("loading torch")
     from fxmem.cli.specs import build_model, parse_settings
     from fxmem.cli.specs.inputs import make_batch, parse_input

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         raise UsageError("expected --snapshot together with --target, the card that the snapshot was made on")
     if options.snapshot is not None and options.device != "cpu":
         raise UsageError("expected --snapshot or --device, not both: with a snapshot nothing is run")
-    require_torch()
+    require_torch(options)
     with Progress(options.quiet) as progress:
         progress("loading torch")
         verdict = _run_here(options, progress) if options.snapshot is None else _read_snapshot(options, progress)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fxmem._torch.common import iterate_tensors
 from fxmem.errors import UsageError, closest
-from fxmem.records.names import NO_LOSS
+from fxmem.records.names import LOSSES, NO_LOSS
 from fxmem.records.units import format_bytes
 
 Labels = Callable[[torch.Tensor], torch.Tensor]
@@ -68,10 +68,10 @@ def read_loss(loss: Any) -> Any:
         UsageError: no such name.
     """
     if isinstance(loss, str):
-        if loss.lower() not in _NAMES:
+        if loss.lower() not in LOSSES:
             known = "ce, mse, bce, l1"
-            raise UsageError(f"expected a loss as {known} or a function, got {loss!r}{closest(loss, _NAMES)}")
-        return _make(_NAMES[loss.lower()])
+            raise UsageError(f"expected a loss as {known} or a function, got {loss!r}{closest(loss, LOSSES)}")
+        return _make(LOSSES[loss.lower()])
     if type(loss) in _MODULES:
         return _make(_MODULES[type(loss)], loss)
     if loss in _FUNCTIONS:
@@ -155,13 +155,6 @@ _LOSSES: Final[dict[str, tuple[Callable[..., torch.Tensor], Labels]]] = {
     "l1_loss": (functional.l1_loss, _like_output),
     "smooth_l1_loss": (functional.smooth_l1_loss, _like_output),
     "binary_cross_entropy_with_logits": (functional.binary_cross_entropy_with_logits, _like_output),
-}
-_NAMES: Final = {
-    **{name: name for name in _LOSSES},
-    "ce": "cross_entropy",
-    "mse": "mse_loss",
-    "l1": "l1_loss",
-    "bce": "binary_cross_entropy_with_logits",
 }
 _FUNCTIONS: Final = {function: name for name, (function, _) in _LOSSES.items()}
 _MODULES: Final[dict[type, str]] = {

@@ -1,0 +1,209 @@
+"""What the names on a command line may be, known without torch: a misspelt one is refused at once.
+
+A name is refused here only if the installed library's own files do not have it; whatever else is wrong with it is found
+when it is looked up for real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from fxmem.errors import UsageError, closest, unknown_name
+from fxmem.records.names import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
+
+SPEC_FORMS: Final = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+"""The forms of a model spec, for messages and help."""
+
+_REFERENCE = re.compile(r"(?P<where>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_REGISTERED = re.compile(r"""@register_model(?:\((?:name=["'](\w+)["'])?\))?\n(?:(?!def ).*\n)*?def (\w+)""")
+"""A builder of torchvision or timm, under another name than its own or not."""
+_MODEL_CLASSES = re.compile(r"^class ((?!_)\w*(?:Model|For[A-Z]\w*))\(", re.MULTILINE)
+_OPTIMIZERS = re.compile(r"^from torch\.optim\S* import (\w+) as", re.MULTILINE)
+_WHERE: Final = {"torchvision": "**/*.py", "timm": "*.py", "transformers": "*/modeling_*.py"}
+"""Files in the folder `models` of a collection that have the names of its models."""
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def split_reference(text: str) -> tuple[str, str] | None:
+    """The module or file of a reference, and the name in it; None for what has another form."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None or not (is_path(match["where"]) or _is_module_name(match["where"])):
+        return None
+    return match["where"], match["name"]
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` has the form `pkg.mod:name` or `path/to/file.py:name`."""
+    return split_reference(text) is not None
+
+
+def is_file_reference(text: str) -> bool:
+    """Whether `text` has the form `path/to/file.py:name`."""
+    parts = split_reference(text)
+    return parts is not None and is_path(parts[0])
+
+
+def is_path(where: str) -> bool:
+    """Whether the first part of a reference is a file's path."""
+    return where.endswith(".py") or "/" in where or os.sep in where
+
+
+def _is_module_name(where: str) -> bool:
+    return all(part.isidentifier() for part in where.split("."))
+
+
+def names_optimizer_factory(text: str) -> bool:
+    """Whether an optimizer is the user's own: `adamw:fused` has the form of a reference, too."""
+    return is_file_reference(text) or (is_reference(text) and "." in text.partition(":")[0])
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def check_names(options: argparse.Namespace) -> None:
+    """Refuse a misspelt model, file, loss or optimizer before torch is imported.
+
+    Raises:
+        UsageError: with the nearest names that there are.
+    """
+    check_model(options.model)
+    loss, optimizer = getattr(options, "loss", None), getattr(options, "optimizer", "none").lower()
+    if loss is not None and not is_reference(loss) and loss.lower() not in LOSSES:
+        raise loss_error(loss)
+    for own in (loss, getattr(options, "optimizer", None), getattr(options, "parallelize", None)):
+        _check_file(own or "")
+    name = optimizer.partition(":")[0]
+    if not (names_optimizer_factory(optimizer) or name in ("none", *OPTIMIZER_PRESETS, *OPTIMIZER_LIBRARIES)):
+        known = [each.lower() for each in _list_optimizers()]
+        if known and name not in known:
+            raise unknown_name("an optimizer of torch.optim", name, [*known, *OPTIMIZER_PRESETS])
+
+
+def check_model(spec: str) -> None:
+    """Refuse the spec of a model that there is not.
+
+    Raises:
+        UsageError: a name that its collection does not have, a file that is not there, another form than `SPEC_FORMS`.
+    """
+    collection, colon, name = spec.partition(":")
+    if colon and collection in ("torchvision", "timm"):
+        known = _list_registered(collection)
+        name = name.partition(".")[0] if collection == "timm" else name
+        if known and name.isidentifier() and name not in known and not _is_mentioned(collection, name):
+            raise model_error(collection, name, known)
+    elif colon and collection == "hf":
+        is_class = name.isidentifier() and not name.startswith("Auto")
+        if is_class and _files("transformers") and not _is_mentioned("transformers", name):
+            raise model_error("transformers", name, _list_classes())
+    elif is_reference(spec):
+        _check_file(spec)
+    else:
+        raise form_error(spec)
+
+
+def model_error(collection: str, name: str, names: Iterable[str]) -> UsageError:
+    """No such model in a collection."""
+    where = {"torchvision": "torchvision.models.", "timm": "timm."}.get(collection)
+    if where is None:
+        near = closest(name, names, otherwise="; expected one like LlamaForCausalLM")
+        return UsageError(f"transformers has no model class {name!r}{near}")
+    near = closest(name, names, otherwise=f"; see {where}list_models()")
+    return UsageError(f"{collection} has no model {name!r}{near}")
+
+
+def form_error(spec: str) -> UsageError:
+    """No form of a model spec."""
+    return UsageError(f"expected a model as {SPEC_FORMS}; got {spec!r}{_suggest_spec(spec)}")
+
+
+def file_error(where: str) -> UsageError:
+    """No such file."""
+    folder = Path(where).parent
+    try:
+        beside = [str(folder / each.name) for each in folder.glob("*.py")]
+    except (OSError, ValueError):  # no folder; a null character
+        beside = []
+    return UsageError(f"no file {where}{closest(where, beside)}")
+
+
+def loss_error(text: str) -> UsageError:
+    """No such loss."""
+    return UsageError(f"expected --loss as pkg.mod:name or file.py:name, got {text!r}; or as ce, mse, bce or l1")
+
+
+def _suggest_spec(name: str) -> str:
+    if re.fullmatch(r"\w+Model|\w+For\w+", name):
+        return f"; did you mean hf:{name}?"
+    if name.endswith(".py"):
+        return f"; name the function or class in it that makes the model: {name}:NAME"
+    if not re.fullmatch(r"[\w.]+", name):
+        return ""
+    known = {f"{each}:{model}": model for each in ("torchvision", "timm") for model in _list_registered(each)}
+    bare = name.partition(".")[0]
+    exact = next((spec for spec, model in known.items() if model == bare), None)
+    if exact is not None:
+        return f"; did you mean {exact.partition(':')[0]}:{name}?"
+    near = difflib.get_close_matches(bare.lower(), known.values(), n=1, cutoff=0.75)
+    return f"; did you mean {next(spec for spec, model in known.items() if model == near[0])}?" if near else ""
+
+
+def _check_file(reference: str) -> None:
+    parts = split_reference(reference)
+    if parts is None or not is_path(parts[0]):
+        return
+    try:
+        is_there = Path(parts[0]).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # said when it is opened
+        return
+    if not is_there:
+        raise file_error(parts[0])
+
+
+# --- the libraries' files --------------------------------------------------------------------------------------------
+
+
+def _files(library: str, where: str = "") -> list[Path]:
+    """The files that name a collection's models, or those elsewhere in it; none where it is not installed."""
+    found = find_spec(library)
+    if found is None or found.origin is None:
+        return []
+    folder = Path(found.origin).parent
+    return sorted(folder.glob(where) if where else (folder / "models").glob(_WHERE[library]))
+
+
+def _texts(library: str, where: str = "") -> Iterator[str]:
+    for path in _files(library, where):
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def _list_registered(library: str) -> set[str]:
+    return {named or own for text in _texts(library) for named, own in _REGISTERED.findall(text)}
+
+
+def _list_classes() -> list[str]:
+    return [name for text in _texts("transformers") for name in _MODEL_CLASSES.findall(text)]
+
+
+def _is_mentioned(library: str, name: str) -> bool:
+    """Whether a collection's files have the name: a class, or a name of older releases, which stands in quotes."""
+    word = re.compile(rf"(?:^class |[\"']){re.escape(name)}\b", re.MULTILINE)
+    everywhere = itertools.chain(_texts(library), _texts(library, "**/*.py"))
+    return any(name in text and word.search(text) for text in everywhere)
+
+
+def _list_optimizers() -> list[str]:
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return []
+    path = Path(found.origin).parent / "optim" / "__init__.py"
+    return _OPTIMIZERS.findall(path.read_text(encoding="utf-8")) if path.is_file() else []
