@@ -29,6 +29,7 @@ from fxmem.errors import UsageError
 
 if TYPE_CHECKING:
     from fxmem.records.profile import Record, Report, Timeline
+    from fxmem.simulation.analysis import Analysis
 
 _Kept = TypeVar("_Kept", bound="Record")
 
@@ -80,14 +81,33 @@ def keep(
 def kept_report(options: argparse.Namespace) -> tuple[Report, Timeline]:
     """Analyse the step that the options describe, or read its report where it was kept."""
     from fxmem.memory import report_reader
+
+    def make() -> Analysis:
+        with Progress(options.quiet) as progress:
+            return analyze_model(options, progress)
+
+    report, _ = _keep_analysis(options, make)
+    return report, report_reader.timeline(report)
+
+
+def kept_analysis(options: argparse.Namespace, progress: Progress) -> Analysis:
+    """Analyse the step of the options, or begin from its report where one is kept."""
+    report, made = _keep_analysis(options, lambda: analyze_model(options, progress))
+    return analyze_model(options, progress, report) if made is None else made
+
+
+def _keep_analysis(options: argparse.Namespace, analyse: Callable[[], Analysis]) -> tuple[Report, Analysis | None]:
+    """The report of the analysis, and the analysis where it was made now."""
     from fxmem.records.profile import Report
 
+    made: list[Analysis] = []
+
     def make() -> Report:
-        with Progress(options.quiet) as progress:
-            return analyze_model(options, progress).report()
+        made.append(analyse())
+        return made[0].report()
 
     report = keep(options, Report, make)
-    return report, report_reader.timeline(report)
+    return report, made[0] if made else None
 
 
 def load_or_analyze(options: argparse.Namespace) -> tuple[Report, Timeline]:
@@ -166,6 +186,9 @@ class _Reads:
         self.doubts += [name for name in self._written if not _is_scratch(name)]
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         self.files |= {file for file in files if isinstance(file, str) and os.path.isabs(file)}  # imported before, too
+        for around in _watching[-1:]:  # a plan depends on all that its analysis does
+            around.files |= self.files
+            around.doubts += self.doubts
 
     def note(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note an event of `sys.audit`."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fxmem.cli.specs import BuiltModel
     from fxmem.memory.budget import Budget, BudgetShare
+    from fxmem.records.profile import Profile
     from fxmem.simulation.analysis import Analysis
     from fxmem.simulation.request import StepRequest
     from fxmem.whatif.program_step import ProgramCommand
@@ -76,14 +77,14 @@ def program_command(options: argparse.Namespace, words: ProgramWords) -> Program
     return ProgramCommand(Launch(*words), card, options.steps)
 
 
-def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
-    """Analyse the step that the options describe."""
+def analyze_model(options: argparse.Namespace, progress: Progress, known: Profile | None = None) -> Analysis:
+    """Analyse the step that the options describe; where its profile is known, build the model alone."""
     from fxmem.hardware import catalogue
 
     card = catalogue.target(options.target)
     require_torch(options)
     progress("loading torch")
-    from fxmem.simulation.analysis import analyze_step
+    from fxmem.simulation.analysis import analyze_step, restore_analysis
     from fxmem.simulation.compiled import read_compile
 
     compiled = read_compile(options.compile, options.compile_option)
@@ -99,6 +100,8 @@ def analyze_model(options: argparse.Namespace, progress: Progress) -> Analysis:
     )
     built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)
+    if known is not None and (request.world is None or request.rank is not None):
+        return restore_analysis(built.module, request, known)
     return analyze_step(built.module, request, progress)
 
 
@@ -122,7 +125,7 @@ def is_report(model: str) -> bool:
 
 
 def require_torch(options: argparse.Namespace | None = None) -> None:
-    """Raise an `EnvironmentLacksError` if torch is not installed, a `UsageError` for a misspelt name of the options."""
+    """Raise an `EnvironmentLacksError` if torch is not installed; refuse misspelt names before."""
     if options is not None:
         check_names(options)
     if importlib.util.find_spec("torch") is None:

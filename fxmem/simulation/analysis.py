@@ -41,9 +41,11 @@ class Analysis(ProfiledStep):
     is imported only then.
     """
 
-    def __init__(self, profile: Profile, model: torch.nn.Module, traced: TracedStep, request: StepRequest) -> None:
+    def __init__(
+        self, profile: Profile, model: torch.nn.Module, traced: Callable[[], TracedStep], request: StepRequest
+    ) -> None:
         self._model = model
-        self._traced = traced
+        self._trace = traced
         self._request = request
         self.profile: Profile = profile
         """The step: nodes, ops and storages."""
@@ -55,13 +57,14 @@ class Analysis(ProfiledStep):
         Numbers the program derived from shapes are constants in it, and it computes on the device the model was
         given on. Raises AnalysisError if the program used values a graph cannot hold.
         """
-        if self._traced.opaque:
+        traced = self._trace()
+        if traced.opaque:
             raise AnalysisError(
                 f"expected a program whose every argument a graph can hold; it passes "
-                f"{', '.join(self._traced.opaque)}. "
+                f"{', '.join(traced.opaque)}. "
                 "The profile is complete; only graph_module is not to be had."
             )
-        return _graph_module(self._model, self._traced)
+        return _graph_module(self._model, traced)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -192,6 +195,28 @@ def analyze_step(model: Any, request: StepRequest, progress: Callable[[str], Non
 
 
 def _analyze_rank(model: Any, request: StepRequest, progress: Callable[[str], None] | None) -> Analysis:
+    model, request = _prepare(model, request)
+    traced = _trace(model, request, progress or (lambda _: None))
+    return Analysis(traced.profile, model, lambda: traced, request)
+
+
+def restore_analysis(model: Any, request: StepRequest, profile: Profile) -> Analysis:
+    """The analysis of a step whose profile was kept: nothing runs unless its graph is asked for.
+
+    Args:
+        model: as for `analyze_step`, the model that was analysed or one built alike.
+        request: the step that was analysed.
+        profile: what was predicted then, or the report with it.
+
+    Raises:
+        UsageError, AnalysisError: as `analyze` does for a model or a request that cannot be understood.
+    """
+    model, request = _prepare(model, request)
+    plain = Profile.model_construct(**{name: getattr(profile, name) for name in Profile.model_fields})
+    return Analysis(plain, model, functools.cache(lambda: _trace(model, request, lambda _: None)), request)
+
+
+def _prepare(model: Any, request: StepRequest) -> tuple[torch.nn.Module, StepRequest]:
     if request.compile is not None and request.compile.as_is and isinstance(model, torch.nn.Module):
         settings = request.compile.model_copy(update={"parts": compiled_parts(model)})
         request = dataclasses.replace(request, compile=settings)
@@ -203,15 +228,18 @@ def _analyze_rank(model: Any, request: StepRequest, progress: Callable[[str], No
     model, request = understand(model, request)
     if request.mode == "train":
         check_gradients(model)
+    return model, request
+
+
+def _trace(model: torch.nn.Module, request: StepRequest, progress: Callable[[str], None]) -> TracedStep:
     with one_at_a_time(), postpone_interrupts(), _set_mode(model, request.mode), apply_settings(request.settings):
         try:
-            traced = trace_step(model, request, progress or (lambda _: None))
+            return trace_step(model, request, progress)
         except AnalysisError as error:
             hint = missing_batch(str(error), (request.args, request.kwargs))
             if not hint:
                 raise
             raise AnalysisError(f"{error}; {hint}") from error
-    return Analysis(traced.profile, model, traced, request)
 
 
 @contextlib.contextmanager

@@ -75,6 +75,47 @@ def test_another_verb_starts_from_the_same_analysis(analyses: list[str], capsys:
     assert "nothing has changed since this report was made; --no-cache makes it anew" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --target cpu --budget 1GiB",
+        "plan --target cpu --budget 1GiB --json plan.json --svg plan.svg",
+        "max-batch --target cpu --budget 1MiB --limit 2",
+        "cards --only h100",
+        "advise --target cpu --no-plans",
+    ],
+)
+def test_every_verb_begins_from_the_kept_analysis(analyses: list[str], words: str) -> None:
+    verb, *rest = words.split()
+    options = ["own.py:build", "--input", "2x3", "--quiet"]
+    assert main([verb, *options, *rest]) == 0
+    alone = len(analyses)
+    assert main(["cache", "clear"]) == 0
+    analyses.clear()
+    assert main(["analyze", *options, "--target", "h100" if verb == "cards" else "cpu"]) == 0
+    assert main([verb, *options, *rest]) == 0
+    assert len(analyses) == alone
+
+
+def test_a_plan_is_the_same_from_a_kept_analysis(analyses: list[str], capsys: Capture) -> None:
+    words = ["plan", "own.py:build", *WORDS, "--json", "-"]
+    assert main([*words, "--no-cache"]) == 0
+    fresh = capsys.readouterr().out
+    report(capsys)
+    assert main(words) == 0
+    assert capsys.readouterr().out == fresh
+
+
+def test_what_a_plan_s_analysis_depends_on_has_changed(analyses: list[str], capsys: Capture) -> None:
+    words = ["plan", "own.py:build", *WORDS, "--budget", "1GiB"]
+    for _ in range(2):
+        assert main(words) == 0
+    assert len(analyses) == 1
+    CHANGES["what it imports"]()
+    assert main(words) == 0
+    assert len(analyses) == 2
+
+
 def later(name: str, text: str) -> None:
     """Write a file; its time differs from before, as where a person wrote it."""
     Path(name).write_text(text, encoding="utf-8")

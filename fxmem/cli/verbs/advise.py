@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep
+from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
-from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_budget, read_program, refuse_compile
+from fxmem.cli.step import ProgramWords, program_command, read_budget, read_program, refuse_compile
 
 if TYPE_CHECKING:
     from fxmem.whatif.advice import ModelBench, ProgramBench
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _model_bench(options: argparse.Namespace, progress: Progress) -> ModelBench:
-    analysis = analyze_model(options, progress)
+    analysis = kept_analysis(options, progress)
     from fxmem.whatif.advice import ModelBench
 
     return ModelBench(analysis)

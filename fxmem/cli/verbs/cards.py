@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 
-from fxmem.cli.kept import keep
+from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, PARALLELIZE, RANKS, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import analyze_model
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
     def make() -> CardFits:
         with Progress(options.quiet) as progress:
-            analysis = analyze_model(options, progress)
+            analysis = kept_analysis(options, progress)
             from fxmem.whatif import card_fit
 
             shown = None if options.quiet else say

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep
+from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import ANALYSIS, MODEL, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument
 from fxmem.cli.progress import Progress, say
-from fxmem.cli.step import ProgramWords, analyze_model, program_command, read_program
+from fxmem.cli.step import ProgramWords, program_command, read_program
 from fxmem.errors import UsageError
 from fxmem.records.units import format_bytes
 
@@ -83,7 +83,7 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
 
     plan = None if options.plan is None else report_reader.load_plan(Path(options.plan))
     with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
+        analysis = kept_analysis(options, progress)
         from fxmem.whatif import max_batch, verified_plan
 
         return max_batch.measure_curve(

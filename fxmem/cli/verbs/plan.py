@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxmem.cli.kept import keep
+from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import ANALYSIS, MODEL_OR_REPORT, PROGRAM, STEPS_OF_PROGRAM, or_program, text_output
 from fxmem.cli.output import check_output, layout, write_file, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import (
     ProgramWords,
-    analyze_model,
     is_report,
     program_command,
     read_budget,
@@ -104,7 +103,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:
     with Progress(options.quiet) as progress:
-        analysis = analyze_model(options, progress)
+        analysis = kept_analysis(options, progress)
         from fxmem.whatif import verified_plan
 
         regions_only = options.certificate is not None  # what it speaks of
