@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TextIO
 
@@ -20,29 +21,50 @@ def say(message: str) -> None:
 class Progress:
     """A context that reports on stderr what takes longer than a second.
 
-    What the model's own code prints to stdout goes to stderr meanwhile.
+    On a terminal that is one line, which says for how long already; it is erased at the end. Elsewhere each stage has
+    a line of its own. What the model's own code prints to stdout goes to stderr meanwhile.
     """
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._timer: threading.Timer | None = None
-        self._redirected = contextlib.redirect_stdout(sys.stderr)
+        self._message, self._found = "", 0
+        self._begun = time.monotonic()
+        self._around = contextlib.ExitStack()
 
     def __enter__(self) -> Progress:
-        self._redirected.__enter__()
+        self._begun = time.monotonic()
+        if not self._quiet:
+            self._around.enter_context(StatusLine(self._describe))
+        self._around.enter_context(contextlib.redirect_stdout(sys.stderr))
         return self
 
     def __call__(self, message: str) -> None:
         """Report `message` in a second, unless something else has begun by then."""
         self._stop()
-        if not self._quiet:
-            self._timer = threading.Timer(1.0, lambda: say(f"{message} ..."))
+        self._message = message
+        if not self._quiet and not sys.stderr.isatty():
+            self._timer = threading.Timer(_PATIENCE, lambda: say(f"{message} ..."))
             self._timer.daemon = True
             self._timer.start()
 
+    def found(self, result: str) -> None:
+        """Write a result as soon as there is one, a line of its own."""
+        self._stop()
+        self._found += 1
+        self._message = f"{self._found} found, going on"
+        if not self._quiet:
+            say(result)
+
     def __exit__(self, *raised: Any) -> None:
         self._stop()
-        self._redirected.__exit__(*raised)
+        self._around.close()
+
+    def _describe(self) -> str:
+        seconds = time.monotonic() - self._begun
+        if seconds < _PATIENCE or not self._message:
+            raise LookupError("nothing takes long yet")
+        return f"{self._message}, {seconds:.0f} s"
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -53,6 +75,8 @@ class Progress:
 _ERASE: Final = "\r\x1b[K"
 """To the line's begin, and erase it (ECMA-48: EL)."""
 _SECONDS: Final = 0.5
+_PATIENCE: Final = 1.0
+"""Seconds of work before anything is said of it."""
 
 
 class StatusLine:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -693,3 +694,38 @@ def test_a_line_on_the_terminal_says_how_far_a_program_is(stream, monkeypatch):
     assert sys.stderr is written
     assert re.sub(r"\r\x1b\[K(fxmem: step 3)?", "", text) == "epoch 1\nepoch 2\n"
     assert ("fxmem: step 3\r\x1b[K" in text) is written.isatty()
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_work_that_takes_long_has_one_line_on_a_terminal(stream, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.02)
+    written = stream()
+    monkeypatch.setattr(sys, "stderr", written)
+    shown = "trying the third (3 of 14)"
+
+    def wait():
+        end = time.monotonic() + 60
+        while shown not in written.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    with progress.Progress(quiet=False) as tell:
+        tell(shown)
+        wait()
+        print("of the model")
+        tell.found("the third saves 3 GiB")
+    text = written.getvalue()
+    kept = re.sub(r"\r\x1b\[K(fxmem: [^\r\n]*, \d+ s)?", "", text)
+    stages = "" if written.isatty() else f"fxmem: {shown} ...\n"
+    assert kept == f"{stages}of the model\nfxmem: the third saves 3 GiB\n"
+    assert (f"{shown}, 0 s" in text) is written.isatty()
+
+
+def test_quiet_work_says_nothing(monkeypatch):
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    written = Terminal()
+    monkeypatch.setattr(sys, "stderr", written)
+    with progress.Progress(quiet=True) as tell:
+        tell("building")
+        tell.found("a result")
+    assert written.getvalue() == ""

@@ -11,8 +11,10 @@ from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
 from fxmem.cli.step import ProgramWords, program_command, read_budget, read_program, refuse_compile
+from fxmem.records.units import format_bytes, percent
 
 if TYPE_CHECKING:
+    from fxmem.records.advice import Suggestion
     from fxmem.whatif.advice import ModelBench, ProgramBench
 
 BRIEF = "what to change, and what each change is worth"
@@ -27,6 +29,7 @@ ARGUMENTS = (
     *ANALYSIS[1:],
     argument("--budget", metavar="BYTES|8GiB|60%", help="what the step may take; a share is of its peak as it is"),
     flag("--no-plans", help="leave out checkpoint plans, which take the longest"),
+    flag("--quick", help="try only changes of one line that often decide, and no checkpoints"),
     STEPS_OF_PROGRAM,
     *text_output("advice"),
     *PROGRAM,
@@ -48,9 +51,16 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             bench = _model_bench(options, progress) if program is None else _program_bench(options, program, progress)
             from fxmem.whatif.advice import try_changes
 
-            return try_changes(bench, budget, plans=not options.no_plans, progress=progress)
+            return try_changes(
+                bench,
+                budget,
+                plans=not options.no_plans,
+                quick=options.quick,
+                progress=progress,
+                found=lambda each: progress.found(_describe(each, bench.step.peak.counted_bytes)),
+            )
 
-    advice = keep(options, Advice, make, ("budget", "no_plans")) if program is None else make()
+    advice = keep(options, Advice, make, ("budget", "no_plans", "quick")) if program is None else make()
     text = write_json(options, advice.model_dump_json(), lambda: advice_reporting.table(advice, **layout(options)))
     short = (
         advice.budget_bytes is not None
@@ -58,6 +68,13 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         and advice.together is None
     )
     return 4 if short else 0, text
+
+
+def _describe(each: Suggestion, before: int) -> str:
+    """A suggestion in one line, for the wait until all are tried."""
+    share = f" ({percent(each.saved_bytes, before)})" if each.saved_bytes else ""
+    saved = f"saves {format_bytes(each.saved_bytes)}{share}" if each.saved_bytes else "lowers what is reserved"
+    return f"{each.title}: {saved}"
 
 
 def _model_bench(options: argparse.Namespace, progress: Progress) -> ModelBench:

@@ -9,7 +9,7 @@ from fxmem.cli.kept import keep, kept_analysis
 from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, PARALLELIZE, RANKS, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
-from fxmem.cli.progress import Progress, say
+from fxmem.cli.progress import Progress
 from fxmem.errors import UsageError
 
 BRIEF = "which cards a step fits"
@@ -62,8 +62,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
             analysis = kept_analysis(options, progress)
             from fxmem.whatif import card_fit
 
-            shown = None if options.quiet else say
-            return card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=shown)
+            return card_fit.fit_cards(analysis, names=names, plans=options.plan, progress=progress.found)
 
     fits = keep(options, CardFits, make, ("only", "plan"))
     if options.time:

@@ -93,7 +93,7 @@ def _measure_model(options: argparse.Namespace, budget: Budget | None) -> SizeCu
             limit=options.limit,
             goal=options.goal,
             change=None if plan is None else verified_plan.apply_plan(plan),
-            progress=None if options.quiet else say,
+            progress=progress.found,
         )
 
 
@@ -107,16 +107,17 @@ def _measure_program(options: argparse.Namespace, words: ProgramWords, budget: B
     program = program_command(options, words)
     from fxmem.whatif import max_batch
 
-    return max_batch.measure_program(
-        lambda size, target: program.at_size(size, target).run(),
-        program.target,
-        name=program.launch.command,
-        varied=program.varied,
-        start=max_batch.START if options.batch is None else options.batch,
-        budget=budget,
-        limit=options.limit,
-        progress=None if options.quiet else say,
-    )
+    with Progress(options.quiet) as progress:
+        return max_batch.measure_program(
+            lambda size, target: program.at_size(size, target).run(),
+            program.target,
+            name=program.launch.command,
+            varied=program.varied,
+            start=max_batch.START if options.batch is None else options.batch,
+            budget=budget,
+            limit=options.limit,
+            progress=progress.found,
+        )
 
 
 def _read_budget(options: argparse.Namespace) -> Budget | None:

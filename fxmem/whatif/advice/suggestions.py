@@ -27,6 +27,18 @@ _NOT_OF_THE_MODEL = ("expandable", "release")
 """Changes that an analysis of the changed model does not show."""
 _NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls")
 """A plan is not made on top of these: edited lines are not in the graph that it rewrites."""
+QUICK = (
+    "inplace",
+    "bf16-autocast",
+    "sdpa",
+    "fused-optimizer",
+    "forloop-optimizer",
+    "within-backward",
+    "set-to-none",
+    "no-grad",
+    "expandable-segments",
+)
+"""Changes that are tried first: a line or two each, and often worth the most."""
 _EFFECTS: tuple[Effect, ...] = ("none", "rounding", "training")
 
 
@@ -35,6 +47,7 @@ def advise(
     budget: BudgetLike | None = None,
     *,
     plans: bool = True,
+    quick: bool = False,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Advice:
@@ -46,6 +59,7 @@ def advise(
         budget: as in `fxmem.whatif.verified_plan.plan`; with it, the cheapest set of changes that keeps it is looked
             for, too.
         plans: whether to try checkpoint plans, which take the longest.
+        quick: try only changes of one line that often decide (`QUICK`), and no plans.
         progress: called with a few words on what is being done.
         options: of `fxmem.record` for a function, whose `steps` are 3 unless given.
 
@@ -57,22 +71,28 @@ def advise(
     if isinstance(analysis, Analysis):
         if options:
             raise UsageError(f"expected no {', '.join(options)}: the analysis has its settings")
-        return try_changes(ModelBench(analysis), budget, plans=plans, progress=tell)
+        return try_changes(ModelBench(analysis), budget, plans=plans, quick=quick, progress=tell)
     settings = {"steps": STEPS, **options}
     tell("running the program as it is")
-    return try_changes(
-        ProgramBench(lambda edits: record_function(analysis, settings, edits)), budget, plans=plans, progress=tell
-    )
+    bench = ProgramBench(lambda edits: record_function(analysis, settings, edits))
+    return try_changes(bench, budget, plans=plans, quick=quick, progress=tell)
 
 
 def try_changes(
-    bench: Bench[Any, Any], budget: BudgetLike | None, *, plans: bool, progress: Callable[[str], None]
+    bench: Bench[Any, Any],
+    budget: BudgetLike | None,
+    *,
+    plans: bool,
+    quick: bool = False,
+    progress: Callable[[str], None],
+    found: Callable[[Suggestion], None] = lambda _: None,
 ) -> Advice:
-    """`advise` for a step on its bench."""
+    """`advise` for a step on its bench; `found` is called with each suggestion as soon as there is one."""
     step = bench.step
     limit = None if budget is None else parse_budget(budget).resolve(step.peak.counted_bytes)
-    advisor = _Advisor(bench, limit, progress)
-    suggestions, refused = advisor.single()
+    advisor = _Advisor(bench, limit, progress, found)
+    plans = plans and not quick
+    suggestions, refused = advisor.single(quick)
     if plans and step.profile.step.mode == "train":
         suggestions += advisor.propose_plans()
     profile = step.profile
@@ -90,8 +110,14 @@ def try_changes(
 
 
 class _Advisor:
-    def __init__(self, bench: Bench[Any, Any], limit: Budget | None, tell: Callable[[str], None]) -> None:
-        self.bench, self.limit, self.tell = bench, limit, tell
+    def __init__(
+        self,
+        bench: Bench[Any, Any],
+        limit: Budget | None,
+        tell: Callable[[str], None],
+        found: Callable[[Suggestion], None],
+    ) -> None:
+        self.bench, self.limit, self.tell, self.found = bench, limit, tell, found
         self.step = step = bench.step
         self.useful: list[tuple[_Change, Suggestion]] = []
         self.variants: dict[tuple[str, ...], Any] = {(): bench.start}
@@ -99,11 +125,14 @@ class _Advisor:
             (): Outcome(bench.start, step, step.profile, step.peak)
         }
 
-    def single(self) -> tuple[list[Suggestion], list[Refused]]:
-        """Each change by itself."""
+    def single(self, quick: bool) -> tuple[list[Suggestion], list[Refused]]:
+        """Each change by itself, those that often decide first. Both lists are in the order of the bench."""
         suggestions, refused = [], []
-        for change in self.bench.changes():
-            self.tell(f"trying {change.title}")
+        changes = [change for change in self.bench.changes() if not quick or change.key in QUICK]
+        places = {change.key: place for place, change in enumerate(changes)}
+        ordered = sorted(changes, key=lambda change: change.key not in QUICK)
+        for number, change in enumerate(ordered, 1):
+            self.tell(f"trying {change.title} ({number} of {len(ordered)})")
             try:
                 suggestion = self._suggestion([change], self._outcome([change]))
             except NotApplicableError as error:
@@ -119,12 +148,17 @@ class _Advisor:
             if suggestion.saved_bytes > worth or (suggestion.saved_bytes >= 0 and reserved > worth):
                 self.useful.append((change, suggestion))
                 suggestions.append(suggestion)
+                self.found(suggestion)
             else:
                 refused.append(
                     Refused(key=change.key, title=change.title, reason=_describe_worthless(suggestion.saved_bytes))
                 )
                 del self.outcomes[change.key,]  # in no set, so that its memory can go
-        return suggestions, refused
+        self.useful.sort(key=lambda pair: places[pair[0].key])
+        return (
+            sorted(suggestions, key=lambda each: places[each.key]),
+            sorted(refused, key=lambda each: places[each.key]),
+        )
 
     def propose_plans(self) -> list[Suggestion]:
         """Checkpoint plans: the one that balances peak and FLOPs, and the one that reaches lowest."""
@@ -139,7 +173,10 @@ class _Advisor:
             for point, key in zip(points, ("checkpoint", "checkpoint-most"), strict=False)
             if point.regions
         ]
-        return [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
+        found = [*(found[:1] if len(found) == 2 and found[0].peak == found[1].peak else found), *self._norms()]
+        for suggestion in found:
+            self.found(suggestion)
+        return found
 
     def _suggest_plan(self, plan: Plan, key: str) -> Suggestion:
         code, note = self.bench.plan_code(plan)

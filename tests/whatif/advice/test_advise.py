@@ -20,7 +20,7 @@ from fxmem.records.advice import Advice
 from fxmem.show.text import advice as advice_reporting
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.request import StepRequest
-from fxmem.whatif.advice import suggestions, variant
+from fxmem.whatif.advice import ModelBench, suggestions, variant
 
 
 class Speaker(nn.Module):
@@ -118,6 +118,26 @@ def test_no_step_is_analysed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == len(set(seen))
 
 
+def test_quick_advice_is_a_part_of_the_whole_and_comes_first(advice: Advice) -> None:
+    stages: list[str] = []
+    found: list[str] = []
+    analysis = speaker(target="cpu")
+    quick = suggestions.try_changes(
+        ModelBench(analysis),
+        None,
+        plans=True,
+        quick=True,
+        progress=stages.append,
+        found=lambda each: found.append(each.key),
+    )
+    whole = {each.key: each for each in advice.suggestions}
+    assert quick.suggestions == tuple(each for each in advice.suggestions if each.key in suggestions.QUICK)
+    assert "bf16-autocast" in found
+    assert set(found) == {each.key for each in quick.suggestions} < set(whole)
+    count = len(quick.suggestions) + len(quick.refused)
+    assert [stage[stage.rindex("(") :] for stage in stages] == [f"({n} of {count})" for n in range(1, count + 1)]
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_the_table_fits_its_width(advice: Advice, width: int) -> None:
     text = advice_reporting.table(advice, width=width)
@@ -153,6 +173,11 @@ def test_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str], mon
     assert main(["advise", *common, "--no-plans", "--budget", "100KiB"]) == 4
     assert main(["advise", *common, "--budget", "much"]) == 2
     capsys.readouterr()
+    assert main(["advise", *common[:-1], "--quick"]) == 0
+    out, err = capsys.readouterr()
+    assert "fxmem: bfloat16 autocast: saves " in err
+    assert "bfloat16 autocast" in out
+    assert "checkpoints" not in out
     assert main(["plan", *common, "--budget", "70%", "--json", "plan.json", "--svg", "plan.svg"]) == 0
     assert "kept" in capsys.readouterr().out
     assert json.loads((tmp_path / "plan.json").read_text())["analysed"] is True
