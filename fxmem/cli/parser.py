@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         self._waiting: list[Argument] = []
+        self.examples: Sequence[str] = ()
+        """Lines to paste, at the end of the help."""
         super().__init__(allow_abbrev=False, **settings)
 
     def add_arguments(self, arguments: Iterable[Argument]) -> Parser:
@@ -93,9 +95,10 @@ class Parser(argparse.ArgumentParser):
         return super().format_usage()
 
     def format_help(self) -> str:
-        """As argparse does."""
+        """As argparse does, and the examples."""
         self._add_waiting()
-        return super().format_help()
+        examples = "".join(f"\n  {line}" for line in self.examples)
+        return super().format_help() + (f"\nexamples:{examples}\n" if examples else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise a `UsageError` that says in our words what argparse complains of."""

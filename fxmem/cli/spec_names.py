@@ -111,6 +111,11 @@ def check_model(spec: str) -> None:
         raise form_error(spec)
 
 
+def list_models() -> list[str]:
+    """The specs of the models of torchvision and timm that are installed, in order."""
+    return [f"{library}:{name}" for library in ("torchvision", "timm") for name in sorted(_list_registered(library))]
+
+
 def model_error(collection: str, name: str, names: Iterable[str]) -> UsageError:
     """No such model in a collection."""
     where = {"torchvision": "torchvision.models.", "timm": "timm."}.get(collection)
@@ -148,7 +153,7 @@ def _suggest_spec(name: str) -> str:
         return f"; name the function or class in it that makes the model: {name}:NAME"
     if not re.fullmatch(r"[\w.]+", name):
         return ""
-    known = {f"{each}:{model}": model for each in ("torchvision", "timm") for model in _list_registered(each)}
+    known = {spec: spec.partition(":")[2] for spec in list_models()}
     bare = name.partition(".")[0]
     exact = next((spec for spec, model in known.items() if model == bare), None)
     if exact is not None:

@@ -82,7 +82,7 @@ def test_another_verb_starts_from_the_same_analysis(analyses: list[str], capsys:
         "plan --target cpu --budget 1GiB --json plan.json --svg plan.svg",
         "max-batch --target cpu --budget 1MiB --limit 2",
         "cards --only h100",
-        "advise --target cpu --no-plans",
+        "advise --target cpu --quick",
     ],
 )
 def test_every_verb_begins_from_the_kept_analysis(analyses: list[str], words: str) -> None:

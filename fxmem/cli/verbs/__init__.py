@@ -1,7 +1,7 @@
 """The verbs of the command line, one module each.
 
-A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `ARGUMENTS` and `run(options)`,
-which returns the exit code and the text for stdout. None imports torch before it runs.
+A verb's module has `BRIEF` (one line for the list of commands), `DESCRIPTION`, `EXAMPLES` (lines for its help),
+`ARGUMENTS` and `run(options)`, which returns the exit code and the text for stdout. None imports torch before it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUPS = {
     "decide": ("plan", "advise", "max-batch", "cards"),
     "look closer": ("show", "lines", "layers", "compare"),
     "draw and export": ("report", "serve", "graph", "timeline", "export"),
-    "check": ("validate", "doctor", "schema", "cache"),
+    "check": ("validate", "doctor", "schema", "cache", "completion"),
 }
 """The verbs by the question they answer, in the order `fxmem --help` lists them."""
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
@@ -60,6 +60,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     for verb in VERBS:
         module = load(verb)
         added: Parser = commands.add_parser(verb, help=module.BRIEF, description=module.DESCRIPTION)
+        added.examples = module.EXAMPLES
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         added.add_arguments(module.ARGUMENTS).set_defaults(run=module.run, parser=added)
         parsers[verb] = added

@@ -24,6 +24,12 @@ DESCRIPTION = (
     "program (--run) runs again with each change."
 )
 
+EXAMPLES = (
+    "fxmem advise torchvision:resnet50 --target rtx4090 --quick",
+    "fxmem advise model.py:build --input 8x64 --budget 8GiB",
+    "fxmem advise --target rtx4090 --run train.py --batch-size 16",
+)
+
 ARGUMENTS = (
     or_program(MODEL),
     *ANALYSIS[1:],

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 BRIEF = "peak memory of a step, node by node"
 DESCRIPTION = "Predict the memory of one training or inference step."
 
+EXAMPLES = (
+    "fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090",
+    "fxmem analyze model.py:build --input x:8x1024:int64 --precision bf16 --json report.json",
+    "fxmem analyze hf:GPT2LMHeadModel --batch 8 --check",
+)
+
 ARGUMENTS = (
     *ANALYSIS,
     argument("--budget", metavar="BYTES|8GiB", help="what the step may take; exit code 4 if its peak is above"),

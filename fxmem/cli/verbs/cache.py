@@ -14,6 +14,11 @@ DESCRIPTION = (
     "have changed. FXMEM_CACHE_DIR says where; empty, nothing is kept; with FXMEM_NO_CACHE no results are."
 )
 
+EXAMPLES = (
+    "fxmem cache show",
+    "fxmem cache clear",
+)
+
 ARGUMENTS = (argument("action", choices=("show", "clear"), metavar="ACTION", help="show or clear"),)
 
 

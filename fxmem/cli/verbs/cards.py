@@ -19,6 +19,11 @@ DESCRIPTION = (
     "which it fits where it does not by itself. Exit code 4 if it fits none."
 )
 
+EXAMPLES = (
+    "fxmem cards torchvision:resnet50 --batch 256",
+    "fxmem cards model.py:build --input 8x64 --only rtx4090,l40s --plan",
+)
+
 ARGUMENTS = (
     MODEL,
     *STEP,

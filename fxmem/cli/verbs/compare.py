@@ -19,6 +19,11 @@ DESCRIPTION = (
     "options apply to both sides, those after --with to the second alone."
 )
 
+EXAMPLES = (
+    "fxmem compare before.json after.json",
+    'fxmem compare torchvision:resnet50 --with "--precision bf16"',
+)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument(

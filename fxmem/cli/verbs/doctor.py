@@ -9,6 +9,11 @@ from fxmem.cli.parser import flag
 BRIEF = "what is installed and what is missing"
 DESCRIPTION = "Say what this environment can do and how to get what it lacks."
 
+EXAMPLES = (
+    "fxmem doctor",
+    "fxmem doctor --targets",
+)
+
 ARGUMENTS = (flag("--targets", help="list the catalogue of cards instead"),)
 
 

@@ -19,6 +19,8 @@ DESCRIPTION = (
     "Explorer, networkx, a spreadsheet."
 )
 
+EXAMPLES = ("fxmem export report.json --to perfetto -o trace.json",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument(

@@ -26,6 +26,8 @@ DESCRIPTION = (
 )
 
 _BATCH, _PROMPT, _NEW = 1, 1024, 512
+EXAMPLES = ("fxmem generate hf:GPT2LMHeadModel --prompt 512 --new 128 --batch 4",)
+
 ARGUMENTS = (
     MODEL,
     *(each for each in INPUTS if each.names != ("--batch",)),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 BRIEF = "the annotated graph, as SVG, PNG, PDF or DOT"
 DESCRIPTION = "Draw the graph of a step, annotated; of a report, needs no torch."
 
+EXAMPLES = ("fxmem graph torchvision:resnet50 -o graph.svg --open",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument(

@@ -15,6 +15,8 @@ DESCRIPTION = (
     "needs no torch."
 )
 
+EXAMPLES = ("fxmem layers report.json --format csv",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument(

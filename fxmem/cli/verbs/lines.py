@@ -17,6 +17,8 @@ DESCRIPTION = (
     "needs no torch."
 )
 
+EXAMPLES = ("fxmem lines report.json",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     repeatable(

@@ -26,6 +26,12 @@ DESCRIPTION = (
     "train.py --batch-size {}; --batch is tried first. Exit code 4 if nothing fits."
 )
 
+EXAMPLES = (
+    "fxmem max-batch torchvision:resnet50 --target rtx4090",
+    "fxmem max-batch hf:GPT2LMHeadModel --dim seq",
+    "fxmem max-batch --target rtx4090 --run train.py --batch-size {}",
+)
+
 ARGUMENTS = (
     or_program(MODEL),
     *ANALYSIS[1:],

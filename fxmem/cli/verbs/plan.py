@@ -35,6 +35,12 @@ DESCRIPTION = (
     "torch, the peak is an estimate."
 )
 
+EXAMPLES = (
+    "fxmem plan torchvision:resnet50 --budget 60%",
+    "fxmem plan model.py:build --input 8x64 --budget 8GiB --json plan.json",
+    "fxmem plan report.json --budget 60%",
+)
+
 ARGUMENTS = (
     or_program(MODEL_OR_REPORT),
     *ANALYSIS[1:],

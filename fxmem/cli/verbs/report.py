@@ -25,6 +25,8 @@ DESCRIPTION = (
     "page; of a report, needs no torch."
 )
 
+EXAMPLES = ("fxmem report report.json -o report.html --open",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument("-o", "--output", required=True, metavar="FILE.html", help="what to write"),

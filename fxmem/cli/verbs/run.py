@@ -21,6 +21,11 @@ DESCRIPTION = (
     "each step takes. The program is trusted code and its files are real; checkpoints it saves are kept in memory."
 )
 
+EXAMPLES = (
+    "fxmem run --target rtx4090 train.py --batch-size 16",
+    "fxmem run --ranks 8 -m package.train",
+)
+
 ARGUMENTS = (
     TARGET,
     argument("--steps", type=int, metavar="N", help=f"optimizer steps after which to stop (default {STEPS})"),

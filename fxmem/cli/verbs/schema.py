@@ -9,6 +9,8 @@ from fxmem.cli.parser import argument
 BRIEF = "JSON Schema of what fxmem writes"
 DESCRIPTION = "Print the JSON Schema of one of fxmem's records."
 
+EXAMPLES = ("fxmem schema report",)
+
 ARGUMENTS = (argument("name", nargs="?", help="which one; without it, the names"),)
 
 

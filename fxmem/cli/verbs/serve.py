@@ -25,6 +25,8 @@ DESCRIPTION = (
 )
 ADDRESS = "127.0.0.1"
 
+EXAMPLES = ("fxmem serve torchvision:resnet50 --target rtx4090",)
+
 ARGUMENTS = (
     *ANALYSIS,
     argument("--budget", metavar="BYTES|8GiB|60%", help="drawn as a line; a share is of the step's peak"),

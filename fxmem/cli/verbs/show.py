@@ -13,6 +13,8 @@ from fxmem.cli.parser import argument
 BRIEF = "the table of a report written earlier"
 DESCRIPTION = "Print a report that `fxmem analyze --json` wrote; needs no torch."
 
+EXAMPLES = ("fxmem show report.json --full",)
+
 ARGUMENTS = (
     argument("report", metavar="REPORT.json|-", help="the file; `-` reads stdin"),
     *REPORT_OUTPUT,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BRIEF = "bytes alive over the step, or by module, as SVG"
 DESCRIPTION = "Plot the bytes alive over a step by kind, or those at its peak by module; of a report, needs no torch."
 
+EXAMPLES = ("fxmem timeline report.json -o timeline.svg",)
+
 ARGUMENTS = (
     *ANALYSIS_OR_REPORT,
     argument("-o", "--output", required=True, metavar="FILE.svg", help="what to write"),

@@ -23,6 +23,11 @@ DESCRIPTION = (
     "snapshot of a card, made by anyone."
 )
 
+EXAMPLES = (
+    "fxmem validate torchvision:resnet18 --input 2x3x64x64",
+    "fxmem validate hf:GPT2LMHeadModel --device cuda",
+)
+
 ARGUMENTS = (
     or_program(MODEL),
     *STEP,
