@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -179,7 +179,7 @@ def _check_file(reference: str) -> None:
 
 def _files(library: str, where: str = "") -> list[Path]:
     """The files that name a collection's models, or those elsewhere in it; none where it is not installed."""
-    found = find_spec(library)
+    found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
         return []
     folder = Path(found.origin).parent
@@ -207,7 +207,7 @@ def _is_mentioned(library: str, name: str) -> bool:
 
 
 def _list_optimizers() -> list[str]:
-    found = find_spec("torch")
+    found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return []
     path = Path(found.origin).parent / "optim" / "__init__.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fxmem.records.profile import Assumption, Bytes, Headed, Peak, Record, Versioned
+from fxmem.records.registry import VIEWS
 
 __all__ = ["Advice", "Effect", "Refused", "Suggestion"]
 
@@ -60,3 +61,7 @@ class Advice(Headed, Versioned):
     None without a budget, where the step keeps it as it is, and where no set does."""
     refused: tuple[Refused, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("advice")(self)
+        return html

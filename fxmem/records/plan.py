@@ -37,6 +37,7 @@ from fxmem.records.profile import (
     SourceLine,
     Versioned,
 )
+from fxmem.records.registry import VIEWS
 from fxmem.records.units import package_path
 
 StrategyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,39}$")]
@@ -297,3 +298,7 @@ class Plan(Headed, Versioned):
                 break_long_words=False,
             )
         return "\n".join(lines).rstrip("\n") + "\n"
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("plan")(self)
+        return html

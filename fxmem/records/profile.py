@@ -30,6 +30,7 @@ from fxmem.records.parts import (
     Record,
     Tick,
 )
+from fxmem.records.registry import VIEWS
 from fxmem.records.units import package_path
 
 __all__ = [
@@ -204,6 +205,10 @@ class Node(Record):
     """The same for its backward, recomputation of checkpointed regions included."""
     live_bytes: PhaseBytes = PhaseBytes(forward=0, backward=None)
     """Largest number of bytes alive while it runs, everything counted."""
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("node")(self)
+        return html
 
 
 class Op(Record):
@@ -522,6 +527,10 @@ class Peak(Record):
     def counted_bytes(self) -> int:
         """The bytes a budget bounds: allocated ones where an allocator is modelled, else the requested ones."""
         return self.requested_bytes if self.allocated_bytes is None else self.allocated_bytes
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("peak")(self)
+        return html
 
 
 class StepTime(Record):

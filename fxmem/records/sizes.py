@@ -27,6 +27,7 @@ from fxmem.records.profile import (
     Target,
     Versioned,
 )
+from fxmem.records.registry import VIEWS
 
 __all__ = ["BASELINE_SCHEMA_VERSION", "Baseline", "CardFit", "CardFits", "PeakBaseline", "SizeCurve", "SizePoint"]
 
@@ -130,6 +131,10 @@ class SizeCurve(Headed, Versioned):
         """The first size above it, which does not fit; None when `limit` was reached."""
         return next((point for point in self.points if point.size > (self.largest or 0) and not point.fits), None)
 
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("size-curve")(self)
+        return html
+
 
 def find_enough(points: Sequence[SizePoint]) -> int | None:
     """`SizeCurve.enough` of points."""
@@ -185,6 +190,10 @@ class CardFits(Versioned):
     def fitting(self) -> tuple[CardFit, ...]:
         """The cards it fits, by itself or with a plan."""
         return tuple(card for card in self.cards if card.fits or card.plan is not None)
+
+    def _repr_html_(self) -> str:
+        html: str = VIEWS.get("card-fits")(self)
+        return html
 
 
 class PeakBaseline(Record):

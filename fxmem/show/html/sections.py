@@ -116,13 +116,16 @@ def plan_section(timeline: Timeline, after: Timeline | None, plan: Plan | None) 
         return None
     return PagePlan(
         effect=effect_table(timeline.peak, now),
-        facts=[] if plan is None else list(_plan_facts(plan)),
+        facts=[] if plan is None else list(plan_facts(plan)),
         regions=region_table(plan) if plan is not None and any(plan.all_regions()) else None,
-        curves={} if plan is None or not plan.curve else _curves(plan),
+        curves={}
+        if plan is None or not plan.curve
+        else draw_views(lambda size, width: plan_curve(plan, size, width), wide=1100.0),
     )
 
 
-def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a plan is and costs."""
     regions = list(plan.all_regions())
     asked = "" if plan.strategy == plan.chosen else f" (asked for: {plan.strategy})"
     where = {"modules": "modules", "graph": "the graph", "operators": "single operators"}[plan.application]
@@ -141,7 +144,9 @@ def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "After", "analysed with the plan applied" if plan.analysed else "the planner's estimate, not an analysis"
 
 
-def _curves(plan: Plan) -> _Views:
+def plan_curve(plan: Plan, view: str, width: float) -> str:
+    """Draw the curve of plans, for a view of this name and width in pixels."""
+
     def extra(flops: int | None) -> float | None:
         return None if flops is None or not plan.forward_flops else flops / plan.forward_flops
 
@@ -153,9 +158,5 @@ def _curves(plan: Plan) -> _Views:
             is_chosen = point.regions == plan.regions
             dots.append(CurveDot(extra(point.extra_flops), point.peak.counted_bytes, label, chosen=is_chosen))
     measure = "requested bytes" if plan.before.allocated_bytes is None else "allocated bytes"
-
-    def plot(size: str, width: float) -> str:
-        name = f"fxmem-curve-{size}"
-        return curve_svg(dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=name)
-
-    return draw_views(plot, wide=1100.0)
+    name = f"fxmem-curve-{view}"
+    return curve_svg(dots, budget_bytes=plan.budget_bytes, measure=measure, width=width, name=name)

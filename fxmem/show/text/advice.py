@@ -78,7 +78,7 @@ def _ranking(advice: Advice, width: int) -> Table:
     for number, each in enumerate(advice.suggestions, 1):
         cells = [format_bytes(each.peak.counted_bytes), format_bytes(each.saved_bytes)]
         cells += [percent(each.saved_bytes, before)] * wide + [format_bytes(each.peak.reserved_bytes)] * wider
-        cells += [_format_extra(advice, each), _EFFECTS[each.effect]]
+        cells += [format_extra(advice, each), _EFFECTS[each.effect]]
         name = textwrap.fill(
             f"{number}. {printable(each.title)}", room, subsequent_indent="   ", break_on_hyphens=False
         )
@@ -86,7 +86,8 @@ def _ranking(advice: Advice, width: int) -> Table:
     return ranked
 
 
-def _format_extra(advice: Advice, each: Suggestion) -> str:
+def format_extra(advice: Advice, each: Suggestion) -> str:
+    """FLOPs beyond the unchanged step's, as a share of them."""
     if each.extra_flops is None or not advice.before_flops:
         return "unknown"
     share = 100 * each.extra_flops / advice.before_flops
@@ -99,7 +100,7 @@ def _combination(advice: Advice, each: Suggestion) -> RenderableType:
     return Text(
         (
             f"{printable(each.title)}\n{exact_bytes(used)}, {spare} to spare; "
-            f"FLOPs {_format_extra(advice, each)}; numbers: {each.effect}"
+            f"FLOPs {format_extra(advice, each)}; numbers: {each.effect}"
         ),
         style="green",
     )

@@ -15,7 +15,8 @@ from fxmem.show.text.tables import RULED, facts, label_content, render
 
 _BAR = 24
 """Columns of the longest bar; fewer where the lines are narrower."""
-_TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
+TIGHT = "runs because the allocator gives its cache back when it runs short, which can take time at every step"
+"""What `tight` means."""
 
 
 def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> str:
@@ -24,7 +25,7 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
     head = [
         ("Model", printable(curve.model)),
         *([("Inputs", printable(describe_inputs(curve.inputs)))] if curve.inputs else []),
-        ("Step", _step(curve.step)),
+        ("Step", describe_step(curve.step)),
         ("Varies", printable(f"{_label(curve)}: {', '.join(curve.resized)}" if curve.resized else curve.dim)),
         ("Memory", _memory(curve)),
     ]
@@ -34,7 +35,7 @@ def curve_table(curve: SizeCurve, *, width: int = 100, color: bool = False) -> s
         label_content("Curve", _points(curve, width - 12)),
     ]
     if any(_is_tight(point, curve.memory_bytes) for point in curve.points):
-        parts.append(facts([("tight", _TIGHT)]))
+        parts.append(facts([("tight", TIGHT)]))
     return render(parts, width, color)
 
 
@@ -50,7 +51,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     head = [
         ("Model", printable(fits.model)),
         ("Inputs", printable(describe_inputs(fits.inputs))),
-        ("Step", _step(fits.step)),
+        ("Step", describe_step(fits.step)),
         ("Cards", printable(f"{len(fitting)} of {len(fits.cards)} fit{with_plans}{smallest}")),
         (
             "Analysed",
@@ -61,15 +62,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
     ]
     table = _ruled_table("Card", "Memory", "Allocated", "Reserved", "Headroom", "Time", "Fits")
     for card in fits.cards:
-        verdict = (
-            "plan"
-            if card.plan is not None
-            else "no"
-            if not card.fits
-            else "yes"
-            if card.headroom_bytes >= 0
-            else "tight"
-        )
+        verdict = describe_fit(card)
         table.add_row(
             printable(card.target.name),
             format_bytes(card.target.memory_bytes),
@@ -81,7 +74,7 @@ def cards_table(fits: CardFits, *, width: int = 100, color: bool = False) -> str
         )
     parts: list[RenderableType] = [facts(head), table]
     if any(_is_tight_card(card) for card in fits.cards):
-        parts.append(facts([("tight", _TIGHT)]))
+        parts.append(facts([("tight", TIGHT)]))
     if any(card.plan is not None for card in fits.cards):
         parts.append(label_content("Plans", _plans(fits)))
         parts.append(
@@ -114,7 +107,15 @@ def _plans(fits: CardFits) -> Table:
     return table
 
 
-def _step(step: Step) -> str:
+def describe_fit(card: CardFit) -> str:
+    """Whether the step fits the card, in a word: by itself, with a plan, or `tight`."""
+    if card.plan is not None:
+        return "plan"
+    return "no" if not card.fits else "yes" if card.headroom_bytes >= 0 else "tight"
+
+
+def describe_step(step: Step) -> str:
+    """What the step does, in a few words."""
     optimizer = [f"optimizer: {step.optimizer or 'none'}"] if step.mode == "train" else []
     return printable("; ".join([step.mode, *optimizer, *describe_autocast(step)]))
 

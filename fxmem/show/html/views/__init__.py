@@ -1,0 +1,1 @@
+"""What notebooks show of a record, one module for each."""
