@@ -9,6 +9,8 @@ that products, convolutions and all else reach are fitted to published step time
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fxmem.hardware.cards import CATALOGUE, Rates, Reached
 from fxmem.records.profile import Op, Phase, Profile, Step, StepTime, Target
 
@@ -32,41 +34,78 @@ def estimate(profile: Profile) -> StepTime | None:
     return StepTime(seconds=seconds, low_seconds=least * low, high_seconds=seconds * high)
 
 
-def step_seconds(profile: Profile, *, taped: bool = False, issue: float = 1.0) -> float | None:
+def step_seconds(
+    profile: Profile,
+    *,
+    taped: bool = False,
+    issue: float = 1.0,
+    recomputed: Mapping[int, Sequence[int]] | None = None,
+) -> float | None:
     """The middle of `estimate`; None where that is None.
 
     Args:
         profile: of the step.
         taped: whether a plan of operators is applied, whose tape notes each operator of the forward.
         issue: scales what Python takes.
+        recomputed: of a plan that the profile is without, by op, those that are recomputed right before it.
     """
-    card = CATALOGUE.get(profile.target.name)
-    if card is None or card.rates is None or not profile.ops or profile.step.compiled is not None:
+    taken = op_seconds(profile)
+    if taken is None or profile.step.compiled is not None:
         return None
-    reached = card.reached[profile.step.mode]
     python = card_seconds = 0.0  # when Python has issued an operator, and when the card has run it
     again = {each.op for each in profile.recomputed_ops}
+    begin = issue * CATALOGUE[profile.target.name].reached[profile.step.mode].issue_seconds
+    one_more = begin * _count_issues(taped)
     for index, op in enumerate(profile.ops):
-        if op.moved_bytes is None:
-            return None
-        extra = _TAPE * (op.phase is Phase.FORWARD) if taped else _CHECKPOINT * (index in again)
-        python += issue * reached.issue_seconds * (1 + extra)
-        taken = _op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates)
-        card_seconds = max(card_seconds, python) + taken
+        for each in recomputed.get(index, ()) if recomputed else ():
+            python += one_more
+            card_seconds = max(card_seconds, python) + taken[each]
+        if taped:
+            python += begin * (1 + _TAPE * (op.phase is Phase.FORWARD))
+        else:
+            python += one_more if index in again else begin
+        card_seconds = max(card_seconds, python) + taken[index]
     return card_seconds
 
 
+def recompute_seconds(profile: Profile, *, taped: bool = False) -> list[float] | None:
+    """By op, what recomputing it in backward adds to the step: the longer of the card's time and Python's.
+
+    None where `estimate` is None. Where Python is far ahead of the card, it is less: the card's time alone.
+    """
+    taken = op_seconds(profile)
+    if taken is None or profile.step.compiled is not None:
+        return None
+    issued = CATALOGUE[profile.target.name].reached[profile.step.mode].issue_seconds * _count_issues(taped)
+    return [max(issued, seconds) for seconds in taken]
+
+
+def _count_issues(taped: bool) -> int:
+    """What Python takes to recompute an operator, in multiples of issuing one."""
+    return 1 if taped else 1 + _CHECKPOINT
+
+
 def node_seconds(profile: Profile) -> list[float] | None:
-    """What the card takes for the operators of each node; None where `estimate` is None."""
+    """What the card takes for the operators of each node; None where `op_seconds` is None."""
+    taken = op_seconds(profile)
+    if taken is None:
+        return None
+    seconds = [0.0] * len(profile.nodes)
+    for op, each in zip(profile.ops, taken, strict=True):
+        seconds[op.node] += each
+    return seconds
+
+
+def op_seconds(profile: Profile) -> list[float] | None:
+    """What the card takes for each operator; None where its rates or an op's bytes are not known."""
     card = CATALOGUE.get(profile.target.name)
     if card is None or card.rates is None or not profile.ops:
         return None
-    seconds = [0.0] * len(profile.nodes)
+    reached, seconds = card.reached[profile.step.mode], []
     for op in profile.ops:
         if op.moved_bytes is None:
             return None
-        half = is_half(profile, op)
-        seconds[op.node] += _op_seconds(op, op.moved_bytes, half, card.reached[profile.step.mode], card.rates)
+        seconds.append(_op_seconds(op, op.moved_bytes, is_half(profile, op), reached, card.rates))
     return seconds
 
 

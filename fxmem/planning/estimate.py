@@ -42,7 +42,7 @@ def estimate(
     if profile.step.program is not None:
         application = check_program_application(application)
     plans = list(_plans(profile, strategy, None if limit is None else limit - overhead, application))
-    chosen = min(plans, key=lambda plan: plan.extra_flops or 0)
+    chosen = min(plans, key=lambda plan: (plan.after_seconds or 0, plan.extra_flops or 0))
     note = "the plan has not been applied and analysed again; give fxmem the model for a peak that is a promise"
     if profile.step.program is not None:
         note = "the plan has not been applied; fxmem plan --run with the program applies it"

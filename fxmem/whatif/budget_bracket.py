@@ -55,9 +55,13 @@ class BudgetBracket:
         """Bytes of the budget that may stay unused."""
         return self.budget // _USED_UP
 
-    def after_refusal(self) -> BudgetBracket:
-        """The planner had no plan."""
-        return self._narrow(self.ask, self.above, self.ask)
+    def after_refusal(self, least: int = 0) -> BudgetBracket:
+        """The planner had no plan.
+
+        Args:
+            least: the fewest bytes for which it has one.
+        """
+        return self._narrow(max(self.ask, least - 1), self.above, max(self.ask, least))
 
     def after_success(self, spare: int) -> BudgetBracket:
         """The plan keeps the budget, with so many bytes to spare."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,11 @@ REFUSALS = (UsageError, AnalysisError)
 """What applying a plan raises where its application does not go with the model; some only the planned step shows."""
 _ATTEMPTS = 8
 """Times a planner is asked for less before its proposals count as not reaching the budget."""
+_OTHERS = ("nested", "chen", "norms", "sqrt")
+"""Strategies for regions whose plans "auto" weighs, too."""
+_DEARER, _DEARER_ALIKE = 1.06, 1.02
+"""By what factor a plan's time may turn out to be less than its planner estimated; and by what factor of two plans that
+are applied alike, which one is quicker may turn out the other way."""
 _POINTS = 12
 """Plans on a curve that are analysed, at most, for each application."""
 _FIXED = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.OPTIMIZER_STATE, Kind.GRADIENT)
@@ -68,6 +74,8 @@ class Proposal:
     chosen: str
     regions: tuple[Region, ...]
     analysis: ProfiledStep
+    estimated_seconds: float | None = None
+    """The step's time as its planner estimated it."""
 
     @property
     def peak_bytes(self) -> int:
@@ -120,7 +128,8 @@ class PlanSearch:
         key = way.application, tuple(parts)
         if key not in self.seen:
             self.tell(f"analysing the step with plan {len(self.seen) + 1} ({way.application.value})")
-            self.seen[key] = Proposal(way, proposed.chosen, regions, self.apply(regions, way.application))
+            analysed = self.apply(regions, way.application)
+            self.seen[key] = Proposal(way, proposed.chosen, regions, analysed, proposed.after_seconds)
         return self.seen[key]
 
     def run(self, remedies: Callable[[Proposal], str] = lambda reached: "") -> Plan:
@@ -147,7 +156,7 @@ class PlanSearch:
     # --- within a budget ----------------------------------------------------------------------------------------------
 
     def cheapest(self) -> Proposal | None:
-        """The proposal with the least recomputation that keeps the budget; None if there is none.
+        """The cheapest proposal that keeps the budget; None if there is none.
 
         Raises:
             UsageError, AnalysisError: no application goes with the model.
@@ -155,27 +164,34 @@ class PlanSearch:
         if self.budget is not None and CostTables(self.analysis.profile, ()).floor > self.budget.nbytes:
             return None  # no plan keeps it, so none needs to be tried
         best: Proposal | None = None
-        refused: list[FxmemError] = []
-        for way in self.ways:
-            try:
-                best = _cheaper(best, self._cheapest_applied(way, best))
-            except REFUSALS as error:
-                refused.append(error)
+        refused: dict[Application, FxmemError] = {}
+        for way in sorted(self.ways, key=lambda each: self._least_seconds(each) or 0):
+            if best is None or (best.seconds or math.inf) > (self._least_seconds(way) or 0):
+                try:
+                    best = _cheaper(best, self._cheapest_applied(way, best))
+                except REFUSALS as error:
+                    refused[way.application] = error
         if best is None and len(refused) == len(self.ways):
-            raise refused[-1]
+            raise refused[self.ways[-1].application]
+        if best is None and STRATEGIES.get(self.strategy).falls_back:
+            left = [way for way in self.ways if way.application not in refused]
+            return _cheaper(*(self._if_kept(self.analyse(way, way.planner.smallest())) for way in left))
         return best
 
+    def _least_seconds(self, way: PlannedWay) -> float | None:
+        """What the step takes at the least with a plan of this way; None where the card's rates are not known."""
+        return step_seconds(self.analysis.profile, taped=way.application is Application.OPERATORS)
+
     def _cheapest_applied(self, way: PlannedWay, rival: Proposal | None) -> Proposal | None:
-        """The cheapest proposal of one way that keeps the budget."""
+        """The cheapest proposal of one way that keeps the budget; None also where all cost more than the rival."""
         if self.budget is None or not STRATEGIES.get(self.strategy).follows_budget:
             return self._if_kept(self.analyse(way, way.planner.plan(self.strategy, None)))
         best = self._find_cheapest(way, self.strategy, self.budget.nbytes, rival)
-        if self.strategy == "auto" and isinstance(way.planner, Planner) and (best is None or best.chosen == "nested"):
-            # "auto" plans one level where one level seems to do with a little more; of several, the estimate is the
-            # budget, and the peak may be well below.
-            best = _cheaper(best, self._find_cheapest(way, "nested", self.budget.nbytes, rival))
-        if best is None and STRATEGIES.get(self.strategy).falls_back:
-            return self._if_kept(self.analyse(way, way.planner.smallest()))
+        if self.strategy == "auto" and isinstance(way.planner, Planner):
+            # Of one level of regions, "auto" has the cheapest by the tables. Once applied, another strategy's may cost
+            # less.
+            for name in _OTHERS:
+                best = _cheaper(best, self._find_cheapest(way, name, self.budget.nbytes, _cheaper(best, rival)))
         return best
 
     def _if_kept(self, proposal: Proposal) -> Proposal | None:
@@ -190,10 +206,12 @@ class PlanSearch:
             peak.counted_bytes - peak.requested_bytes,
             exact=isinstance(way.planner, OperatorPlanner),
         )
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS if STRATEGIES.get(strategy).has_curve else 1):
             proposed = self._propose(way, strategy, bracket.ask)
+            if proposed is None and rival is not None and strategy != "flat":
+                return best  # what is dearer in bytes than was estimated is seldom quicker than a plan that is there
             if proposed is None:
-                bracket = bracket.after_refusal()
+                bracket = bracket.after_refusal(way.planner.least(strategy))
             elif self._costs_more(proposed, rival):
                 return best
             else:
@@ -219,13 +237,15 @@ class PlanSearch:
             return None
 
     def _costs_more(self, proposed: Plan, rival: Proposal | None) -> bool:
-        """Whether a proposal is dearer than another; the planner's FLOPs are exact, only its bytes are an estimate.
-
-        Where time is what counts, more FLOPs may take less of it: up to twice as many are tried."""
-        if rival is None or proposed.extra_flops is None:
+        """Whether a proposal is dearer than another; the planner's FLOPs are exact, its time is an estimate."""
+        if rival is None:
             return False
-        factor = 1 if rival.seconds is None else 2
-        return proposed.extra_flops > factor * (count_extra_flops(self.analysis, rival.analysis) or 0)
+        if proposed.after_seconds is not None and rival.seconds is not None:
+            if proposed.application is rival.way.application and rival.estimated_seconds is not None:
+                return proposed.after_seconds > _DEARER_ALIKE * rival.estimated_seconds
+            return proposed.after_seconds > _DEARER * rival.seconds
+        extra = proposed.extra_flops
+        return extra is not None and extra > (count_extra_flops(self.analysis, rival.analysis) or 0)
 
     # --- what a failed search reached ---------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class RecomputeChoice:
     recomputed: frozenset[int]
     """Calls that are recomputed, each of them needed."""
     cost: float
-    """As planners count: FLOPs, and a little for what is written."""
+    """As planners count: see `OpCosts.cost`."""
     peak: float
     """Estimate of the step's peak, in bytes."""
 
@@ -96,7 +96,7 @@ class RecomputeChoices:
 
     def __init__(self, profile: Profile, calls: Sequence[OperatorCall], values: Sequence[OperatorValue]) -> None:
         self.profile, self.calls, self.values = profile, calls, values
-        self.units = CostTables(profile, ())
+        self.units = CostTables(profile, (), taped=True)
         self.live = self.units.live
         self._by_name: dict[str, list[int]] = {}
         for index, op in enumerate(profile.ops):

@@ -74,6 +74,10 @@ class OperatorPlanner:
         tried = (self._cutter.solve(budget, self._seeds(budget * share for share in shares)) for shares in _SHARES)
         return next((found for found in tried if found is not None), None)
 
+    def least(self, strategy: str) -> int:
+        """The fewest bytes that a plan takes, by its estimate."""
+        return round(self._least.peak)
+
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
         return self._make_plan("mincut", self._least, None)
@@ -91,7 +95,7 @@ class OperatorPlanner:
 
     @cached_property
     def _least(self) -> RecomputeChoice:
-        lowest = self._regions.tables.smallest()
+        lowest = self._regions.tables.smallest
         return min(self._cutter.front(self._seeds([lowest])), key=lambda choice: choice.peak)
 
     def _seeds(self, budgets: Iterable[float]) -> Iterator[set[int]]:
@@ -127,6 +131,7 @@ class OperatorPlanner:
 
     def _make_plan(self, strategy: str, choice: RecomputeChoice, budget_bytes: int | None) -> Plan:
         regions = self._describe_regions(choice)
+        ops = [self._cutter.ops[call] for call in choice.recomputed]
         return self._regions.make_plan(
             strategy,
             "mincut",
@@ -135,6 +140,7 @@ class OperatorPlanner:
             regions,
             round(choice.peak),
             self._cutter.flops(choice),
+            ((self.profile.ops[op].node, op) for op in ops),
         )
 
     def _describe_regions(self, choice: RecomputeChoice) -> tuple[Region, ...]:

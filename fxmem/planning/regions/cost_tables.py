@@ -50,9 +50,10 @@ class CostTables:
         profile: of an unplanned training step.
         cuts: node indices where regions may begin or end, ascending; the first and the last node of the model are
             added.
+        taped: whether costs are those of a plan of single operators.
     """
 
-    def __init__(self, profile: Profile, cuts: Sequence[int]) -> None:
+    def __init__(self, profile: Profile, cuts: Sequence[int], *, taped: bool = False) -> None:
         self.profile = profile
         inside = [index for index, node in enumerate(profile.nodes) if node.op not in OUTSIDE]
         self.first, self.last = (inside[0], inside[-1] + 1) if inside else (0, 0)
@@ -64,7 +65,7 @@ class CostTables:
         self.unit_of[: self.first] = -1
         self.unit_of[self.last :] = self.count
         self.live = np.asarray(liveness.live_bytes(profile), dtype=np.float64)
-        self.ops = OpCosts(profile)
+        self.ops = OpCosts(profile, taped=taped)
         self.forward_end = np.zeros(len(profile.nodes), dtype=np.int64)
         for op in profile.ops:
             if op.phase is Phase.FORWARD:

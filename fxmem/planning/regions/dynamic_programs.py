@@ -28,6 +28,11 @@ FRONT = 64
 _STEPS = 1024
 """Of bytes kept, by which most points that are not on a front are told before any are sorted."""
 SLOTS = 200
+_ABOVE, _NEAREST = 8, 0.8
+"""Slots above a budget that are solved with it, and the share of it down to which other budgets are near: a search asks
+for several."""
+_FINER = 3
+"""Times that the smallest budget of nested regions is looked for, each in finer slots than before."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Tables:
 
     def __init__(self, units: CostTables, regions: NDArray[np.bool_], spans: Sequence[Span] | None = None) -> None:
         self.units, self.regions, self.spans = units, regions, spans
+        self._solved: dict[bool, _Nested] = {}
 
     @cached_property
     def kept_bytes(self) -> Floats:
@@ -215,6 +221,7 @@ class Tables:
             cut, point = before, at
         return tuple(reversed(found))
 
+    @cached_property
     def smallest(self) -> float:
         """The smallest budget that `flat` keeps, to a thousandth."""
         low, high = self.units.floor, max(self.units.unplanned_peak, self.units.floor) + 1
@@ -232,9 +239,30 @@ class Tables:
 
     def nested(self, budget: float, *, selective: bool = True) -> tuple[Stretch, ...] | None:
         """The cheapest nested regions that keep the budget; None if there are none. Some of them are selective if they
-        may be."""
-        solved = _Nested(self, budget, selective=selective)
-        return solved.regions() if solved.feasible else None
+        may be.
+
+        A budget near the one before is read from the same solution, in slots as fine or finer by a quarter at most.
+        """
+        solved = self._solved.get(selective)
+        if solved is None or not _NEAREST * SLOTS <= solved.count_whole_slots(budget) <= solved.slots:
+            solved = self._solved[selective] = _Nested(self, budget, selective=selective)
+        slots = solved.count_whole_slots(budget)
+        return None if solved.fewest_slots is None or solved.fewest_slots > slots else solved.regions(slots)
+
+    @cached_property
+    def smallest_nested(self) -> tuple[float, tuple[Stretch, ...]] | None:
+        """The smallest budget that `nested` keeps, to a hundredth, and its regions; None if it keeps none.
+
+        What regions could keep only takes room.
+        """
+        budget, found = self.units.unplanned_peak, None
+        for _ in range(_FINER):
+            solved = _Nested(self, budget, selective=False)
+            if solved.fewest_slots is None:
+                break
+            budget = solved.floor + solved.fewest_slots * solved.unit
+            found = budget, solved.regions(solved.fewest_slots)
+        return found
 
 
 class _Nested:
@@ -246,79 +274,61 @@ class _Nested:
         self.tables, self.n = tables, tables.units.count
         floor = float(tables.units.resident)
         self.unit = max((budget - floor) / SLOTS, 1.0)
-        self.floor = floor
+        self.floor, self.slots = floor, SLOTS + _ABOVE
         n = self.n
-        self.best = np.full((n + 1, n + 1, SLOTS + 1), np.inf)
+        self.best = np.full((n + 1, n + 1, self.slots + 1), np.inf)
         self.ways = 2 + len(self.selective)
         # -2: none; -1: stored as a whole; else split at k, ways * k + the way that what is before it is run: 0 stored;
         # 1 checkpointed; 1 + level selective.
-        self.how = np.full((n + 1, n + 1, SLOTS + 1), -2, dtype=np.int64)
+        self.how = np.full((n + 1, n + 1, self.slots + 1), -2, dtype=np.int64)
         self._solve()
 
     @property
-    def feasible(self) -> bool:
-        return bool(np.isfinite(self.best[0, self.n, SLOTS]))
+    def fewest_slots(self) -> int | None:
+        """The fewest slots in which the whole step has a plan; None if it has none."""
+        slots = np.flatnonzero(np.isfinite(self.best[0, self.n]))
+        return int(slots[0]) if len(slots) else None
 
-    def _count_slots(self, nbytes: float) -> int:
+    def _count_slots(self, nbytes: Floats) -> NDArray[np.int64]:
         """Slots for bytes that stay, rounded up."""
-        return max(int(np.ceil(nbytes / self.unit - 1e-9)), 0)
+        return np.maximum(np.ceil(nbytes / self.unit - 1e-9), 0).astype(np.int64)
 
-    def _count_needed(self, nbytes: float) -> int:
+    def _count_needed(self, nbytes: Floats) -> NDArray[np.int64]:
         """Slots that bytes including the resident ones need."""
         return self._count_slots(nbytes - self.floor)
 
     def _solve(self) -> None:
         tables, units, n = self.tables, self.tables.units, self.n
-        whole, size = tables.whole_cost, SLOTS + 1
+        whole = tables.whole_cost
+        whole_needs, last_needs = self._count_needed(tables.peak), self._count_needed(tables.stored_peak[:, n])
+        kept, forward = self._count_slots(tables.kept_bytes), self._count_needed(tables.forward_peak)
+        levels = [
+            (offer.regions, self._count_slots(offer.kept), self._count_needed(offer.need), offer.cost)
+            for offer in self.selective
+        ]
+        unit_kept = self._count_slots(units.keeps)
+        unit_needs = self._count_needed(
+            np.maximum(np.diagonal(units.backward_peak), np.diagonal(units.forward_peak))[:n]
+        )
         for length in range(1, n + 1):
             for i in range(n + 1 - length):
                 j = i + length
                 best, how = self.best[i, j], self.how[i, j]
-                top = i == 0 and j == n
-                needed = self._count_needed(float(tables.stored_peak[i, j] if j == n else tables.peak[i, j]))
-                if needed < size:
-                    best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else units.cost[i, j]), -1
-                for k in range(i + 1, j):
-                    run = whole[k] - whole[i]
-                    if tables.regions[i, k]:
-                        shift, needed = (
-                            self._count_slots(float(tables.kept_bytes[i, k])),
-                            self._count_needed(float(tables.forward_peak[i, k])),
-                        )
-                        self._offer(best, how, self.ways * k + 1, shift, needed, run + self.best[k, j], self.best[i, k])
-                    for level, offer in enumerate(
-                        self.selective if j == n else (), 1
-                    ):  # in the step's own forward alone, and nothing within it
-                        if offer.regions[i, k]:
-                            shift, needed = (
-                                self._count_slots(float(offer.kept[i, k])),
-                                self._count_needed(float(offer.need[i, k])),
-                            )
-                            self._offer(
-                                best,
-                                how,
-                                self.ways * k + 1 + level,
-                                shift,
-                                needed,
-                                run + self.best[k, j] + offer.cost[i, k],
-                                None,
-                            )
+                needed = last_needs[i] if j == n else whole_needs[i, j]
+                best[needed:], how[needed:] = (whole[j] - whole[i] if j == n else units.cost[i, j]), -1
+                for k in (i + 1 + np.flatnonzero(tables.regions[i, i + 1 : j])).tolist():
+                    rest, code = whole[k] - whole[i] + self.best[k, j], self.ways * k + 1
+                    self._offer(best, how, code, kept[i, k], forward[i, k], rest, self.best[i, k])
+                    # Selective in the step's own forward alone, and nothing within it.
+                    for level, (regions, stays, needs, cost) in enumerate(levels if j == n else (), 1):
+                        if regions[i, k]:
+                            self._offer(best, how, code + level, stays[i, k], needs[i, k], rest + cost[i, k], None)
                 if length > 1:
-                    k = i + 1
-                    shift = self._count_slots(float(units.keeps[i]))
-                    needed = self._count_needed(float(max(units.backward_peak[i, i], units.forward_peak[i, i])))
-                    self._offer(best, how, self.ways * k, shift, needed, whole[k] - whole[i] + self.best[k, j], None)
-                if top and tables.regions[i, j]:
-                    needed = self._count_needed(float(tables.forward_peak[i, j]))
-                    self._offer(
-                        best,
-                        how,
-                        self.ways * j + 1,
-                        0,
-                        needed,
-                        np.full(size, whole[j] - whole[i]),
-                        self.best[i, j].copy(),
-                    )
+                    rest = whole[i + 1] - whole[i] + self.best[i + 1, j]
+                    self._offer(best, how, self.ways * (i + 1), unit_kept[i], unit_needs[i], rest, None)
+                if i == 0 and j == n and tables.regions[i, j]:
+                    rest = np.full(len(best), whole[j] - whole[i])
+                    self._offer(best, how, self.ways * j + 1, 0, forward[i, j], rest, best.copy())
 
     @staticmethod
     def _offer(
@@ -335,8 +345,12 @@ class _Nested:
         better = cost < best - 1e-9
         best[better], how[better] = cost[better], code
 
-    def regions(self) -> tuple[Stretch, ...]:
-        return tuple(self._build(0, self.n, SLOTS))
+    def count_whole_slots(self, budget: float) -> int:
+        """The whole slots in a budget."""
+        return int((budget - self.floor) / self.unit + 1e-9)
+
+    def regions(self, slots: int) -> tuple[Stretch, ...]:
+        return tuple(self._build(0, self.n, slots))
 
     def _build(self, i: int, j: int, slots: int) -> Iterator[Stretch]:
         while i < j:
@@ -346,12 +360,12 @@ class _Nested:
             k, way = divmod(code, self.ways)
             if way > 1:
                 yield Stretch(i, k, level=way - 1)
-                slots -= self._count_slots(float(self.tables.offers[way - 1].kept[i, k]))
+                slots -= int(self._count_slots(self.tables.offers[way - 1].kept[i, k]))
             elif way == 1:
                 yield Stretch(i, k, tuple(self._build(i, k, slots)) if k < j else ())
-                slots -= self._count_slots(float(self.tables.kept_bytes[i, k]))
+                slots -= int(self._count_slots(self.tables.kept_bytes[i, k]))
             else:
-                slots -= self._count_slots(float(self.tables.units.keeps[i]))
+                slots -= int(self._count_slots(self.tables.units.keeps[i]))
             i = k
 
 

@@ -2,7 +2,7 @@
 
 A region that keeps results is run again like any other, except that those products are not: what they gave in the first
 run is there (selective checkpointing, as in `torch.utils.checkpoint.create_selective_checkpoint_contexts`). Which to
-keep is a knapsack of FLOPs against bytes; here it is solved as its relaxation is, by FLOPs per byte. A *level* keeps
+keep is a knapsack of cost against bytes; here it is solved as its relaxation is, by cost per byte. A *level* keeps
 every product of the region above one density, level 0 none, the highest all; so one region has as many offers as there
 are levels, and what each keeps adds up over units.
 """
@@ -44,8 +44,8 @@ class Product:
 
     @property
     def density(self) -> float:
-        """FLOPs per byte kept."""
-        return self.flops / max(self.nbytes, 1)
+        """Cost per byte kept."""
+        return self.cost / max(self.nbytes, 1)
 
 
 class Selection:
@@ -116,7 +116,7 @@ class Selection:
 
     @cached_property
     def thresholds(self) -> tuple[float, ...]:
-        """By level, the FLOPs per byte from which a product's result is kept; the densest first."""
+        """By level, the cost per byte from which a product's result is kept; the densest first."""
         densities = sorted({product.density for product in self.products}, reverse=True)
         most = _LEVELS if self.units.count < _MANY else _FEW
         if len(densities) > most:

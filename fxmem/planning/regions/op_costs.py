@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fxmem.hardware.step_time import recompute_seconds
 from fxmem.planning.arrays import Floats
 from fxmem.planning.regions.legality import writes_in_place
 from fxmem.records.profile import Phase, Profile
@@ -13,14 +14,21 @@ from fxmem.records.units import sum_known
 
 _TRAFFIC = 0.5
 """FLOPs that a byte written counts as in the planners' cost: enough to prefer, of two plans of equal FLOPs, the one
-that moves less."""
+that moves less. Where the card's rates are not known."""
+_PER_SECOND = 1e15
+"""Units of the planners' cost in a second of the step, where they are known: about as many as FLOPs."""
 
 
 class OpCosts:
-    """FLOPs, and the planners' cost, of the ops and nodes of an unplanned step."""
+    """FLOPs, and the planners' cost, of the ops and nodes of an unplanned step.
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    Args:
+        profile: of the step.
+        taped: whether they are costs of a plan of single operators.
+    """
+
+    def __init__(self, profile: Profile, *, taped: bool = False) -> None:
+        self.profile, self._taped = profile, taped
 
     @cached_property
     def forward(self) -> dict[int, list[int]]:
@@ -67,19 +75,32 @@ class OpCosts:
                 written[storage.op] += storage.nbytes
         return written
 
+    @cached_property
+    def _seconds(self) -> list[float] | None:
+        """By op, what running it once more adds to the step."""
+        return recompute_seconds(self.profile, taped=self._taped)
+
     def cost(self, op: int) -> float:
-        """What running an op once more costs: its FLOPs, and a little for what it writes."""
+        """What running an op once more costs: time where the card's rates are known, else its FLOPs, and a little for
+        what it writes."""
+        if self._seconds is not None:
+            return _PER_SECOND * self._seconds[op]
         return (self.profile.ops[op].flops or 0) + _TRAFFIC * float(self._allocated_bytes[op])
 
     def flops(self, first: int, last: int) -> int | None:
         """FLOPs of recomputing nodes `first` to `last - 1` up to their last saved tensor; None if one is unknown."""
-        profile, (_, _, packs, unknown) = self.profile, self.node_costs
-        saving = [node for node in range(first, last) if packs[node]]
-        if not saving:
-            return 0
-        stop = saving[-1]
-        if any(unknown[first:stop]):
+        stop, unknown = self._last_packing(first, last), self.node_costs[3]
+        if any(unknown[first : max(stop, first)]):
             return None
+        return sum_known(self.profile.ops[op].flops for op in self.recomputed(first, last))
+
+    def recomputed(self, first: int, last: int) -> list[int]:
+        """The ops that recomputing nodes `first` to `last - 1` runs: those up to their last saved tensor."""
+        stop = self._last_packing(first, last)
         ran = [op for node in range(first, stop) for op in self.forward.get(node, ())]
-        ran += [op for op in self.forward.get(stop, ()) if op <= self.last_saved(stop)]
-        return sum_known(profile.ops[op].flops for op in ran)
+        return ran + [op for op in self.forward.get(stop, ()) if op <= self.last_saved(stop)]
+
+    def _last_packing(self, first: int, last: int) -> int:
+        """The last of the nodes that saves something; -1 if none does."""
+        packs = self.node_costs[2]
+        return next((node for node in range(last - 1, first - 1, -1) if packs[node]), -1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from fxmem.errors import ExceededError, UsageError
+from fxmem.hardware.op_classes import is_product
 from fxmem.hardware.step_time import step_seconds
 from fxmem.memory import liveness
 from fxmem.planning.regions.candidates import (
@@ -22,11 +23,13 @@ from fxmem.planning.regions.candidates import (
 )
 from fxmem.planning.regions.cost_tables import CostTables
 from fxmem.planning.regions.dynamic_programs import Stretch, Tables
+from fxmem.planning.regions.legality import writes_in_place
+from fxmem.planning.regions.op_costs import OpCosts
 from fxmem.planning.regions.plan_text import describe_regions, write_loop_edits
 from fxmem.planning.regions.strategies import STRATEGIES, Strategy
 from fxmem.records.names import Application
 from fxmem.records.plan import Plan, Region
-from fxmem.records.profile import Peak, Profile
+from fxmem.records.profile import Peak, Phase, Profile
 from fxmem.records.units import exact_bytes
 
 _NESTED_UNITS = 128
@@ -127,7 +130,7 @@ class Planner:
             if plan is not None:
                 return plan
         if asked.has_curve or asked.propose is None:
-            least = round(self.tables.smallest())
+            least = round(self.tables.smallest)
         else:
             least = self.tables.estimate(asked.propose(self.tables, math.inf) or ())
         raise ExceededError(
@@ -153,22 +156,26 @@ class Planner:
             return None
         return self._plan(asked_for, strategy.name, stretches, tables, budget_bytes)
 
+    def least(self, strategy: str) -> int:
+        """The fewest bytes for which a strategy has a plan. An estimate; 0 for a strategy without a curve."""
+        asked = STRATEGIES.get(strategy)
+        found = [self.least(name) for name in asked.tries if name != strategy]
+        if asked.nests and self.coarse.smallest_nested is not None:
+            found.append(math.ceil(self.coarse.smallest_nested[0]))
+        elif asked.has_curve and not asked.nests:
+            found.append(math.ceil(self.tables.smallest))
+        return min(found, default=0)
+
     def smallest(self) -> Plan:
         """The plan that reaches lowest."""
-        low, high = self.tables.units.floor, self.tables.smallest()
-        best = self._plan("flat", "flat", self.tables.flat(high) or (), self.tables, None)
-        for _ in range(5):
-            middle = (low + high) / 2
-            found = self.coarse.nested(middle, selective=False)  # what is kept only takes room
-            if found is None:
-                low = middle
-            else:
-                high, best = middle, self._plan("nested", "nested", found, self.coarse, None, round(middle))
-        return best
+        lowest, nested = self.tables.smallest, self.coarse.smallest_nested
+        if nested is not None and nested[0] < lowest:
+            return self._plan("nested", "nested", nested[1], self.coarse, None, round(nested[0]))
+        return self._plan("flat", "flat", self.tables.flat(lowest) or (), self.tables, None)
 
     def curve(self) -> tuple[Plan, ...]:
         """Return plans that no other beats in both peak and cost, largest peak first; the first has no regions."""
-        highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest()
+        highest, lowest = self.tables.units.unplanned_peak, self.tables.smallest
         plans = [self._plan("flat", "flat", (), self.tables, None)]
         for step in range(1, _POINTS + 1):
             found = self.tables.flat(highest - (highest - lowest) * step / _POINTS + 1)
@@ -191,9 +198,27 @@ class Planner:
         """Make the plan of these stretches. `most` is an upper bound on its peak, where the regions do not give it."""
         regions = write_loop_edits(describe_regions(tables.selection, stretches, self.spans), self.profile.calls)
         estimated = tables.estimate(stretches) if most is None else most
+        again = tuple(self._recomputed(tables.units.ops, regions))
         return self.make_plan(
-            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions)
+            strategy, chosen, self.application, budget_bytes, regions, estimated, _recompute_flops(regions), again
         )
+
+    def _recomputed(self, ops: OpCosts, regions: Iterable[Region]) -> Iterator[tuple[int, int]]:
+        """The last node of each region with each op that is recomputed before its backward."""
+        for region in regions:
+            products = 0
+            for op in ops.recomputed(region.first_node, region.last_node):
+                is_kept = is_product(self.profile.ops[op].name)
+                if is_kept:
+                    is_kept, products = products in region.keeps, products + 1
+                if not is_kept and not self._updates_statistics(op):
+                    yield region.last_node - 1, op
+            yield from self._recomputed(ops, region.regions)
+
+    def _updates_statistics(self, op: int) -> bool:
+        """Whether an op counts the batches of a batch norm, which recomputation leaves alone."""
+        one = self.profile.ops[op]
+        return "BatchNorm" in self.profile.nodes[one.node].module_type and writes_in_place(one.name)
 
     def make_plan(
         self,
@@ -204,9 +229,25 @@ class Planner:
         regions: tuple[Region, ...],
         estimated: int,
         extra_flops: int | None,
+        recomputed: Iterable[tuple[int, int]],
     ) -> Plan:
-        """A plan for the profile that has not been analysed; `estimated` is its peak."""
+        """A plan for the profile that has not been analysed.
+
+        Args:
+            strategy: as asked for.
+            chosen: the strategy that found it.
+            application: how it is applied.
+            budget_bytes: as asked for.
+            regions: of the plan.
+            estimated: its peak.
+            extra_flops: of what is recomputed.
+            recomputed: each op that is, with the node before whose backward.
+        """
         profile, before = self.profile, self.before
+        taped = application is Application.OPERATORS and bool(regions)
+        again: dict[int, list[int]] = {}
+        for node, op in sorted(recomputed):
+            again.setdefault(self._backward_begins[node], []).append(op)
         return Plan(
             **profile.heading(),
             strategy=strategy,
@@ -222,7 +263,21 @@ class Planner:
             forward_flops=None,
             extra_flops=extra_flops,
             before_seconds=self.before_seconds,
+            after_seconds=step_seconds(profile, taped=taped, recomputed=again),
         )
+
+    @cached_property
+    def _backward_begins(self) -> list[int]:
+        """By node, the first op of its backward. A node without one has that of the nearest node before it."""
+        begins: dict[int, int] = {}
+        for index, op in enumerate(self.profile.ops):
+            if op.phase is Phase.BACKWARD:
+                begins.setdefault(op.node, index)
+        found, last = [], len(self.profile.ops)
+        for node in range(len(self.profile.nodes)):
+            last = begins.get(node, last)
+            found.append(last)
+        return found
 
 
 def _recompute_flops(regions: Sequence[Region]) -> int | None:
