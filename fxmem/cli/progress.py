@@ -64,7 +64,7 @@ class Progress:
         seconds = time.monotonic() - self._begun
         if seconds < _PATIENCE or not self._message:
             raise LookupError("nothing takes long yet")
-        return f"{self._message}, {seconds:.0f} s"
+        return f"{seconds:.0f} s: {self._message}"
 
     def _stop(self) -> None:
         if self._timer is not None:

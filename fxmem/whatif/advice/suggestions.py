@@ -132,7 +132,7 @@ class _Advisor:
         places = {change.key: place for place, change in enumerate(changes)}
         ordered = sorted(changes, key=lambda change: change.key not in QUICK)
         for number, change in enumerate(ordered, 1):
-            self.tell(f"trying {change.title} ({number} of {len(ordered)})")
+            self.tell(f"{number} of {len(ordered)}, trying {change.title}")
             try:
                 suggestion = self._suggestion([change], self._outcome([change]))
             except NotApplicableError as error:
