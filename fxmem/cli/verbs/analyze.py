@@ -22,7 +22,7 @@ DESCRIPTION = "Predict the memory of one training or inference step."
 
 EXAMPLES = (
     "fxmem analyze torchvision:resnet50 --input 32x3x224x224 --target rtx4090",
-    "fxmem analyze model.py:build --input x:8x1024:int64 --precision bf16 --json report.json",
+    "fxmem analyze model.py:build --input x:8x1024:int64 --json report.json",
     "fxmem analyze hf:GPT2LMHeadModel --batch 8 --check",
 )
 

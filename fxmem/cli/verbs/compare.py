@@ -7,7 +7,7 @@ import copy
 
 from fxmem.cli.kept import load_or_analyze
 from fxmem.cli.options import ANALYSIS_OR_REPORT, text_output
-from fxmem.cli.output import check_output, layout, write_json
+from fxmem.cli.output import check_output, check_writable, layout, write_file, write_json
 from fxmem.cli.parser import Parser, argument, repeatable
 from fxmem.cli.step import is_report
 from fxmem.errors import UsageError
@@ -21,6 +21,7 @@ DESCRIPTION = (
 
 EXAMPLES = (
     "fxmem compare before.json after.json",
+    "fxmem compare before.json after.json --markdown comment.md",
     'fxmem compare torchvision:resnet50 --with "--precision bf16"',
 )
 
@@ -47,6 +48,11 @@ ARGUMENTS = (
     ),
     argument("--top", type=int, default=8, metavar="N", help="how many nodes to list, the largest change first"),
     *text_output("comparison"),
+    argument(
+        "--markdown",
+        metavar="FILE|-",
+        help="write a summary for a pull request; `-` writes it instead of the table",
+    ),
 )
 
 
@@ -54,16 +60,25 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     """Run `fxmem compare`; return the exit code and the text for stdout."""
     from fxmem.memory.comparison import compare
     from fxmem.show.text import comparison as comparison_reporting
+    from fxmem.show.text.growth import summarize_growth
 
     check_output(options)
+    if options.markdown not in (None, "-"):
+        check_writable("--markdown", options.markdown, ", or - for stdout")
+    if options.markdown == "-" and options.json == "-":
+        raise UsageError("expected stdout (-) for one of --json and --markdown, got it for both")
     if options.top < 0:
         raise UsageError(f"expected --top of at least 0, got {options.top}")
     other = _second_options(options)
-    before, _ = load_or_analyze(options)
-    after, _ = load_or_analyze(other)
+    (before, timeline), (after, later) = load_or_analyze(options), load_or_analyze(other)
     comparison = compare(before, after)
+    summary = "" if options.markdown is None else summarize_growth(comparison, timeline, later)
+    if options.markdown not in (None, "-"):
+        write_file(options, options.markdown, summary)
 
     def text() -> str:
+        if options.markdown == "-":
+            return summary
         return comparison_reporting.table(comparison, depth=options.depth, top=options.top, **layout(options))
 
     return 0, write_json(options, comparison.to_json(), text)

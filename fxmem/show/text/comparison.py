@@ -39,7 +39,7 @@ def table(
     """
     width = max(width, 60)
     parts: list[RenderableType] = [facts(_heads(comparison)), _totals(comparison, width)]
-    modules = list(_select_rows(comparison, depth))
+    modules = list(select_rows(comparison, depth))
     if modules:
         parts += [_modules(modules, width), facts([("", _legend(comparison, depth, modules))])]
     nodes = _group_alike(comparison.nodes)
@@ -125,7 +125,7 @@ def _total(
     cells: list[RenderableType] = [
         before,
         after,
-        Text("" if delta is None else _format_delta(delta, written), style=style),
+        Text("" if delta is None else format_delta(delta, written), style=style),
         Text(share, style=style),
     ]
     totals.add_row(name, *cells[: len(totals.columns) - 1])
@@ -139,7 +139,8 @@ def _share(delta: int, before: int) -> str:
     return share if share.startswith("<") else f"{'+' if delta > 0 else '-'}{share}"
 
 
-def _format_delta(delta: int, written: Callable[[int], str]) -> str:
+def format_delta(delta: int, written: Callable[[int], str]) -> str:
+    """A change with its sign, or `same`."""
     return f"+{written(delta)}" if delta > 0 else f"-{written(-delta)}" if delta else "same"
 
 
@@ -158,7 +159,7 @@ _MORE_COLUMNS: tuple[Column[ModuleChange], ...] = (
 )
 
 
-def _select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
+def select_rows(comparison: StepComparison, depth: int | None) -> Iterator[tuple[ModuleChange, str]]:
     """Modules to show, parents before children, and their titles; a run of equal siblings is weighed as a whole."""
     peaks = (comparison.requested_bytes.before or 0, comparison.requested_bytes.after or 0)
     worth = max(max(peaks) // _SHARE, 1) if depth is None else 1
@@ -211,7 +212,7 @@ def _modules(rows: Sequence[tuple[ModuleChange, str]], width: int) -> Table:
 
 
 def _cell(change: QuantityChange, written: Callable[[int], str] = format_bytes) -> str:
-    return _format_delta(change.delta, written) if change.delta else ""
+    return format_delta(change.delta, written) if change.delta else ""
 
 
 def _legend(comparison: StepComparison, depth: int | None, rows: Sequence[tuple[ModuleChange, str]]) -> str:
@@ -270,7 +271,7 @@ def _nodes(groups: Sequence[Sequence[NodeChange]], width: int) -> Table:
             to_words(name),
             before,
             after,
-            _format_delta(change.delta or 0, format_bytes),
+            format_delta(change.delta or 0, format_bytes),
         )
     return changed
 

@@ -6,15 +6,15 @@ cannot become a link, a mention, a heading or HTML.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from fxmem.memory import facts as findings
 from fxmem.memory.allocator import AllocatorSettings
 from fxmem.memory.figures import bytes_at_peak
 from fxmem.records.profile import Profile, Timeline
-from fxmem.records.units import format_bytes, format_flops, percent, printable
+from fxmem.records.units import format_bytes, format_flops, percent
 from fxmem.show.export import register
+from fxmem.show.export.markdown_parts import code_span, fold_list, make_table
 
 _TOP = 15
 """Rows of the table of nodes."""
@@ -25,7 +25,7 @@ _FIGURES = ("Peak", "Allocated", "Reserved", "Process", "Saved", "FLOPs")
 def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> str:
     """Peak, split, the nodes that hold most at the peak, assumptions and unknowns."""
     blocks = [
-        f"### Predicted memory of {_code(profile.model)} on {_code(profile.target.name)}",
+        f"### Predicted memory of {code_span(profile.model)} on {code_span(profile.target.name)}",
         _facts(
             [
                 *findings.peak_facts(profile, timeline.peak),
@@ -33,7 +33,7 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
                 ("Memory", findings.fits(profile, timeline.peak)[1]),
             ]
         ),
-        _table(
+        make_table(
             ["At the peak", "bytes", "share"],
             [[share.name, format_bytes(share.nbytes), share.percent] for share in findings.split(timeline.peak)],
             "lrr",
@@ -45,12 +45,14 @@ def write(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> 
         ("assumed", [*findings.assumptions(profile), *findings.made_up(profile)]),
         ("unknown", findings.unknowns(profile)),
     ]
-    blocks += [_fold(f"{len(items)} {what}", items) for what, items in notes if items]
+    blocks += [fold_list(f"{len(items)} {what}", items) for what, items in notes if items]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _facts(facts: Iterable[tuple[str, str]], heading: str = "Predicted") -> str:
-    return _table([heading, ""], [[label, text if label in _FIGURES else _code(text)] for label, text in facts], "ll")
+    return make_table(
+        [heading, ""], [[label, text if label in _FIGURES else code_span(text)] for label, text in facts], "ll"
+    )
 
 
 def _nodes(profile: Profile, timeline: Timeline) -> str:
@@ -64,57 +66,27 @@ def _nodes(profile: Profile, timeline: Timeline) -> str:
         node = profile.nodes[index]
         flops = format_flops(node.forward_flops)
         shown = [
-            _code(findings.describe(node)),
+            code_span(findings.describe(node)),
             format_bytes(at_peak[index]),
             percent(at_peak[index], whole),
             format_bytes(node.saved_bytes),
             flops,
         ]
         lines.append(
-            [*shown, "" if node.source is None else _code(f"{node.source.file.rpartition('/')[2]}:{node.source.line}")]
+            [
+                *shown,
+                "" if node.source is None else code_span(f"{node.source.file.rpartition('/')[2]}:{node.source.line}"),
+            ]
         )
     rest = largest[_TOP:]
     if rest:
         nbytes = sum(at_peak[index] for index in rest)
         lines.append([f"{len(rest)} more", format_bytes(nbytes), percent(nbytes, whole), "", "", ""])
     return (
-        _table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl")
+        make_table(["Node", "at the peak", "share", "saved for backward", "forward FLOPs", "source"], lines, "lrrrrl")
         if lines
         else ""
     )
-
-
-def _fold(label: str, items: Iterable[str]) -> str:
-    text = "\n".join(f"- {item}" for item in items)
-    fence = "`" * max(3, _longest_run(text) + 1)
-    return f"<details><summary>{label}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]], justify: str) -> str:
-    def line(parts: Iterable[str]) -> str:
-        return f"| {' | '.join(parts)} |"
-
-    def all_lines() -> Iterator[str]:
-        yield line(head)
-        yield line("---:" if side == "r" else ":---" for side in justify)
-        yield from map(line, lines)
-
-    return "\n".join(all_lines())
-
-
-def _code(text: str) -> str:
-    """A code span that ends where it should, fit for a cell of a table."""
-    shown = printable(text).strip().replace("|", "\\|")
-    if not shown:
-        return ""
-    fence = "`" * (_longest_run(shown) + 1)
-    gap = " " if shown.startswith("`") or shown.endswith("`") else ""
-    return f"{fence}{gap}{shown}{gap}{fence}"
-
-
-def _longest_run(text: str) -> int:
-    """Backticks in a row."""
-    return max(map(len, re.findall("`+", text)), default=0)
 
 
 register("markdown", write)

@@ -1,0 +1,106 @@
+"""A comparison of two steps as Markdown for a pull request: what grew, by module, and both timelines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from fxmem.records.comparison import QuantityChange, StepComparison
+from fxmem.records.profile import Timeline
+from fxmem.records.units import format_bytes, percent, to_words
+from fxmem.show.export.markdown_parts import code_span, fence_text, make_table
+from fxmem.show.text.comparison import format_delta, select_rows
+
+_MODULES = 20
+"""Rows of modules at most."""
+_COLUMNS, _ROWS = 72, 6
+"""Of a timeline drawn in text."""
+_BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+"""Eighths of a character's height."""
+
+
+def summarize_growth(comparison: StepComparison, before: Timeline, after: Timeline) -> str:
+    """Peak, kinds and modules before and after, and the timelines on one scale.
+
+    The first line is a comment of HTML, the same for the same model and target: by it an earlier summary is found.
+    """
+    about = comparison.after
+    name = hashlib.sha256(f"{about.model} {about.target.name}".encode()).hexdigest()[:12]
+    change = _counted(comparison)
+    blocks = [
+        f"<!-- fxmem {name} -->\n### Memory of {code_span(about.model)} on {code_span(about.target.name)}: "
+        f"{_describe(change)}",
+        make_table(["Peak", "before", "after", "change"], _totals(comparison), "lrrr"),
+        _modules(comparison),
+        _timelines(before, after),
+        "Predicted without a card; two runs of the same code give the same bytes.",
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _counted(comparison: StepComparison) -> QuantityChange:
+    allocated = comparison.allocated_bytes
+    return comparison.requested_bytes if allocated.delta is None else allocated
+
+
+def _describe(change: QuantityChange) -> str:
+    delta, before = change.delta, change.before
+    if not delta or not before:
+        return "the same peak" if delta == 0 else format_delta(delta or 0, format_bytes)
+    return f"{format_delta(delta, format_bytes)} ({percent(abs(delta), before)} {'more' if delta > 0 else 'less'})"
+
+
+def _totals(comparison: StepComparison) -> Iterator[list[str]]:
+    totals = (
+        ("requested", comparison.requested_bytes),
+        ("allocated", comparison.allocated_bytes),
+        ("reserved", comparison.reserved_bytes),
+        ("process at most", comparison.process_bytes),
+        *((f"of it {to_words(kind)}", change) for kind, change in comparison.by_kind.items() if change.delta),
+    )
+    for name, change in totals:
+        if change.before is not None or change.after is not None:
+            yield [name, *_cells(change)]
+
+
+def _cells(change: QuantityChange) -> Iterator[str]:
+    for value in (change.before, change.after):
+        yield "unknown" if value is None else format_bytes(value)
+    yield "unknown" if change.delta is None else format_delta(change.delta, format_bytes)
+
+
+def _modules(comparison: StepComparison) -> str:
+    rows = list(select_rows(comparison, None))
+    lines = [
+        ["&emsp;" * row.depth + code_span(title), *_cells(row.at_peak), *list(_cells(row.saved))[-1:]]
+        for row, title in islice(rows, _MODULES)
+    ]
+    more = f"\n\n{len(rows) - _MODULES} more changed." if len(rows) > _MODULES else ""
+    heads = ["Module", "at the peak before", "after", "change", "saved"]
+    return make_table(heads, lines, "lrrrr") + more if lines else "No module changed by a hundredth of the peak."
+
+
+def _timelines(before: Timeline, after: Timeline) -> str:
+    highest = max(*before.live_bytes, *after.live_bytes, 1)
+    parts = []
+    for name, timeline in (("before", before), ("after", after)):
+        parts += [f"{name}: peak {format_bytes(timeline.peak.requested_bytes)} in {timeline.peak.phase}"]
+        parts += draw_rows(timeline.live_bytes, highest)
+    return f"<details><summary>Bytes alive over the step</summary>\n\n{fence_text(chr(10).join(parts))}\n\n</details>"
+
+
+def draw_rows(live: Sequence[int], highest: int) -> list[str]:
+    """Draw bytes over time with block characters, the highest of each column; the top row first.
+
+    Args:
+        live: bytes at each tick, at least one.
+        highest: bytes at the top of the drawing.
+    """
+    columns = min(_COLUMNS, len(live))
+    tops = [max(live[column * len(live) // columns : (column + 1) * len(live) // columns]) for column in range(columns)]
+    eighths = [-(-top * 8 * _ROWS // highest) for top in tops]
+    return [
+        "".join(_BLOCKS[min(max(count - 8 * row, 0), 8)] for count in eighths).rstrip()
+        for row in reversed(range(_ROWS))
+    ]
