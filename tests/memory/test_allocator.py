@@ -790,6 +790,21 @@ def test_a_librarys_workspace_splits_what_is_free_when_its_first_op_runs(op: int
     assert replay(profile).reserved_bytes == reserved * MIB
 
 
+def test_a_librarys_workspace_comes_after_the_output_and_before_the_next_operator() -> None:
+    """Of 102 free MiB the output takes 30, then the workspace 32. The next output, of 70, has to be reserved, though it
+    is of the same tick. Were the workspace placed after that, 134 MiB would do."""
+    storages = [
+        Storage(nbytes=102 * MIB, kind=Kind.TEMPORARY, birth=1, death=2),
+        Storage(nbytes=30 * MIB, kind=Kind.TEMPORARY, birth=3, death=6),
+        Storage(nbytes=70 * MIB, kind=Kind.TEMPORARY, birth=4, death=5),
+        Storage(nbytes=32 * MIB, kind=Kind.WORKSPACE, birth=0, death=6, op=0),
+    ]
+    nodes = [Node(name=name, op="call_module", target=name) for name in ("first", "second")]
+    ops = [Op(name="aten.mm.default", node=node, phase=Phase.FORWARD, begin=3 + node, end=4 + node) for node in (0, 1)]
+    profile = make_profile(ticks=6, storages=storages, nodes=nodes, ops=ops, target=NO_LIMIT)
+    assert replay(profile, max_steps=1).reserved_bytes == 172 * MIB
+
+
 def training(activation: int = 40) -> Profile:
     """A parameter of 30 MiB, an activation, a gradient of 30 and optimizer state of 40, the update at ticks 5 to 8."""
     log = Log(target=NO_LIMIT)

@@ -21,14 +21,15 @@ def read_settings(environ: Mapping[str, str]) -> AllocatorSettings:
 
 
 @pause_gc()
-def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
+def complete_timeline(profile: Profile, environ: Mapping[str, str], reserved_bytes: int = 0) -> Timeline:
     """Return the profile's timeline, its peak completed by the allocator's bytes for a CUDA target. These are the
     allocated and reserved bytes, whether the step fits, and, where it has been measured what a process takes of that
     card beside these (`hardware.context`), the process's bytes.
 
     The allocator's settings are those of `environ` (`PYTORCH_ALLOC_CONF`, else `PYTORCH_CUDA_ALLOC_CONF`). Allocated
     and reserved are replayed without a limit, as they are on a card that is large enough; if that is more than the
-    target has, the loop is replayed once more within the target's memory.
+    target has, the loop is replayed once more within the target's memory. Of a step in a program, `reserved_bytes` is
+    what the program's process had reserved before: set-up may have left more than the step needs.
 
     Raises: `UsageError` for settings PyTorch would refuse.
     """
@@ -43,16 +44,15 @@ def complete_timeline(profile: Profile, environ: Mapping[str, str]) -> Timeline:
         else free
     )
     context = context_range(profile.target)
+    reserved = None if free.reserved_bytes is None else max(free.reserved_bytes, reserved_bytes)
     peak = timeline.peak.model_copy(
         update={
             "allocated_bytes": free.allocated_bytes,
-            "reserved_bytes": free.reserved_bytes,
+            "reserved_bytes": reserved,
             "reserved_high_bytes": _reserved_if_all_wait(profile, settings),
             "process_bytes": None
-            if context is None or free.reserved_bytes is None
-            else ProcessBytes(
-                low=free.reserved_bytes + context.low, high=free.reserved_bytes + context.high, grounds=context.grounds
-            ),
+            if context is None or reserved is None
+            else ProcessBytes(low=reserved + context.low, high=reserved + context.high, grounds=context.grounds),
             "fits": None if memory is None else bounded.shortage is None,
             "shortage": "" if bounded.shortage is None else bounded.shortage.sentence,
         }
@@ -78,8 +78,14 @@ def _reserved_if_all_wait(profile: Profile, settings: AllocatorSettings) -> int 
 @pause_gc()
 def known_levels(profile: Profile, timeline: Timeline, settings: AllocatorSettings) -> Levels | None:
     """Return the bytes that the allocator reserves, by tick, where they are known. None without allocated bytes in the
-    timeline's peak, and where these settings do not lead to them, as for a report that was written under others."""
-    if timeline.peak.allocated_bytes is None:
+    timeline's peak, and where these settings do not lead to them, as for a report that was written under others. What a
+    program's set-up has reserved beyond its step stays reserved."""
+    allocated, reserved = timeline.peak.allocated_bytes, timeline.peak.reserved_bytes
+    if allocated is None or reserved is None:
         return None
     found = levels(profile, settings)
-    return found if max(found.allocated_bytes, default=0) == timeline.peak.allocated_bytes else None
+    if max(found.allocated_bytes, default=0) != allocated:
+        return None
+    if profile.step.program is not None and reserved > max(found.reserved_bytes):
+        return Levels(found.allocated_bytes, (reserved,) * len(found.reserved_bytes))
+    return found

@@ -134,7 +134,8 @@ class TrainingLoop:
         deaths = ((s.death, True, i) for i, s in enumerate(storages) if s.death < end)
         self._events = sorted([*births, *deaths])
         placed = ((self.profile.ops[op].end, False, i) for i in first if (op := storages[i].op) is not None)
-        self._first_events = sorted([*self._events, *placed])
+        # After the op's own output, before what the next op allocates at the same tick.
+        self._first_events = sorted([*placed, *self._events], key=lambda event: event[:2])
 
     def run_step(self) -> ReplayedStep:
         """One step of the loop. Raises `OutOfMemory`; `shortage` then says where."""

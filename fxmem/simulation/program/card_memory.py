@@ -7,7 +7,7 @@ first step, evaluation.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from fxmem.records.profile import Target
 from fxmem.records.units import format_bytes
 from fxmem.simulation.kernel_settings import chosen_cudnn
 from fxmem.simulation.observe.source_lines import program_place
+
+_Request = tuple[int, int, int]
+"""A storage, its bytes, its stream."""
 
 
 class CardMemory:
@@ -35,21 +38,25 @@ class CardMemory:
         self.shortage = ""
         """What the card had no memory for and where, once that was noted; in words."""
         self._target = target
+        self._settings = read_settings(environ)
         self._raises = raises
+        self._asked: dict[Signature, int | None] = {}
+        self._met: set[Signature] = set()
+        self._waiting: list[_Request] = []
+        self._history: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = []
+        self._start(target.memory_bytes)
+
+    def _start(self, capacity_bytes: int | None) -> None:
+        """Begin with an empty card."""
         self._allocator = CachingAllocator(
-            read_settings(environ), capacity_bytes=target.memory_bytes, device_bytes=target.memory_bytes
+            self._settings, capacity_bytes=capacity_bytes, device_bytes=self._target.memory_bytes
         )
         self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
-        self._waiting: list[tuple[int, int, int]] = []
         self._held: set[str] = set()
-        self._met: set[Signature] = set()
-        self._asked: dict[Signature, int | None] = {}
 
-    def clear_highest(self) -> None:
-        """Let the highest levels begin anew at what is there now."""
-        self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
+    # --- what the program does ----------------------------------------------------------------------------------------
 
     def request(self, storage: int, nbytes: int, stream: int) -> None:
         """Note an allocation of the operator that runs; its kernel's buffers may come first."""
@@ -58,17 +65,83 @@ class CardMemory:
     def free(self, storage: int) -> None:
         """Free the block of a storage."""
         self.run_operator()
-        address = self._address.pop(storage, None)
-        if address is not None:
-            self._allocator.free(address)
+        self._do(self._free, storage)
 
     def run_operator(self, hidden: HiddenMemory | None = None, stream: int = 0) -> None:
         """Allocate what an operator has requested, and pass through what its kernel has for itself.
 
-        A convolution's workspace counts from the second round on: cuDNN is asked for all of a round at once. Raises
-        `torch.cuda.OutOfMemoryError` as the card does.
+        Raises `torch.cuda.OutOfMemoryError` as the card does.
         """
         requested, self._waiting = self._waiting, []
+        if requested or hidden is not None:
+            self._do(self._run, requested, hidden, stream)
+        if hidden is not None:
+            self._met.update(hidden.signatures)
+
+    def hold(self, workspaces: Mapping[str, HeldBuffer]) -> None:
+        """Allocate what a library keeps from now on, once by its name; the operator's own output comes first."""
+        self.run_operator()
+        for name, buffer in workspaces.items():
+            if name not in self._held:
+                self._do(self._hold, name, buffer)
+
+    def reset_peak_stats(self) -> None:
+        """Let peaks begin anew at what is there now."""
+        self._do(self._reset_peak_stats)
+
+    def empty_cache(self) -> None:
+        """Give every segment without a live block back."""
+        self.run_operator()
+        self._do(self._empty_cache)
+
+    def clear_highest(self) -> None:
+        """Let the highest levels begin anew at what is there now."""
+        self._do(self._clear_highest)
+
+    # --- the workspaces of cuDNN --------------------------------------------------------------------------------------
+
+    def ask_cudnn(self) -> None:
+        """Ask how much workspace the convolutions met since the last time take.
+
+        All are asked in one go, so they count from here on. In the first round, whose history is kept, they count from
+        its beginning.
+        """
+        self.run_operator()
+        if missing := [signature for signature in self._met if signature not in self._asked]:
+            answers = conv_workspaces(missing, self._target, torch_version=torch.__version__, library=chosen_cudnn())
+            self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
+            self._repeat_history()
+
+    def forget_history(self) -> None:
+        """Keep no history from now on: the first round is over."""
+        self._history = None
+
+    def _repeat_history(self) -> None:
+        """Do all anew, with the workspaces that are known now.
+
+        Where the card runs out meanwhile, all stays as it was: the next round runs out too, where the program is then.
+        """
+        history, self._history = self._history, None
+        if history is None:
+            return
+        before, raises = dict(vars(self)), self._raises
+        self._start(self._allocator.capacity_bytes)
+        self._raises = True
+        try:
+            for act, arguments in history:
+                act(*arguments)
+        except torch.cuda.OutOfMemoryError:
+            vars(self).update(before)
+        self._raises, self._history = raises, history
+
+    # --- the blocks ---------------------------------------------------------------------------------------------------
+
+    def _do(self, act: Callable[..., None], *arguments: Any) -> None:
+        act(*arguments)
+        if self._history is not None:
+            self._history.append((act, arguments))
+
+    def _run(self, requested: Sequence[_Request], hidden: HiddenMemory | None, stream: int) -> None:
         waiting = iter(requested)
         own: dict[str, int] = {}
         try:
@@ -88,39 +161,34 @@ class CardMemory:
         finally:
             for address in own.values():
                 self._allocator.free(address)
-        if hidden is not None:
-            self._met.update(hidden.signatures)
 
-    def _take(self, request: tuple[int, int, int] | None) -> None:
+    def _take(self, request: _Request | None) -> None:
         if request is not None:
             storage, nbytes, stream = request
             self._address[storage] = self._malloc(nbytes, stream)
 
-    def hold(self, workspaces: Mapping[str, HeldBuffer]) -> None:
-        """Allocate what a library keeps from now on, once by its name."""
-        for name, buffer in workspaces.items():
-            if name not in self._held:
-                self._held.add(name)
-                self._malloc(buffer.nbytes, buffer.stream)
+    def _free(self, storage: int) -> None:
+        address = self._address.pop(storage, None)
+        if address is not None:
+            self._allocator.free(address)
 
-    def ask_cudnn(self) -> None:
-        """Ask how much workspace the convolutions met so far take."""
-        missing = [signature for signature in self._met if signature not in self._asked]
-        answers = conv_workspaces(missing, self._target, torch_version=torch.__version__, library=chosen_cudnn())
-        self._asked.update({signature: answer.nbytes for signature, answer in answers.items()})
+    def _hold(self, name: str, buffer: HeldBuffer) -> None:
+        self._held.add(name)
+        self._malloc(buffer.nbytes, buffer.stream)
+
+    def _reset_peak_stats(self) -> None:
+        self._allocator.reset_peak_stats()
+
+    def _empty_cache(self) -> None:
+        self._allocator.empty_cache()
+
+    def _clear_highest(self) -> None:
+        self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
 
     def stats(self) -> Stats:
         """Bytes and counts now."""
         self.run_operator()
         return self._allocator.stats()
-
-    def reset_peak_stats(self) -> None:
-        """Let peaks begin anew at what is there now."""
-        self._allocator.reset_peak_stats()
-
-    def empty_cache(self) -> None:
-        """Give every segment without a live block back."""
-        self._allocator.empty_cache()
 
     def _malloc(self, nbytes: int, stream: int) -> int:
         allocator = self._allocator

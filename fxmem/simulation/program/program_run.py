@@ -221,17 +221,14 @@ class ProgramRecording(Recording):
     def _note_hidden(self, index: int, hidden: Any, phase: Phase) -> None:
         super()._note_hidden(index, hidden, phase)
         if self.memory is not None and isinstance(hidden, Seen):
-            if hidden.multiplies:
+            self.memory.run_operator(hidden.memory, self.log.streams.current)
+            if hidden.multiplies:  # a library asks for its workspace once the output is there
                 self.memory.hold(self.collector.held())
-            if hidden.memory is not None:
-                self.memory.run_operator(hidden.memory, self.log.streams.current)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def _begin_round(self) -> None:
         gc.collect()
-        if self.memory is not None:
-            self.memory.ask_cudnn()
         self.begin()
         self.log.results = {}  # of nodes of another graph
 

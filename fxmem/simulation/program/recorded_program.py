@@ -44,7 +44,8 @@ class RecordedProgram(ProfiledStep):
     @functools.cached_property
     def timeline(self) -> Timeline:
         """Bytes alive at every moment of the largest round; its peak says whether the program fits."""
-        timeline = complete_timeline(self.profile, os.environ)
+        reserved = [each.reserved_bytes or 0 for each in (self.setup, *self.rounds) if each is not None]
+        timeline = complete_timeline(self.profile, os.environ, max(reserved, default=0))
         if not self.shortage:
             return timeline
         peak = timeline.peak.model_copy(update={"fits": False, "shortage": self.shortage})

@@ -185,6 +185,8 @@ class Rounds(RoundRule):
         log = self._log
         sizes = Counter(nbytes for nbytes, birth in zip(log.nbytes, log.birth, strict=True) if birth > 0)
         record = self._record()
+        if log.memory is not None:
+            log.memory.forget_history()
         profile = self._build() if self._is_shown(record, sizes) else None
         self.finished.append(FinishedRound(record, sizes, profile))
         if self._enough(self.finished):
@@ -217,6 +219,8 @@ class Rounds(RoundRule):
 
     def _record(self) -> Round:
         log, high_water = self._log, self._log.high_water
+        if log.memory is not None:
+            log.memory.ask_cudnn()
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
             requested_bytes=high_water.requested,

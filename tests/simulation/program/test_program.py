@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fxmem
 from fxmem._torch.common import FakeTensor
 from fxmem.errors import AnalysisError, UsageError
+from fxmem.memory.allocator import CachingAllocator, known_levels, read_settings, replay
 from fxmem.planning.estimate import estimate
 from fxmem.records.profile import Kind, Phase
 
@@ -411,6 +412,58 @@ def test_the_card_counts_workspaces_of_convolutions_in_rounds_below_the_peak() -
             optimizer.step()
             optimizer.zero_grad()
     assert peaks[1] < peaks[2] < peaks[0]
+
+
+def test_the_first_round_counts_workspaces_of_convolutions_once_it_is_over() -> None:
+    with fxmem.record("h100") as recorded:
+        conv = nn.Conv2d(64, 128, 3, padding=1, device="cuda")
+        optimizer = torch.optim.SGD(conv.parameters())
+        for _ in range(3):
+            conv(torch.empty(4, 64, 32, 32, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    first, second, third = recorded.rounds
+    assert any(storage.kind is Kind.WORKSPACE and storage.birth for storage in recorded.profile.storages)
+    assert first.allocated_bytes == second.allocated_bytes == third.allocated_bytes == recorded.peak.allocated_bytes
+    assert first.reserved_bytes == third.reserved_bytes == recorded.peak.reserved_bytes
+
+
+def test_what_setting_up_has_reserved_stays_reserved() -> None:
+    with fxmem.record("h100") as recorded:
+        model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False, device="cuda") for _ in range(8))).to(torch.bfloat16)
+        with torch.no_grad():
+            model(torch.empty(8, 2048, device="cuda", dtype=torch.bfloat16))
+        printed = torch.cuda.max_memory_reserved()
+    alone = replay(recorded.profile).reserved_bytes
+    assert alone is not None
+    assert recorded.peak.reserved_bytes == printed > 2048 * 2048 * 8 * 4 > alone
+    process = recorded.peak.process_bytes
+    assert process is not None
+    assert process.low > printed
+    levels = known_levels(recorded.profile, recorded.timeline, read_settings({}))
+    assert levels is not None
+    assert set(levels.reserved_bytes) == {printed}
+
+
+def test_a_librarys_workspace_comes_after_the_output_of_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an H100's log of a first generation has it: the output of q_proj, the workspace, the output of k_proj."""
+    order: list[int] = []
+    malloc = CachingAllocator.malloc
+
+    def note(self: CachingAllocator, nbytes: int, stream: int = 0) -> int:
+        order.append(nbytes)
+        return malloc(self, nbytes, stream)
+
+    monkeypatch.setattr(CachingAllocator, "malloc", note)
+    with fxmem.record("h100") as recorded, torch.no_grad():
+        layers = nn.Linear(256, 128, bias=False, device="cuda"), nn.Linear(256, 32, bias=False, device="cuda")
+        x = torch.empty(64, 256, device="cuda")
+        kept = [layer(x) for layer in layers]
+        assert len(kept) == torch.cuda.device_count() + 1
+    live, order[:] = order[-3:], []
+    replay(recorded.profile, max_steps=1)
+    workspace = next(each.nbytes for each in recorded.profile.storages if each.kind is Kind.WORKSPACE)
+    assert live == order[-3:] == [64 * 128 * 4, workspace, 64 * 32 * 4]
 
 
 def test_out_of_memory_is_raised_where_the_card_would_raise_it() -> None:

@@ -9,7 +9,7 @@ that the viewer's own reader (`torch/utils/viz/MemoryViz.js`) takes. Nothing her
   step.
 - An event's `size` is the bytes requested, as in PyTorch's own traces. So the running sum peaks at
   `Peak.requested_bytes`; what the blocks add by rounding stands in `segments`, which are the state after the step, and
-  sum up to `Peak.reserved_bytes`.
+  sum up to `Peak.reserved_bytes`, but for what a program's set-up reserved beyond its step.
 - Events have no time: nothing was run.
 - For a CUDA target, addresses are those of the caching allocator replayed, but for the origin. For the CPU, whose
   allocator is not modelled, the step is laid out as that allocator would: sizes and order are predicted, places and
