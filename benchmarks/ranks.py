@@ -1,4 +1,6 @@
-"""One rank of many with real tensors, run by torch's own engine in a world without peers, against its prediction.
+"""One rank of many with real tensors against its prediction: in a world without peers, and over gloo.
+
+Without peers it is run by torch's own engine in one process. Over gloo all ranks run, each in a process of its own.
 
     python -m benchmarks.ranks
 
@@ -9,15 +11,20 @@ from __future__ import annotations
 
 import datetime
 import sys
+import tempfile
 import warnings
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from tests.sharded_models import CONFIGURATIONS
+from tests.simulation.ranks import gloo
 from tests.simulation.ranks.test_truth import measured_and_predicted
 
 _RESULTS = Path(__file__).parent / "results"
+_OVER_GLOO: Final = {2: ("fsdp", "ddp", "ddp, views", "1f1b", "gpipe"), 4: ("fsdp", "ddp", "1f1b", "gpipe")}
+"""By number of ranks, the kinds of `tests/simulation/ranks/programs/spread.py`."""
 
 
 def main() -> int:
@@ -35,6 +42,15 @@ def main() -> int:
         wrong += measured != predicted
         lines.append(f"| {name} | {world} | {rank} | {measured:,} | {predicted:,} | {predicted - measured} |")
         print(lines[-1], flush=True)
+    for world, kinds in _OVER_GLOO.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = gloo.measure(Path(folder), world, *kinds)
+        for (kind, rank), once in found.items():
+            measured, predicted = gloo.compare(kind, world, rank, once)
+            off = predicted - measured
+            wrong += abs(off) > gloo.NUMBER
+            lines.append(f"| {kind}, over gloo | {world} | {rank} | {measured:,} | {predicted:,} | {off} |")
+            print(lines[-1], flush=True)
     path = _RESULTS / f"ranks-{datetime.datetime.now(datetime.UTC).date()}.md"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 1 if wrong else 0

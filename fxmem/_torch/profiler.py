@@ -47,6 +47,11 @@ def is_allocation(entry: Any) -> bool:
     return bool(entry.tag == torch._C._profiler._EventType.Allocation)
 
 
+def thread(entry: Any) -> int:
+    """The thread that an entry of the tree was recorded in (`_ProfilerEvent.start_tid`, since 1.13)."""
+    return int(entry.start_tid)
+
+
 def is_function(entry: Any) -> bool:
     """Whether the dispatcher or autograd recorded this entry as a call. It is then no backward node and no user's mark
     (`RecordScope`, since 1.13)."""

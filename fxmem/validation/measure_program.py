@@ -31,6 +31,7 @@ from torch.profiler import record_function
 
 from fxmem._torch import autograd as torch_autograd
 from fxmem._torch import common as torch_common
+from fxmem._torch import distributed as torch_distributed
 from fxmem._torch import profiler as torch_profiler
 from fxmem._torch import programs as torch_programs
 from fxmem._torch import wrappers as torch_wrappers
@@ -43,6 +44,7 @@ from fxmem.simulation.round_rule import Enough, RoundRule, stepped_parameters
 from fxmem.validation.measure_cpu import cpu_machine, quiet_profiler
 from fxmem.validation.measure_cuda import card_machine, current_bytes
 from fxmem.validation.profiler_log import (
+    BACKEND,
     LOADER,
     MARK,
     WORKSPACE_KERNELS,
@@ -53,7 +55,7 @@ from fxmem.validation.profiler_log import (
 )
 
 _STANDARD_ERROR = 2
-_SET_ASIDE = (*WORKSPACE_KERNELS, LOADER)
+_SET_ASIDE = (*WORKSPACE_KERNELS, LOADER, BACKEND)
 
 
 def measure_program(program: Launch, *, steps: int, device: MeasuredDevice) -> ProgramMeasurement:
@@ -180,7 +182,7 @@ def _measure_on_cpu(program: Launch, steps: int) -> ProgramMeasurement:
         torch_profiler.profiler() as profiled,
     ):
         ending = _run(program, rounds)
-    events, ends = read_rounds(profiled)
+    events, ends = read_rounds(profiled, apart=torch_distributed.is_initialized())
     scratch = scratch_events(events)
     live = live_bytes(0, events, {})
     without = live_bytes(0, events, {index: call for index, call in scratch.items() if call.name in _SET_ASIDE})

@@ -36,6 +36,10 @@ MARK = "fxmem.simulation.step:"
 LOADER = "fxmem.data_loader"
 """The name of a data loader's work, in which what is allocated and freed is scratch as an operator's is."""
 
+BACKEND = "fxmem.backend"
+"""The name of a collective's work: what a backend allocates within it, or in a thread of its own, is the backend's."""
+_COLLECTIVE = "c10d::"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredCall:
@@ -62,21 +66,21 @@ class ProfilerEvent:
 
 def scratch_events(events: Sequence[ProfilerEvent]) -> dict[int, MeasuredCall]:
     """Indices of the allocations of a call's scratch, and of their frees, with the call."""
-    born: dict[int, int] = {}
+    born: dict[tuple[int, int], int] = {}  # by size, too: events of two threads may be in the wrong order
     freed: dict[int, int] = {}
     scratch: dict[int, MeasuredCall] = {}
     for index, event in enumerate(events):
         if event.nbytes > 0:
-            born[event.address] = index
+            born[event.address, event.nbytes] = index
             continue
-        birth = born.pop(event.address, None)
+        birth = born.pop((event.address, -event.nbytes), None)
         if birth is None:
             continue
         freed[birth] = index
         call = event.call
         if call is not None and events[birth].call is call:
             scratch[birth] = scratch[index] = call
-    for birth, call in _kept_by_kernels(events, scratch):
+    for birth, call in (*_kept_by_kernels(events, scratch), *_kept_by_backend(events)):
         scratch[birth] = call
         if birth in freed:
             scratch[freed[birth]] = call
@@ -94,6 +98,13 @@ def _kept_by_kernels(
             made[call] += 1
             if made[call] > _RESULTS_OF_KNOWN_SHAPE[call.name]:
                 yield index, call
+
+
+def _kept_by_backend(events: Sequence[ProfilerEvent]) -> Iterator[tuple[int, MeasuredCall]]:
+    """What a backend allocates, whichever of its threads frees it."""
+    for index, event in enumerate(events):
+        if event.nbytes > 0 and event.call is not None and event.call.name == BACKEND:
+            yield index, event.call
 
 
 def live_bytes(resident: int, events: Sequence[ProfilerEvent], without: Mapping[int, MeasuredCall]) -> list[int]:
@@ -122,9 +133,12 @@ def read_events(profiled: profile) -> list[ProfilerEvent]:
     return list(assign_phases(entry for entry in _read_log(profiled) if not isinstance(entry, RoundEnd)))
 
 
-def read_rounds(profiled: profile) -> tuple[list[ProfilerEvent], list[int]]:
-    """The memory events in order of time, and their number at each round's end."""
-    log = _read_log(profiled)
+def read_rounds(profiled: profile, *, apart: bool = False) -> tuple[list[ProfilerEvent], list[int]]:
+    """The memory events in order of time, and their number at each round's end.
+
+    With `apart`, threads without marks are those of a backend of torch.distributed.
+    """
+    log = _read_log(profiled, apart=apart)
     events = list(assign_phases(entry for entry in log if not isinstance(entry, RoundEnd)))
     ends, count = [], 0
     for entry in log:
@@ -134,13 +148,16 @@ def read_rounds(profiled: profile) -> tuple[list[ProfilerEvent], list[int]]:
     return events, ends
 
 
-def _read_log(profiled: profile) -> list[ProfilerEvent | Phase | RoundEnd]:
+def _read_log(profiled: profile, *, apart: bool = False) -> list[ProfilerEvent | Phase | RoundEnd]:
     found: list[tuple[int, ProfilerEvent | Phase | RoundEnd]] = []
     pending: list[tuple[Any, MeasuredCall | None, tuple[str, ...]]] = [
         (root, None, ()) for root in torch_profiler.event_tree(profiled)
     ]
+    steps_threads = {torch_profiler.thread(root) for root, _, _ in pending if root.name.startswith(MARK)}
     while pending:
         entry, call, path = pending.pop()
+        if entry.name.startswith(_COLLECTIVE) or (apart and torch_profiler.thread(entry) not in steps_threads):
+            call, path = MeasuredCall(BACKEND), (BACKEND,)
         if torch_profiler.is_allocation(entry):
             block = entry.extra_fields
             if block.device.type == "cpu":

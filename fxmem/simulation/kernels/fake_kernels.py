@@ -332,6 +332,11 @@ def _fake_quantize(fakes: torch_common.FakeTensorMode, _: Any, source: Tensor, *
         return torch.empty_like(source), torch.empty_like(source, dtype=torch.bool)
 
 
+def _wait(_: torch_common.FakeTensorMode, __: Any, source: Tensor) -> Any:
+    """`wait_tensor` (distributed/c10d/Functional.cpp): the tensor itself; torch's meta kernel makes another."""
+    return aten.alias.default(source)
+
+
 EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.mse_loss.default: _elementwise_loss,
     aten.smooth_l1_loss.default: _elementwise_loss,
@@ -357,6 +362,7 @@ EVERYWHERE: Final[dict[Any, Callable[..., Any]]] = {
     aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize,
     aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize,
+    **({torch.ops._c10d_functional.wait_tensor.default: _wait} if torch.distributed.is_available() else {}),
 }
 """The same for these, on the CPU as on a card; the recorder asks here, because FakeTensorMode prefers its
 decompositions of some of them."""

@@ -184,8 +184,10 @@ class ProgramRecording(Recording):
         if self.memory is not None and self.target.capability is not None:
             yield torch_programs.fakes_are_foreach_tensors()
             yield from stand_ins(self.memory, self.target.capability, self._thread)
-            yield from process_patches(self.notes, self.collectives.world)
             yield from nvidia_smi_patches(self.memory, self.target, self.notes)
+
+        if on_card or self.collectives.world is not None:
+            yield from process_patches(self.notes, self.collectives.world)
 
     def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`Module.to` and its kind: what has come to the target is a root, its recurrent weights are one block."""

@@ -1,0 +1,100 @@
+"""Ranks that run for real over gloo, each in a process of its own, and the prediction of each.
+
+Set aside is what the backend allocates within its calls and in its threads: gloo copies what it sends, NCCL does not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from fxmem.hardware import catalogue
+from fxmem.records.names import MAX_OPERATORS
+from fxmem.records.validation import ProgramMeasurement
+from fxmem.simulation.program import Launch, RecordedProgram, launch
+
+SPREAD: Final = str(Path(__file__).parent / "programs" / "spread.py")
+_STEPS: Final = 6
+NUMBER: Final = 4
+"""Bytes of a number on the host that is read a moment earlier or later."""
+_MEASURE: Final = """
+import os, pathlib, sys
+import torch._dynamo, torch.distributed.tensor, torch.distributed.fsdp, torch.distributed.pipelining  # once for all
+import tests.sharded_models
+from fxmem.simulation.program import Launch
+from fxmem.validation import measure_program
+torch.set_num_threads(1)
+
+class Sent:  # gloo's work keeps what it sent for as long as it is there, that of NCCL until it has been waited for
+    def __init__(self, work):
+        self.work = work
+    def wait(self):
+        self.work.wait()
+        self.work = None
+
+isend = torch.distributed.isend
+def send(*args, **kwargs):
+    return Sent(isend(*args, **kwargs))
+torch.distributed.isend = torch.distributed.distributed_c10d.isend = send
+folder, steps, script, world, *kinds = sys.argv[1:]
+for kind in kinds:
+    for rank in range(int(world)):
+        if not os.fork():
+            os.environ.update(RANK=str(rank), WORLD_SIZE=world, STORE=f"{folder}/{kind} meet")
+            measured = measure_program._measure_on_cpu(Launch(script, (kind,)), int(steps))
+            pathlib.Path(folder, f"{kind} {rank}").write_text(measured.model_dump_json())
+            os._exit(0)
+    for rank in range(int(world)):
+        os.wait()
+"""
+
+
+def measure(folder: Path, world: int, *kinds: str) -> dict[tuple[str, int], int]:
+    """The peak of each rank of each kind of `spread.py`, run for real: the lowest of its steps after the first.
+
+    The backend's threads free some tensors of a step later than the step has done with them.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(folder), str(_STEPS), SPREAD, str(world), *kinds],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PAUSE": "0.02"},
+    )
+    found: dict[tuple[str, int], int] = {}
+    for kind in kinds:
+        for rank in range(world):
+            file = folder / f"{kind} {rank}"
+            assert file.exists(), done.stderr
+            measured = ProgramMeasurement.model_validate_json(file.read_bytes())
+            assert measured.ending == f"stopped after step {_STEPS}", done.stderr
+            found[kind, rank] = min(each.peak_without_kernel_scratch_bytes or 0 for each in measured.rounds[1:])
+    return found
+
+
+def predict(kind: str, world: int, rank: int) -> RecordedProgram:
+    """The same rank on the CPU's pretended memory."""
+    return launch(
+        Launch(SPREAD, (kind,), ranks=world, rank=rank),
+        catalogue.target("cpu"),
+        enough=lambda rounds: len(rounds) >= 2,
+        max_operators=MAX_OPERATORS,
+    ).recorded
+
+
+def compare(kind: str, world: int, rank: int, measured: int) -> tuple[int, int]:
+    """A rank's measured and predicted peak; measured again, at most twice, where they differ.
+
+    A tensor whose last reference one of gloo's threads drops is not seen freed; that adds to some runs.
+    """
+    predicted = predict(kind, world, rank).rounds[-1].requested_bytes
+    for _ in range(2):
+        if abs(predicted - measured) > NUMBER:
+            with tempfile.TemporaryDirectory() as folder:
+                measured = min(measured, measure(Path(folder), world, kind)[kind, rank])
+    return measured, predicted

@@ -1,0 +1,79 @@
+"""A training script on ranks of the CPU, over gloo: `spread.py KIND`, in STORE a file for the ranks to meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.sharded_models import BATCH, SEQUENCE, VOCABULARY, Llama, fsdp, fsdp_tp, loss, tp
+
+dist.init_process_group(
+    "gloo",
+    init_method=f"file://{os.environ.get('STORE', '')}",
+    rank=int(os.environ["RANK"]),
+    world_size=int(os.environ["WORLD_SIZE"]),
+)
+rank, world, kind = dist.get_rank(), dist.get_world_size(), sys.argv[1]
+STEPS, PAUSE = 6, float(os.environ.get("PAUSE", "0"))
+batch = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
+
+
+class Stage(nn.Module):
+    """A block, with the embedding before the first and the logits after the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = Llama(1)
+        self.block = whole.layers[0]
+        self.embedding = whole.embedding if rank == 0 else None
+        self.output = whole.output if rank == world - 1 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The next stage's input."""
+        x = self.block(x if self.embedding is None else self.embedding(x))
+        return x if self.output is None else self.output(x)
+
+
+def train(model: nn.Module) -> None:
+    """Steps on one batch."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        loss(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(PAUSE)
+
+
+def train_stages(schedule: Any, parameters: Any) -> None:
+    """Steps of a pipeline of four micro-batches."""
+    optimizer = torch.optim.AdamW(parameters)
+    whole = batch.repeat(4, 1)
+    for _ in range(STEPS):
+        schedule.step(*([whole] if rank == 0 else []), target=whole if rank == world - 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(PAUSE)
+
+
+if kind in ("1f1b", "gpipe"):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    def stage_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy."""
+        return nn.functional.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
+
+    stage = PipelineStage(Stage(), rank, world, torch.device("cpu"))
+    made = Schedule1F1B if kind == "1f1b" else ScheduleGPipe
+    train_stages(made(stage, 4, loss_fn=stage_loss), stage.submod.parameters())
+elif kind == "ddp":
+    train(nn.parallel.DistributedDataParallel(Llama()))
+elif kind == "ddp, views":
+    train(nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=True, bucket_cap_mb=0.1))
+else:
+    train({"fsdp": fsdp, "tp": tp, "fsdp x tp": fsdp_tp}[kind]("cpu")(Llama()))

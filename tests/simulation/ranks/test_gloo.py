@@ -1,0 +1,43 @@
+"""Two ranks over gloo, each in a process of its own, against the prediction of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+import torch
+
+import fxmem
+from fxmem.records.profile import Kind
+from tests.sharded_models import Llama, loss, tokens, tp
+from tests.simulation.ranks.gloo import NUMBER, compare, measure
+
+CASES: Final = (("fsdp", 1), ("ddp", 0), ("ddp, views", 1), ("1f1b", 0), ("1f1b", 1))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], int]:
+    """Every kind on two ranks."""
+    return measure(tmp_path_factory.mktemp("ranks"), 2, *dict.fromkeys(kind for kind, _ in CASES))
+
+
+@pytest.mark.parametrize(("kind", "rank"), CASES)
+def test_a_rank_takes_what_is_predicted(kind: str, rank: int, measured: Mapping[tuple[str, int], int]) -> None:
+    real, predicted = compare(kind, 2, rank, measured[kind, rank])
+    assert abs(predicted - real) <= NUMBER
+
+
+def test_waiting_for_a_collective_makes_no_tensor() -> None:
+    analysis = fxmem.analyze(Llama, tokens(), loss=loss, target="cpu", ranks=2, rank=0, parallelize=tp("cpu"))
+    makers = {
+        op.name
+        for op in analysis.profile.ops
+        for each in analysis.profile.storages
+        if op.begin <= each.birth < op.end and each.kind is Kind.COMMUNICATION
+    }
+    assert "_c10d_functional.all_gather_into_tensor.default" in makers
+    waits = [op for op in analysis.profile.ops if "wait_tensor" in op.name]
+    assert waits
+    assert all(op.begin == op.end for op in waits)
+    assert not torch.distributed.is_initialized()
