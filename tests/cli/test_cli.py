@@ -581,7 +581,8 @@ def test_without_a_command_it_is_the_help(capsys: Capture) -> None:
 def test_the_help_of_a_verb_has_groups(capsys: Capture) -> None:
     text = succeeds(capsys, "analyze", "--help")
     headings = [line for line in text.splitlines() if re.fullmatch(r"[a-z ]+:", line)]
-    assert headings[2:] == ["the model and its inputs:", "the step:", "kernels:", "what is shown and written:"]
+    groups = ["the model and its inputs:", "the step:", "kernels:", "what is shown and written:"]
+    assert headings[2:] == [*groups, "examples:"]
 
 
 def test_version(capsys: Capture) -> None:
