@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled-gpu operators programs published published-batches constraints clean mutants releases sample step-time ranks
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu operators programs published published-batches constraints clean mutants releases sample step-time ranks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ validate-gpu: $(READY) ## measure steps on this machine's NVIDIA card, under nin
 
 accuracy: $(READY) ## hold predictions against every measurement that is kept; needs no card
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY_ARGS)
+
+compiled: $(READY) ## hold predicted compiled steps of a dozen models against real ones on the CPU (about eight minutes)
+	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled_cpu
 
 compiled-gpu: $(READY) ## predict the compiled steps that an H100 ran (about five minutes); needs no card
 	PYTHONPATH=. $(BIN)/python -m benchmarks.compiled $(COMPILED_ARGS)

@@ -249,6 +249,7 @@ ROOMS = sorted(path.name for path in (ROOT / "fxmem").iterdir() if (path / "__in
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 """Dotted name of every module of the package to its file."""
 OPEN_PACKAGES = {
+    "fxmem._torch.compiler": "private names by the module of torch they are of, as in the rest of the room",
     "fxmem.show.text": "one table for each kind of record: whoever has the record names its module",
     "fxmem.simulation.model": "a model made ready for a run without data, which checkpoints and changes need as well",
     "fxmem.simulation.observe": "what watches a run, which checkpoints and changes need as well",

@@ -109,6 +109,18 @@ def header_facts(about: Headed) -> Facts:
     )
 
 
+def compile_facts(about: Headed) -> Facts:
+    """What the compiler decides by timing on the card, with the peaks of both answers; none where nothing is."""
+    made = about.step.compiled
+    if made is None or made.lowest_peak_bytes is None or made.highest_peak_bytes is None:
+        return []
+    count = sum(each.count for each in made.timed)
+    taken = printable(made.timed[0].taken)
+    what = f"whether {count} matrix product{'s are' if count > 1 else ' is'} padded; {taken} here"
+    peaks = format_range(made.lowest_peak_bytes, made.highest_peak_bytes)
+    return [("By timing", f"{what}. Peak with either answer: {peaks}")]
+
+
 def loss_facts(profile: Profile) -> Facts:
     """What a loss would add to a step without one."""
     notes = [each.text for each in profile.assumptions if each.topic == "loss" and each.text.startswith(NO_LOSS)]

@@ -46,6 +46,8 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 """A mode of `torch.compile`."""
 AS_IS: Final = "as-is"
 """In the place of a mode: what the model's author has compiled, as it was compiled."""
+BUDGET_OPTION: Final = "activation_memory_budget"
+"""The setting of `torch._functorch.config` by which a compiled step keeps less for backward."""
 MeasuredDevice = Literal["cpu", "cuda"]
 """Where a step is run to be measured."""
 Heat = Literal["saved", "output", "params", "flops", "live", "scratch"]

@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from fxmem._torch import common as torch_common
+from fxmem._torch.compiler.inlined import outside_compiler
 
 aten = torch.ops.aten
 
@@ -289,7 +290,7 @@ def libraries_ask_for_values() -> Iterator[Callable[[], None]]:
 
 
 def _asking_for_values(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda tensor: original(tensor) and not is_known(tensor)
+    return outside_compiler(lambda tensor: original(tensor) and not is_known(tensor))
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -22,6 +22,9 @@ class CompileSettings(Record):
     dynamic: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of `torch._inductor.config`."""
+    activation_memory_budget: float | None = Field(default=None, ge=0, le=1, exclude_if=lambda value: value is None)
+    """What AOTAutograd may keep for backward, as a share of what it could free; None: as the process has it in
+    `torch._functorch.config`."""
     pads: bool = False
     """Whether products that inductor may pad are padded; it decides by timing."""
 
@@ -51,3 +54,8 @@ class CompileRecord(Record):
     kernels: int
     """Launches in a step: inductor's own kernels and those of libraries."""
     timed: Many[TimedChoice] = ()
+    lowest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The peak with the answer to what is decided by timing that takes less, in the allocator's blocks where they are
+    modelled; None where nothing is decided so."""
+    highest_peak_bytes: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """The same with the answer that takes more."""

@@ -63,6 +63,7 @@ def notebook_html(profile: Profile, timeline: Timeline) -> str:
         "notebook",
         facts=[
             *facts.header_facts(profile),
+            *facts.compile_facts(profile),
             *facts.program_facts(profile),
             *facts.peak_facts(profile, timeline.peak),
             *facts.total_facts(profile),

@@ -71,8 +71,9 @@ def _pick_fitting(words: Sequence[str], room: int) -> str:
 
 
 def _program(profile: Profile) -> Iterator[RenderableType]:
-    if about := [*rank_facts(profile), *findings.program_facts(profile), *findings.loss_facts(profile)]:
-        yield facts(about)
+    about = (rank_facts, findings.compile_facts, findings.program_facts, findings.loss_facts)
+    if found := [fact for each in about for fact in each(profile)]:
+        yield facts(found)
 
 
 def _modules(profile: Profile, timeline: Timeline, width: int, depth: int | None) -> Iterator[RenderableType]:

@@ -42,6 +42,7 @@ def table(
                 [
                     *findings.header_facts(profile),
                     *rank_facts(profile),
+                    *findings.compile_facts(profile),
                     *findings.program_facts(profile),
                     *findings.loss_facts(profile),
                 ]

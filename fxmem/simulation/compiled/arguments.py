@@ -6,12 +6,12 @@ import ast
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from fxmem._torch.inductor import known_options
+from fxmem._torch.compiler.inductor import known_options
 from fxmem.errors import UsageError, closest
-from fxmem.records.names import AS_IS, CompileMode
+from fxmem.records.names import AS_IS, BUDGET_OPTION, CompileMode
 from fxmem.records.parts import CompileSettings
 
-_KEYS: Final = ("mode", "dynamic", "options")
+_KEYS: Final = ("mode", "dynamic", "options", BUDGET_OPTION)
 
 Compile = bool | str | Mapping[str, Any] | CompileSettings | None
 """`fxmem.analyze(compile=...)`: True or a mode, `as-is`, or the arguments of `torch.compile`."""
@@ -43,7 +43,15 @@ def parse_compile(value: Compile) -> CompileSettings | None:
         )
     if given.get("dynamic") not in (None, True, False):
         raise UsageError(f"expected dynamic to be True, False or None, got {given['dynamic']!r}")
-    return CompileSettings(mode=mode, dynamic=given.get("dynamic"), options=_read_options(given.get("options") or {}))
+    share = given.get(BUDGET_OPTION)
+    if share is not None and (not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1):
+        raise UsageError(f"expected {BUDGET_OPTION} from 0 (keep least) to 1 (recompute nothing), got {share!r}")
+    return CompileSettings(
+        mode=mode,
+        dynamic=given.get("dynamic"),
+        options=_read_options(given.get("options") or {}),
+        activation_memory_budget=share,
+    )
 
 
 def _read_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,11 +78,12 @@ def read_compile(mode: str | None, options: list[str]) -> CompileSettings | None
         if given:
             raise UsageError(f"expected --compile {AS_IS} without --compile-option: the model's author has chosen")
         return parse_compile(AS_IS)
-    return parse_compile({"mode": mode, "dynamic": given.pop("dynamic", None), "options": given})
+    own = {name: given.pop(name, None) for name in ("dynamic", BUDGET_OPTION)}
+    return parse_compile({"mode": mode, **own, "options": given})
 
 
 def parse_compile_options(texts: list[str]) -> dict[str, Any]:
-    """Read `--compile-option KEY=VALUE`; `dynamic` is torch.compile's own argument, all others are inductor's.
+    """Read `--compile-option KEY=VALUE`: inductor's, `dynamic` of torch.compile, `activation_memory_budget`.
 
     Raises:
         UsageError: no `=`.

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from fxmem._torch import common as torch_common
-from fxmem._torch import inductor as torch_inductor
 from fxmem._torch import triton as torch_triton
+from fxmem._torch.compiler import dynamo as torch_dynamo
+from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.errors import EnvironmentLacksError
 from fxmem.hardware.cards import CATALOGUE
-from fxmem.records.names import AS_IS
+from fxmem.records.names import AS_IS, BUDGET_OPTION
 from fxmem.records.parts import CompileRecord, CompileSettings, TimedChoice
 from fxmem.records.profile import Target
 from fxmem.simulation import flops
@@ -80,7 +81,7 @@ class CompiledRecording(Recording):
                 called = self._compile_module(model, chosen or {})
             else:
                 backend = functools.partial(self._compile, options=chosen or {})
-                torch_inductor.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
+                torch_dynamo.compile_part(model.get_submodule(path), backend, in_place=chosen is None)
         return _Root(model, called, self)
 
     def _compile_module(self, model: torch.nn.Module, options: dict[str, Any]) -> Any:
@@ -93,7 +94,7 @@ class CompiledRecording(Recording):
         return CompileRecord(
             mode=AS_IS if self._settings.as_is else self._settings.mode,
             dynamic=self._settings.dynamic,
-            options={name: repr(value) for name, value in self._settings.options.items()},
+            options={name: repr(value) for name, value in self._list_options().items()},
             graphs=len(self.kernels.wrappers),
             breaks=tuple(self.breaks),
             kernels=self.kernels.launches,
@@ -101,6 +102,10 @@ class CompiledRecording(Recording):
                 TimedChoice(what=f"pad_mm: {what}", taken=padded, count=count) for what, count in self.timed.items()
             ),
         )
+
+    def _list_options(self) -> dict[str, Any]:
+        share = self._settings.activation_memory_budget
+        return self._settings.options if share is None else {**self._settings.options, BUDGET_OPTION: share}
 
     # --- what the step runs inside ------------------------------------------------------------------------------------
 
@@ -110,6 +115,7 @@ class CompiledRecording(Recording):
         flops.torch_formulas()
         with (
             torch_inductor.own_files(),
+            torch_inductor.limit_saved(self._settings.activation_memory_budget),
             torch_common.patch(torch.nn.functional, "scaled_dot_product_attention", lambda _: torch_inductor.SDPA),
             torch_inductor.answer_for_card(self._card_answers())
             if self.target.device == "cuda"
@@ -118,7 +124,7 @@ class CompiledRecording(Recording):
             torch_inductor.fold_on_cpu(),
             torch_inductor.route_inductor(self._compile),
             torch_inductor.decide_padding(self._decide_padding),
-            torch_inductor.fresh_dynamo(self.breaks.append),
+            torch_dynamo.fresh_dynamo(self.breaks.append),
         ):
             yield
 
@@ -173,13 +179,13 @@ class CompiledRecording(Recording):
         card = CATALOGUE.get(self.target.name)
         rates = None if card is None else card.rates
 
-        def tflops(dtype: torch.dtype) -> float:
-            if rates is None:
-                return 100.0
-            rate = rates.half if dtype in (torch.float16, torch.bfloat16) else rates.fp32
-            return rate / 1e12
-
-        return torch_inductor.CardAnswers(properties, tflops, 1000.0 if rates is None else rates.bandwidth / 1e9)
+        if rates is None:
+            return torch_inductor.CardAnswers(properties)
+        return torch_inductor.CardAnswers(
+            properties,
+            lambda dtype: (rates.half if dtype in (torch.float16, torch.bfloat16) else rates.fp32) / 1e12,
+            rates.bandwidth / 1e9,
+        )
 
 
 class _Root:

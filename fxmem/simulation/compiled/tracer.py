@@ -17,9 +17,9 @@ import torch
 import torch.fx
 
 from fxmem._torch import common as torch_common
-from fxmem._torch import inductor as torch_inductor
 from fxmem._torch import wrappers as torch_wrappers
 from fxmem._torch.autograd import NO_HOOKS
+from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.records.profile import ModuleCall, Phase, RecomputedRegion, SourceLine
 from fxmem.simulation.flops import size_of_tensors
 from fxmem.simulation.observe.event_log import LOSS, StepLog

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import fxmem
-from fxmem._torch import inductor as torch_inductor
+from fxmem._torch.compiler import inductor as torch_inductor
 from fxmem.errors import AnalysisError, EnvironmentLacksError, UsageError
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Phase
 
 
@@ -19,6 +20,13 @@ class Raises(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such batch")
+
+
+class Shared(nn.Module):
+    """Its forward is compiled by the caller, and for an analysis."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos().mul(2).sub(1)
 
 
 def small() -> nn.Module:
@@ -56,6 +64,32 @@ def test_caches_and_torch_are_left_as_they_were(
     assert [*inductor.iterdir(), *triton.iterdir()] == []
 
 
+def test_what_the_caller_has_compiled_stays_compiled() -> None:
+    compiled: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    model, x = small(), torch.zeros(4, 32)
+    mine: Any = torch.compile(model, backend=backend)
+    shared: Any = torch.compile(Shared(), backend=backend)
+    expected = mine(x), shared(x)
+    before = len(compiled)
+    for analysed in (model, Shared()):
+        analysis = fxmem.analyze(analysed, x, target="cpu", mode="infer", compile=True)
+        assert analysis.profile.step.compiled is not None
+        assert analysis.profile.step.compiled.graphs == 1
+    assert torch.equal(mine(x), expected[0])
+    assert torch.equal(shared(x), expected[1])
+    assert len(compiled) == before
+    assert torch.equal(shared(torch.zeros(5, 32)), torch.ones(5, 32))
+    for _ in range(6):  # dead forms count against dynamo's limit of 8
+        again = fxmem.analyze(Shared(), x, target="cpu", mode="infer", compile=True).profile.step.compiled
+        assert again is not None
+        assert again.graphs == 1
+
+
 def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> None:
     analysis = fxmem.analyze(small(), torch.zeros(4, 32), target="h100", compile=True)
     profile = analysis.profile
@@ -70,6 +104,24 @@ def test_kernels_are_operators_with_the_line_and_the_module_they_are_of() -> Non
     assert "torch.compile in mode default" in str([each.text for each in profile.assumptions])
     again = type(analysis.report()).model_validate_json(analysis.to_json())
     assert again.step.compiled == profile.step.compiled
+
+
+@pytest.mark.parametrize("target", ["h100", "24GB"])
+def test_what_is_decided_by_timing_has_two_answers(target: str) -> None:
+    model = nn.Linear(1024, 1023, bias=False)
+    analysis = fxmem.analyze(
+        model, torch.zeros(2048, 1024), mode="infer", target=target, compile=True, precision="bf16", optimizer=None
+    )
+    made = analysis.profile.step.compiled
+    assert made is not None
+    assert "2048x1024 by 1024x1023" in made.timed[0].what
+    assert made.lowest_peak_bytes is not None
+    assert made.highest_peak_bytes is not None
+    assert analysis.peak.counted_bytes == made.lowest_peak_bytes < made.highest_peak_bytes
+    padded = analysis.vary(compile=CompileSettings(pads=True))
+    assert padded.peak.counted_bytes == made.highest_peak_bytes
+    assert "By timing" in analysis.table()
+    assert "whether 1 matrix product is padded; not padded here" in " ".join(analysis.table().split())
 
 
 class Partly(nn.Module):
@@ -101,9 +153,10 @@ def test_what_comes_compiled_is_compiled_when_asked() -> None:
     ("compile", "message"),
     [
         ("defualt", "closest: default"),
-        ({"modes": "default"}, "expected compile with mode, dynamic, options, got 'modes'"),
+        ({"modes": "default"}, "expected compile with mode, dynamic, options, activation_memory_budget, got 'modes'"),
         ({"options": {"epilogue_fusoin": True}}, "closest: epilogue_fusion"),
         ({"dynamic": "yes"}, "expected dynamic to be True, False or None"),
+        ({"activation_memory_budget": 2}, "expected activation_memory_budget from 0"),
     ],
 )
 def test_arguments_that_torch_compile_does_not_take(compile: object, message: str) -> None:

@@ -278,7 +278,7 @@ def decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
     """Let `decide(call)` say whether a matrix product is padded; inductor times both on the card.
 
     `_should_pad` of torch/_inductor/fx_passes/pad_mm.py (since 2.3) first leaves out products that memory bounds
-    (`is_mm_compute_bound`), which needs no card.
+    (`is_mm_compute_bound`), by the card's rates; where these are not known, none is left out.
     """
     from torch._inductor.fx_passes import pad_mm
 
@@ -287,8 +287,9 @@ def decide_padding(decide: Callable[[str], bool]) -> Iterator[None]:
             if op not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
                 return False
             m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-            if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
-                return False
+            with contextlib.suppress(UnknownRateError):
+                if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
+                    return False
             shapes = " by ".join("x".join(map(str, tensor.shape)) for tensor in (mat1, mat2))
             return decide(f"{op.__name__} of {shapes}")
 
@@ -302,8 +303,9 @@ class CardAnswers(NamedTuple):
     """What the compiler asks of a card."""
 
     properties: Any
-    tflops: Callable[[torch.dtype], float]
-    bandwidth_gb: float
+    tflops: Callable[[torch.dtype], float] | None = None
+    """By dtype; None where the card's rates are not known."""
+    bandwidth_gb: float | None = None
 
 
 class _NoGuard:
@@ -317,6 +319,14 @@ class _NoGuard:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+
+class UnknownRateError(Exception):
+    """The compiler asks how fast a card is whose rates nobody has published here."""
+
+
+def _unknown_rate(*_: Any) -> Any:
+    raise UnknownRateError
 
 
 @contextlib.contextmanager
@@ -366,8 +376,8 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         (torch._inductor.scheduler, "has_triton", lambda: True),
         (torch._inductor.compile_fx, "has_triton", lambda: True),
         (triton_utils, "has_triton", lambda: True),
-        (utils, "get_device_tflops", card.tflops),
-        (utils, "get_gpu_dram_gbps", lambda: card.bandwidth_gb),
+        (utils, "get_device_tflops", card.tflops or _unknown_rate),
+        (utils, "get_gpu_dram_gbps", _unknown_rate if card.bandwidth_gb is None else lambda: card.bandwidth_gb),
         (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
     ]
     _forget_answers()
@@ -419,34 +429,6 @@ def _forget_answers() -> None:
 # --- dynamo and autograd ----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
-    """Dynamo begins with nothing compiled, and forgets what it compiled here.
-
-    It does not look into fxmem's own frames, which run between those of the program (`trace_rules.SKIP_DIRS`, since
-    2.1).
-    """
-    import torch._dynamo
-    import torch._dynamo.utils
-    from torch._dynamo import trace_rules
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    skipped = list(trace_rules.SKIP_DIRS)
-    for name in ("fxmem.simulation", "fxmem._torch"):
-        trace_rules.add(name)
-    try:
-        yield
-        for reason, count in torch._dynamo.utils.counters["graph_break"].items():
-            for _ in range(count):
-                note_break(reason.split("\n")[0])
-    finally:
-        trace_rules.SKIP_DIRS[:] = skipped
-        trace_rules._recompile_re()
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-
-
 def compile_fx(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
     """Inductor itself (`torch._inductor.compile_fx.compile_fx`, since 2.0)."""
     from torch._inductor import compile_fx
@@ -468,41 +450,11 @@ def route_inductor(compile: Callable[[Any, Any, dict[str, Any]], Any]) -> Iterat
         yield
 
 
-def compiled_parts(model: torch.nn.Module) -> dict[str, dict[str, Any] | None]:
-    """Inductor's options by path of each module that is compiled; None for one compiled in place.
+def limit_saved(share: float | None) -> contextlib.AbstractContextManager[Any]:
+    """What the partitioner may keep for backward (`torch._functorch.config.activation_memory_budget`, since 2.4)."""
+    from torch._functorch import config
 
-    Paths are those without wrappers.
-
-    `OptimizedModule.dynamo_ctx` (since 2.0) leads to the backend, `Module._compiled_call_impl` (since 2.2) to nothing.
-    """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    found: dict[str, dict[str, Any] | None] = {}
-    for path, module in model.named_modules():
-        plain = ".".join(part for part in path.split(".") if part != "_orig_mod")
-        if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-            backend = module.dynamo_ctx.callback
-            while hasattr(backend, "_torchdynamo_orig_backend"):
-                backend = backend._torchdynamo_orig_backend
-            found[plain] = dict(getattr(backend, "config", {}))
-        elif getattr(module, "_compiled_call_impl", None) is not None:
-            found.setdefault(plain, None)
-    return found
-
-
-def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_place: bool) -> None:
-    """Compile a module as its author has: by `module.compile()`, or as the wrapper that `torch.compile` returns.
-
-    The wrapper also compiles modules that are torch's own (`torch._dynamo.external_utils.wrap_inline`, since 2.1). Its
-    place in the tree of modules would change all paths below, so the module calls what the wrapper would.
-    """
-    from torch._dynamo import trace_rules
-    from torch._dynamo.external_utils import wrap_inline
-
-    if in_place or not trace_rules.check(module.forward):
-        module.compile(backend=backend)
-        return
-
-    module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
+    return contextlib.nullcontext() if share is None else config.patch(activation_memory_budget=share)
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

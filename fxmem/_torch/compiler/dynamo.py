@@ -1,0 +1,139 @@
+"""Private names of dynamo: what it has compiled, and what it keeps of that.
+
+Checked on torch 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from fxmem._torch.common import patch
+from fxmem._torch.compiler import inlined
+
+
+@contextlib.contextmanager
+def fresh_dynamo(note_break: Callable[[str], None]) -> Iterator[None]:
+    """Dynamo forgets what it compiles here, and nothing that it had compiled before.
+
+    It does not look into fxmem's own frames, which run between those of the program (`trace_rules.SKIP_DIRS`, since
+    2.1), but for `inlined` (`trace_rules.get_legacy_mod_inlinelist`, since 2.1).
+    """
+    import torch._dynamo
+    from torch._dynamo import trace_rules, utils
+
+    skipped = list(trace_rules.SKIP_DIRS)
+    for name in ("fxmem.simulation", "fxmem._torch"):
+        trace_rules.add(name)
+
+    def inline(original: Callable[[], set[str]]) -> Callable[[], set[str]]:
+        return lambda: original() | {inlined.__file__}
+
+    counted = {name: Counter(counts) for name, counts in utils.counters.items()}
+    utils.counters.clear()
+    try:
+        with patch(trace_rules, "get_legacy_mod_inlinelist", inline), _own_compiled_code():
+            yield
+        for reason, count in utils.counters["graph_break"].items():
+            for _ in range(count):
+                note_break(reason.split("\n")[0])
+    finally:
+        trace_rules.SKIP_DIRS[:] = skipped
+        trace_rules._recompile_re()
+        utils.counters.clear()
+        utils.counters.update(counted)
+        torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+
+
+@contextlib.contextmanager
+def _own_compiled_code() -> Iterator[None]:
+    """What dynamo compiles inside is dropped; `torch._dynamo.reset` would drop the user's code with it.
+
+    `convert_frame.input_codes` and `output_codes` (since 2.1) have the code that dynamo has looked at and has made;
+    `_debug_get_cache_entry_list` (since 2.0) the compiled forms of one, of which `ExtraState.invalidate` (since 2.6)
+    makes one never match. It still counts against `config.recompile_limit` (since 2.6); so a code with many such is
+    forgotten as a whole, and the user's next call compiles it anew. `pgo._CODE_STATE` (since 2.6) are the sizes seen,
+    which decide what becomes dynamic; `eval_frame.cached_backends` (since 2.1) and
+    `TensorifyState.force_specializations` (since 2.7) are kept by dynamo, too.
+    """
+    from torch._dynamo import config, convert_frame, eval_frame, pgo
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    trackers = (convert_frame.input_codes, convert_frame.output_codes)
+    listed = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    seen = [(list(tracker.seen), set(tracker.seen_ids)) for tracker in trackers]
+    known = {id(code): (code, {id(entry.code) for entry in listed(code)}) for code in _codes(trackers)}
+    room = config.recompile_limit
+    there = max((len(entries) for _, entries in known.values()), default=0)
+    backends, forced = dict(eval_frame.cached_backends), set(TensorifyState.force_specializations)
+    try:
+        with (
+            patch(pgo, "_CODE_STATE", lambda _: None),
+            patch(pgo, "_INIT_CODE_STATE", lambda _: None),
+            config.patch(recompile_limit=room + there),
+        ):
+            yield
+    finally:
+        for code in _codes(trackers):
+            if id(code) not in known or len(listed(code)) > room // 2:
+                torch._C._dynamo.eval_frame.reset_code(code)
+                continue
+            for entry in listed(code):
+                if id(entry.code) not in known[id(code)][1] and entry.guard_manager.extra_state is not None:
+                    dropped = DeletedGuardManagerWrapper("compiled by fxmem, over tensors without data")
+                    entry.guard_manager.extra_state.invalidate(entry, dropped)
+        for tracker, (references, ids) in zip(trackers, seen, strict=True):
+            tracker.seen[:] = references
+            tracker.seen_ids.clear()
+            tracker.seen_ids.update(ids)
+        eval_frame.cached_backends.clear()
+        eval_frame.cached_backends.update(backends)
+        TensorifyState.force_specializations.intersection_update(forced)
+
+
+def _codes(trackers: Iterable[Any]) -> list[types.CodeType]:
+    return [code for tracker in trackers for reference in tracker.seen if (code := reference()) is not None]
+
+
+def compiled_parts(model: torch.nn.Module) -> dict[str, dict[str, Any] | None]:
+    """Inductor's options by path of each module that is compiled; None for one compiled in place.
+
+    Paths are those without wrappers.
+
+    `OptimizedModule.dynamo_ctx` (since 2.0) leads to the backend, `Module._compiled_call_impl` (since 2.2) to nothing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    found: dict[str, dict[str, Any] | None] = {}
+    for path, module in model.named_modules():
+        plain = ".".join(part for part in path.split(".") if part != "_orig_mod")
+        if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+            backend = module.dynamo_ctx.callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            found[plain] = dict(getattr(backend, "config", {}))
+        elif getattr(module, "_compiled_call_impl", None) is not None:
+            found.setdefault(plain, None)
+    return found
+
+
+def compile_part(module: torch.nn.Module, backend: Callable[..., Any], *, in_place: bool) -> None:
+    """Compile a module as its author has: by `module.compile()`, or as the wrapper that `torch.compile` returns.
+
+    The wrapper also compiles modules that are torch's own (`torch._dynamo.external_utils.wrap_inline`, since 2.1). Its
+    place in the tree of modules would change all paths below, so the module calls what the wrapper would.
+    """
+    from torch._dynamo import trace_rules
+    from torch._dynamo.external_utils import wrap_inline
+
+    if in_place or not trace_rules.check(module.forward):
+        module.compile(backend=backend)
+        return
+
+    module._compiled_call_impl = torch.compile(wrap_inline(module._call_impl), backend=backend)
