@@ -162,6 +162,14 @@ class Certificate(Record):
     """What found the bound, with its version."""
 
 
+class BudgetPoint(Record):
+    """A compiled step whose partitioner may keep so much for backward."""
+
+    activation_memory_budget: Annotated[float, Field(ge=0, le=1)]
+    """Of `torch._functorch.config`: 1 recomputes nothing but what is free, 0 keeps the least."""
+    peak: Peak
+
+
 def _shorten_paths(value: Any) -> Any:
     """A dumped record with the files of its `SourceLine`s named relatively."""
     if isinstance(value, list):
@@ -302,3 +310,24 @@ class Plan(Headed, Versioned):
     def _repr_html_(self) -> str:
         html: str = VIEWS.get("plan")(self)
         return html
+
+
+class CompilePlan(Headed, Versioned):
+    """Which `activation_memory_budget` keeps a compiled step within a budget, and what else would."""
+
+    budget_bytes: Bytes
+    """What the step's peak has to stay within."""
+    eager: Peak
+    """Of the step that is not compiled."""
+    plan: Plan | None
+    """fxmem's own plan of the step that is not compiled, for the same budget; None where none keeps it."""
+    chosen: float
+    """The largest `activation_memory_budget` of those analysed whose peak keeps the budget."""
+    points: Many[BudgetPoint]
+    """Those analysed, largest `activation_memory_budget` first."""
+    assumptions: Many[Assumption] = ()
+
+    @property
+    def after(self) -> Peak:
+        """The peak with the chosen one."""
+        return next(each.peak for each in self.points if each.activation_memory_budget == self.chosen)

@@ -23,7 +23,7 @@ from fxmem.errors import UsageError
 from fxmem.records.advice import Advice
 from fxmem.records.breakdown import LayerReport, LineReport
 from fxmem.records.comparison import StepComparison
-from fxmem.records.plan import Plan
+from fxmem.records.plan import CompilePlan, Plan
 from fxmem.records.profile import SCHEMA_VERSION, Record, Report, Target, Timeline
 from fxmem.records.sizes import Baseline, CardFits, SizeCurve
 from fxmem.records.validation import Measurement, ProgramVerdict, Verdict
@@ -34,6 +34,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
         "baseline": Baseline,
         "cards": CardFits,
         "comparison": StepComparison,
+        "compile_plan": CompilePlan,
         "layers": LayerReport,
         "lines": LineReport,
         "measurement": Measurement,

@@ -17,8 +17,8 @@ from fxmem.cli.step import (
     program_command,
     read_budget,
     read_program,
-    refuse_compile,
 )
+from fxmem.errors import UsageError
 from fxmem.records.names import EFFORT, Application
 from fxmem.records.registry import STRATEGIES
 
@@ -32,13 +32,15 @@ DESCRIPTION = (
     "Choose activation checkpoints that keep a training step within a budget at the least recomputation, apply them "
     "to a stand-in of the model and analyse it again. Without --budget: the whole curve of peak against extra FLOPs. "
     "Of a program (--run) modules are planned, and it runs again with each plan that is tried. From a report, without "
-    "torch, the peak is an estimate."
+    "torch, the peak is an estimate. With --compile: the activation_memory_budget of torch.compile that keeps the "
+    "budget, beside these."
 )
 
 EXAMPLES = (
     "fxmem plan torchvision:resnet50 --budget 60%",
     "fxmem plan model.py:build --input 8x64 --budget 8GiB --json plan.json",
     "fxmem plan report.json --budget 60%",
+    "fxmem plan model.py:build --input 8x64 --compile --budget 60%",
 )
 
 ARGUMENTS = (
@@ -87,8 +89,9 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
     from fxmem.show.text import plan as plan_reporting
 
     check_output(options)
-    refuse_compile(options, "a plan is for eager code, and the compiler decides itself what it recomputes")
     budget = read_budget(options)
+    if options.compile is not None:
+        return _plan_compiled(options, budget)
     if options.certificate is not None:
         certificate.cp_sat()
     program = read_program(options)
@@ -105,6 +108,31 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
         write_file(options, options.svg, graph.render(profile, timeline, graph.DrawingOptions(plan=plan)).svg)
     show = plan.to_code if options.code else lambda: plan_reporting.table(plan, **layout(options))
     return 0, write_json(options, plan.to_json(), show)
+
+
+def _plan_compiled(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[int, str]:
+    """The `activation_memory_budget` of a compiled step."""
+    from fxmem.records.plan import CompilePlan
+    from fxmem.show.text import compile_plan as reporting
+
+    given = [f"--{name}" for name in ("application", "certificate", "code", "svg") if getattr(options, name)]
+    given += ["--strategy"] if options.strategy != "auto" else []
+    if given:
+        raise UsageError(f"expected --compile without {given[0]}: the compiler decides itself what it recomputes")
+    if read_program(options) is not None or is_report(options.model):
+        raise UsageError("expected --compile with a model: its step is compiled anew for each try")
+    if budget is None:
+        raise UsageError("expected --compile with --budget: what the compiled step may take")
+
+    def make() -> CompilePlan:
+        with Progress(options.quiet) as progress:
+            analysis = kept_analysis(options, progress)
+            from fxmem.whatif.compile_plan import plan_compiled
+
+            return plan_compiled(analysis, budget, progress)
+
+    plan = keep(options, CompilePlan, make, ("budget",))
+    return 0, write_json(options, plan.model_dump_json(), lambda: reporting.table(plan, **layout(options)))
 
 
 def _plan_model(options: argparse.Namespace, budget: Budget | BudgetShare | None) -> tuple[Plan, Profile, Timeline]:

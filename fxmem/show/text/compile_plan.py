@@ -1,0 +1,48 @@
+"""A plan for a compiled step as text: what each `activation_memory_budget` takes, beside the plan of eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from fxmem.memory.facts import header_facts
+from fxmem.records.plan import CompilePlan
+from fxmem.records.profile import Peak
+from fxmem.records.units import exact_bytes, format_bytes, percent
+from fxmem.show.text.tables import RULED, facts, label_content, render
+
+_CODE = "config.activation_memory_budget = {:g}"
+_WIDE = 72
+"""Columns from which on what the allocator reserves is shown."""
+
+
+def table(plan: CompilePlan, *, width: int = 100, color: bool = False) -> str:
+    """The plan as text whose lines are at most `width` columns wide (at least 60)."""
+    left = format_bytes(plan.budget_bytes - plan.after.counted_bytes)
+    found = [
+        ("Budget", f"{exact_bytes(plan.budget_bytes)}: kept, {left} to spare"),
+        ("Code", "from torch._functorch import config"),
+        ("", _CODE.format(plan.chosen)),
+    ]
+    steps = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    wide = width >= _WIDE
+    for heading in ("", "Step", "Peak", "of", *(["Reserved"] if wide else [])):
+        steps.add_column(heading, justify="left" if heading in ("", "Step") else "right", no_wrap=True)
+    for mark, name, peak in _rows(plan):
+        reserved = "-" if peak.reserved_bytes is None else format_bytes(peak.reserved_bytes)
+        share = percent(peak.counted_bytes, plan.eager.counted_bytes)
+        steps.add_row(mark, name, format_bytes(peak.counted_bytes), share, *([reserved] if wide else []))
+    parts = [facts(header_facts(plan)), label_content("Steps", steps), facts(found)]
+    return render(parts, max(width, 60), color)
+
+
+def _rows(plan: CompilePlan) -> Iterator[tuple[str, str, Peak]]:
+    yield "", "eager", plan.eager
+    if plan.plan is not None and plan.plan.regions:
+        extra = plan.plan.extra_fraction
+        again = "" if extra is None else f", {100 * extra:+.1f} %"
+        yield "", f"eager, {plan.plan.chosen}{again}", plan.plan.after
+    for point in plan.points:
+        share = point.activation_memory_budget
+        yield "->" if share == plan.chosen else "", f"compiled, {share:g}" if share < 1 else "compiled", point.peak
