@@ -64,7 +64,12 @@ def named_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         return []  # nothing in Python leads to the tensor inside
     if not is_wrapper(tensor):
         return [("", tensor)]
-    inside = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    # Since 2.15 a DTensor also lists its mesh, which is no tensor.
+    inside = [
+        (name, part)
+        for name in tensor.__tensor_flatten__()[0]
+        if isinstance(part := getattr(tensor, name), torch.Tensor)
+    ]
     if [name for name, _ in inside] == ["_local_tensor"]:  # of a DTensor, whose shard goes by its own name (since 2.1)
         inside = [("", inside[0][1])]
     return [(f"{name}.{path}".rstrip("."), part) for name, inner in inside for path, part in named_parts(inner)]
@@ -75,7 +80,10 @@ def rebuild(tensor: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor
     if not is_wrapper(tensor):
         return replace(tensor)
     names, context = tensor.__tensor_flatten__()
-    inside = {name: rebuild(getattr(tensor, name), replace) for name in names}
+    inside = {
+        name: rebuild(part, replace) if isinstance(part := getattr(tensor, name), torch.Tensor) else part
+        for name in names
+    }
     made: torch.Tensor = type(tensor).__tensor_unflatten__(inside, context, tensor.size(), tensor.stride())
     return made
 

@@ -373,9 +373,9 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
-        (torch._inductor.scheduler, "has_triton", lambda: True),
-        (torch._inductor.compile_fx, "has_triton", lambda: True),
-        (triton_utils, "has_triton", lambda: True),
+        (torch._inductor.scheduler, "has_triton", _has_triton),
+        (torch._inductor.compile_fx, "has_triton", _has_triton),
+        (triton_utils, "has_triton", _has_triton),
         (utils, "get_device_tflops", card.tflops or _unknown_rate),
         (utils, "get_gpu_dram_gbps", _unknown_rate if card.bandwidth_gb is None else lambda: card.bandwidth_gb),
         (utils, "get_gpu_shared_memory", lambda: asked.shared_memory_per_block_optin),
@@ -388,6 +388,11 @@ def answer_for_card(card: CardAnswers) -> Iterator[None]:
         stack.enter_context(_triton_driver(asked, capability))
         stack.callback(_forget_answers)
         yield
+
+
+def _has_triton(*, include_cpu: bool = False) -> bool:
+    """What stands in for `has_triton`, which since 2.15 is asked about the CPU, too."""
+    return True
 
 
 @contextlib.contextmanager
