@@ -1,4 +1,4 @@
-"""Other kernels for the same mathematics."""
+"""Other kernels for the same mathematics: settings, attention, those that the compiler writes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxmem.records.names import Sdpa
+from fxmem.records.parts import CompileSettings
 from fxmem.records.profile import Kind, Profile
 from fxmem.simulation.analysis import Analysis
 from fxmem.simulation.kernel_settings import KernelSettings, apply_settings, convolution_settings
@@ -23,7 +24,7 @@ none of these does."""
 
 
 def kernel_changes(analysis: Analysis) -> Iterator[Change]:
-    """TF32 off, and other attention kernels."""
+    """TF32 off, other attention kernels, and the compiler's."""
     if analysis.profile.target.device == "cuda":
         code = "torch.backends.cudnn.allow_tf32 = False"
         yield Change(
@@ -43,6 +44,14 @@ def kernel_changes(analysis: Analysis) -> Iterator[Change]:
         _one_kernel,
         note="attention weights are no longer to be had",
     )
+    yield Change(
+        "compile",
+        "torch.compile",
+        "rounding",
+        "model = torch.compile(model)",
+        _compile,
+        note="the first step, which compiles and tunes, takes more and lasts longer",
+    )
 
 
 def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
@@ -56,6 +65,12 @@ def _no_tf32(variant: Variant, analysis: Analysis) -> Variant:
     if not any(storage.kind is Kind.WORKSPACE for storage in profile.storages):
         raise NotApplicableError("the convolutions take no workspace")
     return _set(variant, allow_tf32=False)
+
+
+def _compile(variant: Variant, _: Analysis) -> Variant:
+    if variant.request.world is not None:
+        raise NotApplicableError("a sharded step is analysed as eager code")
+    return variant.replace_step(compile=CompileSettings())
 
 
 def _set(variant: Variant, **changes: Any) -> Variant:

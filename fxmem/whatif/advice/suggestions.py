@@ -25,8 +25,9 @@ _WORTH = 1000
 """A change that frees less than this part of the peak is not suggested."""
 _NOT_OF_THE_MODEL = ("expandable", "release")
 """Changes that an analysis of the changed model does not show."""
-_NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls")
-"""A plan is not made on top of these: edited lines are not in the graph that it rewrites."""
+_NOT_UNDER_A_PLAN = (*_NOT_OF_THE_MODEL, "inplace-calls", "compile")
+"""A plan is not made on top of these: edited lines are not in the graph that it rewrites, and a compiler decides
+itself what it recomputes."""
 QUICK = (
     "inplace",
     "bf16-autocast",
@@ -225,8 +226,12 @@ class _Advisor:
 
     def candidates(self) -> list[tuple[_Change, Suggestion]]:
         """The changes a set is made of. Freezing is not among them: to train less of the model is another task, not
-        another way to do this one."""
-        return [pair for pair in self.useful if pair[1].saved_bytes > 0 and not pair[0].key.startswith("freeze:")]
+        another way to do this one. Nor is compiling, which takes its time anew for each set."""
+        return [
+            pair
+            for pair in self.useful
+            if pair[1].saved_bytes > 0 and not pair[0].key.startswith(("freeze:", "compile"))
+        ]
 
     def _add_helpful(self, changes: Iterable[_Change]) -> tuple[list[_Change], _Outcome | None]:
         """One change after the other, those that still help, until the budget is kept."""

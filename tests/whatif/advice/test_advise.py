@@ -68,10 +68,17 @@ def test_what_frees_most_comes_first_and_everything_tried_is_accounted_for(advic
         "chunked-loss",
         "sgd-optimizer",
         "checkpoint",
+        "compile",
     }
     assert any(key.startswith("release:head") for key in keys)
     for each in advice.suggestions:
         assert each.saved_bytes == advice.before.counted_bytes - each.peak.counted_bytes
+
+
+def test_compiling_is_worth_what_the_compiled_step_takes_less(advice: Advice) -> None:
+    row = next(each for each in advice.suggestions if each.key == "compile")
+    assert row.peak == speaker(target="cpu", compile=True).peak
+    assert row.code == "model = torch.compile(model)"
 
 
 def test_what_is_not_to_be_had_has_a_reason(advice: Advice) -> None:
