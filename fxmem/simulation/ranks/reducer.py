@@ -1,9 +1,10 @@
 """DistributedDataParallel, whose reducer works in hooks of C++, told again in Python.
 
-The rules are those of torch/csrc/distributed/c10d/reducer.cpp once its buckets are rebuilt, after the first backward:
-buckets take parameters in the order in which their gradients come, the first of them up to 1 MiB and the others up to
-25, or `bucket_cap_mb`; they are kept. A gradient is copied into its bucket, and a full bucket is reduced. With
-`gradient_as_bucket_view` the gradient becomes a view of its bucket; else the bucket is copied back.
+The rules are those of torch/csrc/distributed/c10d/reducer.cpp: buckets take parameters in the reverse order of
+`parameters()`, the first of them up to 1 MiB and the others up to 25, or `bucket_cap_mb`; they are kept. The real one
+sorts them anew after the first backward, by the order in which gradients came; that can move where a bucket ends. A
+gradient is copied into its bucket, and a full bucket is reduced. With `gradient_as_bucket_view` the gradient becomes a
+view of its bucket; else the bucket is copied back.
 """
 
 from __future__ import annotations
