@@ -554,7 +554,8 @@ def test_a_card_that_is_too_small_gets_the_cheapest_plan_that_fits_it(planned: C
         assert card.plan is not None
         assert card.plan.target == card.target
         alone = verified_plan.plan(analysis, budget=card.target.memory_bytes)
-        assert (card.plan.extra_flops, card.plan.regions) == (alone.extra_flops, alone.regions)
+        # Of plans that cost the same, the search for several cards may find another one.
+        assert card.plan.extra_flops == alone.extra_flops
         carried_out = plan_search.apply_regions(analysis, card.plan.regions, card.plan.application)
         assert carried_out.peak.fits
         assert (analysis.peak.model_dump(), carried_out.peak.model_dump()) == (

@@ -93,9 +93,10 @@ def _run_program(options: argparse.Namespace, program: ProgramWords) -> tuple[in
             tolerance=options.tolerance,
             progress=progress,
         )
-    from fxmem.show.text.program_verdict import table
+    from fxmem.show.text.verdict import program_table
 
-    return 0 if verdict.within_tolerance else 4, write_json(options, verdict.model_dump_json(), lambda: table(verdict))
+    text = write_json(options, verdict.model_dump_json(), lambda: program_table(verdict))
+    return 0 if verdict.within_tolerance else 4, text
 
 
 def _read_snapshot(options: argparse.Namespace, progress: Progress) -> Verdict:

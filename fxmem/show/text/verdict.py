@@ -1,4 +1,4 @@
-"""A prediction beside a measurement, as text."""
+"""A prediction beside a measurement, of a step or of a program, as text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fxmem.records.validation import (
     Machine,
     MeasuredOp,
     Measurement,
+    ProgramVerdict,
     Quantity,
     Verdict,
 )
@@ -24,7 +25,7 @@ _SCRATCH_SHOWN = 5
 _DIFFERENCES_SHOWN = 8
 _SEGMENTS_SHOWN = 5
 _KERNELS_SHOWN = 2
-LABELS = {
+_LABELS = {
     Quantity.REQUESTED: "requested",
     Quantity.REQUESTED_WITHOUT_KERNEL_SCRATCH: "requested, workspaces aside",
     Quantity.REQUESTED_WITHOUT_SCRATCH: "requested, all scratch aside",
@@ -43,7 +44,7 @@ def table(verdict: Verdict, *, width: int = 80, color: bool = False) -> str:
 def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     measured = verdict.measurement
     model = f"{printable(verdict.model)}, one {_step(measured)}, predicted for {verdict.target}"
-    yield facts([("Model", model), ("Measured", f"on {describe_machine(measured.machine)}")])
+    yield facts([("Model", model), ("Measured", f"on {_describe_machine(measured.machine)}")])
     yield _totals(verdict)
     running = "" if measured.machine.device == "cuda" else f" ({measured.peak_op or 'between two operators'})"
     yield facts([("Peak", f"in {measured.peak_phase}{running}, predicted in {verdict.predicted.phase}")])
@@ -77,7 +78,7 @@ def _totals(verdict: Verdict) -> Table:
         totals.add_column(heading, width=size, justify="right", no_wrap=True)
     for each in verdict.comparisons:
         mark = "* " if each.quantity is verdict.judged else "  "
-        _add_row(totals, mark + LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
+        _add_row(totals, mark + _LABELS[each.quantity], each.predicted_bytes, each.measured_bytes)
     totals.add_section()
     for share in verdict.shares:
         if share.predicted_bytes or share.measured_bytes:
@@ -118,7 +119,7 @@ def _add_row(totals: Table, label: str, predicted: int, measured: int) -> None:
 def _conclusion(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.measurement.retained_bytes:
         yield "Left", f"{exact_bytes(verdict.measurement.retained_bytes)} alive when the step returned"
-    yield "Judged", f"{LABELS[verdict.judged]} (*), because {verdict.reason}"
+    yield "Judged", f"{_LABELS[verdict.judged]} (*), because {verdict.reason}"
     error = next(each.error for each in verdict.comparisons if each.quantity is verdict.judged)
     within, sign = ("within", "<=") if verdict.within_tolerance else ("NOT within", ">")
     yield "Verdict", f"{within} tolerance: {abs(error):.4%} {sign} {verdict.tolerance:.4%}"
@@ -132,7 +133,7 @@ def _step(measurement: Measurement) -> str:
     return " ".join(["training step" if step.mode == "train" else "inference step", *settings])
 
 
-def describe_machine(machine: Machine) -> str:
+def _describe_machine(machine: Machine) -> str:
     """Where something was measured, and by which libraries."""
     versions = {"CUDA": machine.cuda_version, "cuDNN": machine.cudnn_version}
     parts = [
@@ -189,3 +190,44 @@ def _describe_side(difference: Difference) -> str:
     after = "after " if difference.side is LogSide.MEASURED and not difference.lives_longer else ""
     verb = "lives longer where" if difference.lives_longer else "only"
     return f"{verb} {difference.side.value}, {difference.phase}: {after}{printable(where)}"
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def program_table(verdict: ProgramVerdict, *, width: int = 80, color: bool = False) -> str:
+    """The verdict on a program as text, its lines at most `width` columns wide, at least 80."""
+    return render(_program_parts(verdict), max(width, 80), color)
+
+
+def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
+    measured = verdict.measurement
+    yield facts(
+        [
+            ("Program", f"{printable(verdict.program)}, predicted for {verdict.target}"),
+            ("Measured", f"on {_describe_machine(measured.machine)}"),
+            ("Runs", f"predicted: {printable(verdict.ending)}; measured: {printable(measured.ending)}"),
+        ]
+    )
+    yield _rounds(verdict)
+    if measured.notes:
+        yield item_list("Not shown", [("", printable(note)) for note in measured.notes])
+    errors = [each.error for found in verdict.rounds for each in found.comparisons if each.quantity is verdict.judged]
+    worst = max(map(abs, errors), default=0.0)
+    within, sign = ("within", "<=") if worst <= verdict.tolerance else ("NOT within", ">")
+    counts = len(verdict.rounds), len(measured.rounds)
+    missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
+    yield facts([("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
+
+
+def _rounds(verdict: ProgramVerdict) -> Table:
+    rows = Table(box=RULED, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    rows.add_column("Step", width=36, no_wrap=True)
+    for heading in ("Predicted", "Measured", "Error"):
+        rows.add_column(heading, width=12, justify="right", no_wrap=True)
+    for found in verdict.rounds:
+        for each in found.comparisons:
+            mark = "*" if each.quantity is verdict.judged else " "
+            error, sizes = f"{each.error:+.4%}", (each.predicted_bytes, each.measured_bytes)
+            rows.add_row(f"{mark} {found.number} {_LABELS[each.quantity]}", *map(format_bytes, sizes), error)
+    return rows
