@@ -196,7 +196,7 @@ def _describe_side(difference: Difference) -> str:
 
 
 def program_table(verdict: ProgramVerdict, *, width: int = 80, color: bool = False) -> str:
-    """The verdict on a program as text, its lines at most `width` columns wide, at least 80."""
+    """The verdict on a program as text. Its lines are at most `width` columns wide, at least 80."""
     return render(_program_parts(verdict), max(width, 80), color)
 
 
