@@ -45,7 +45,8 @@ def test_what_a_side_stream_allocates_is_of_that_stream() -> None:
     assert sorted(sizes) == [1024 * 4, 1024 * 1024 * 4, output]
     names = {each.name for each in of_stream(profile, 1)}
     assert {"beside.weight.grad", "beside.bias.grad"} <= names
-    assert "cuBLAS workspace, autograd thread, stream 1" in names
+    # Newer releases take one for each call.
+    assert names & {"cuBLAS workspace, autograd thread, stream 1", "cuBLAS workspace"}
     assert "main.weight.grad" not in names
     backward = next(span for span in profile.phases if span.phase is Phase.BACKWARD)
     assert any(each.birth >= backward.begin for each in of_stream(profile, 1))
