@@ -121,18 +121,17 @@ class CardMemory:
 
         Where the card runs out meanwhile, all stays as it was: the next round runs out too, where the program is then.
         """
-        history, self._history = self._history, None
-        if history is None:
+        if self._history is None:
             return
         before, raises = dict(vars(self)), self._raises
         self._start(self._allocator.capacity_bytes)
         self._raises = True
         try:
-            for act, arguments in history:
+            for act, arguments in self._history:
                 act(*arguments)
         except torch.cuda.OutOfMemoryError:
             vars(self).update(before)
-        self._raises, self._history = raises, history
+        self._raises = raises
 
     # --- the blocks ---------------------------------------------------------------------------------------------------
 

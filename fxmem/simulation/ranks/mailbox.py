@@ -116,9 +116,11 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> Iterator[contextlib.Abst
         into[:] = mailbox.receive(source, rank)
 
     def send(objects: list[Any], *destinations: int) -> None:
-        for each in destinations if mailbox is not None else ():
+        if mailbox is None:
+            return
+        for each in destinations:
             if each != rank:
-                mailbox.send(rank, each, objects)  # type: ignore[union-attr]  # looked at above
+                mailbox.send(rank, each, objects)
 
     def sending(_: Callable[..., Any]) -> Callable[..., Any]:
         def send_object_list(
