@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,12 +52,15 @@ class Mailbox:
         for pair in [each for each in self._read if each[1] == rank]:
             del self._read[pair]
 
-    def send(self, source: int, destination: int, objects: list[Any]) -> None:
-        """Keep objects for a rank. Raises Enough where the run is for these alone."""
-        letters = self._sent[source, destination]
-        letters.append([torch_common.tree_map(_pack, each) for each in objects])
-        if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
-            raise Enough
+    def send(self, source: int, destinations: Iterable[int], objects: list[Any]) -> None:
+        """Keep objects for other ranks. Raises Enough where the run is for these alone."""
+        for destination in destinations:
+            if destination == source:
+                continue
+            letters = self._sent[source, destination]
+            letters.append([torch_common.tree_map(_pack, each) for each in objects])
+            if self._awaited and self._awaited[-1] == (source, destination, len(letters)):
+                raise Enough
 
     def receive(self, source: int, destination: int) -> list[Any]:
         """The next objects for a rank. Raises MissingMail where they are not there yet."""
@@ -116,11 +119,8 @@ def mail_patches(rank: int, mailbox: Mailbox | None) -> Iterator[contextlib.Abst
         into[:] = mailbox.receive(source, rank)
 
     def send(objects: list[Any], *destinations: int) -> None:
-        if mailbox is None:
-            return
-        for each in destinations:
-            if each != rank:
-                mailbox.send(rank, each, objects)
+        if mailbox is not None:
+            mailbox.send(rank, destinations, objects)
 
     def sending(_: Callable[..., Any]) -> Callable[..., Any]:
         def send_object_list(
