@@ -1,23 +1,33 @@
-"""For test suites: `assert_peak_below`, and the pytest plugin that keeps peaks beside the tests.
+"""For test suites and training loops: peaks held against a budget, a baseline, or a card.
+
+`assert_peak_below`; the pytest plugin that keeps peaks beside the tests; callbacks that print a prediction beside what
+a training run measures.
+
 
 Importing the package imports nothing else, because pytest loads the plugin in every test suite.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fxmem.testing.callbacks import lightning_callback, trainer_callback
     from fxmem.testing.peak_checks import assert_peak_below
 
-__all__ = ["assert_peak_below"]
+__all__ = ["assert_peak_below", "lightning_callback", "trainer_callback"]
+
+_HOMES = {
+    "assert_peak_below": "peak_checks",
+    "lightning_callback": "callbacks",
+    "trainer_callback": "callbacks",
+}
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fxmem.testing import peak_checks
-
-        return getattr(peak_checks, name)
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -242,20 +242,23 @@ def _loaders_apart() -> Iterator[None]:
         yield
 
 
+def measure_round() -> MeasuredRound:
+    """The peaks of the current card's allocator since this was last called, or since the program began."""
+    peaks, now = current_bytes("peak"), current_bytes("current")
+    torch.cuda.reset_peak_memory_stats()
+    return MeasuredRound(
+        peak_bytes=peaks["requested"],
+        retained_bytes=now["requested"],
+        allocated_bytes=peaks["allocated"],
+        reserved_bytes=peaks["reserved"],
+    )
+
+
 def _measure_on_card(program: Launch, steps: int) -> ProgramMeasurement:
     found: list[MeasuredRound] = []
 
     def end() -> None:
-        peaks, now = current_bytes("peak"), current_bytes("current")
-        found.append(
-            MeasuredRound(
-                peak_bytes=peaks["requested"],
-                retained_bytes=now["requested"],
-                allocated_bytes=peaks["allocated"],
-                reserved_bytes=peaks["reserved"],
-            )
-        )
-        torch.cuda.reset_peak_memory_stats()
+        found.append(measure_round())
 
     rounds = _RealRounds("cuda", steps, lambda phase: None, end)
     ending = _run(program, rounds)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fxmem.errors import AnalysisError, UsageError
 from fxmem.hardware import catalogue
 from fxmem.records.names import MAX_OPERATORS, STEPS, MeasuredDevice
-from fxmem.records.profile import Round, Target
+from fxmem.records.profile import Peak, Round, Target
 from fxmem.records.validation import (
     ComparedQuantity,
     ComparedRound,
@@ -85,7 +85,7 @@ def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tol
         AnalysisError: nothing of the program ran on the pretended machine.
     """
     rounds = tuple(
-        ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=tuple(_comparisons(mine, theirs)))
+        ComparedRound(number=number, predicted=mine, measured=theirs, comparisons=compare_round(mine, theirs))
         for number, (mine, theirs) in enumerate(zip(recorded.rounds, measured.rounds, strict=False), 1)
     )
     if not rounds:
@@ -109,7 +109,12 @@ def program_verdict(recorded: RecordedProgram, measured: ProgramMeasurement, tol
     )
 
 
-def _comparisons(mine: Round, theirs: MeasuredRound) -> Iterator[ComparedQuantity]:
+def compare_round(mine: Round | Peak, theirs: MeasuredRound) -> tuple[ComparedQuantity, ...]:
+    """Every quantity of a round that both sides know."""
+    return tuple(_comparisons(mine, theirs))
+
+
+def _comparisons(mine: Round | Peak, theirs: MeasuredRound) -> Iterator[ComparedQuantity]:
     pairs = (
         (Quantity.REQUESTED, mine.requested_bytes, theirs.peak_bytes),
         (

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fxmem.records.units import exact_bytes, format_bytes, format_shape, printable, to_words
 from fxmem.records.validation import (
+    ComparedQuantity,
     ComparedShare,
     Difference,
     LogSide,
@@ -218,6 +219,17 @@ def _program_parts(verdict: ProgramVerdict) -> Iterator[RenderableType]:
     counts = len(verdict.rounds), len(measured.rounds)
     missing = "" if counts[0] == counts[1] else f"; {counts[1]} steps were measured, {counts[0]} predicted"
     yield facts([("Verdict", f"{within} tolerance: {worst:.4%} {sign} {verdict.tolerance:.4%}{missing}")])
+
+
+def round_line(number: int, comparisons: Sequence[ComparedQuantity]) -> str:
+    """One line on a step that has just run: what a card's allocator held at most, and what was predicted."""
+    parts = (
+        f"{_LABELS[each.quantity]} {format_bytes(each.measured_bytes)}, predicted {format_bytes(each.predicted_bytes)} "
+        f"({each.error:+.2%})"
+        for each in comparisons
+        if each.quantity in (Quantity.ALLOCATED, Quantity.RESERVED)
+    )
+    return f"fxmem: step {number}: {'; '.join(parts)}"
 
 
 def _rounds(verdict: ProgramVerdict) -> Table:

@@ -51,7 +51,7 @@ class CardMemory:
         self._allocator = CachingAllocator(
             self._settings, capacity_bytes=capacity_bytes, device_bytes=self._target.memory_bytes
         )
-        self.highest_allocated = self.highest_reserved = 0
+        self.highest_requested = self.highest_allocated = self.highest_reserved = 0
         """Since `clear_highest`, whatever the program does with its own peak statistics."""
         self._address: dict[int, int] = {}
         self._held: set[str] = set()
@@ -182,7 +182,9 @@ class CardMemory:
         self._allocator.empty_cache()
 
     def _clear_highest(self) -> None:
-        self.highest_allocated, self.highest_reserved = self._allocator.allocated_bytes, self._allocator.reserved_bytes
+        allocator = self._allocator
+        self.highest_requested = allocator.requested_bytes
+        self.highest_allocated, self.highest_reserved = allocator.allocated_bytes, allocator.reserved_bytes
 
     def stats(self) -> Stats:
         """Bytes and counts now."""
@@ -199,6 +201,7 @@ class CardMemory:
             self.shortage = describe_shortage(self._complaint(nbytes), program_place(sys._getframe(1)))
             allocator.capacity_bytes = None
             return self._malloc(nbytes, stream)
+        self.highest_requested = max(self.highest_requested, allocator.requested_bytes)
         self.highest_allocated = max(self.highest_allocated, allocator.allocated_bytes)
         self.highest_reserved = max(self.highest_reserved, allocator.reserved_bytes)
         return address

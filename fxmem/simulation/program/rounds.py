@@ -223,7 +223,7 @@ class Rounds(RoundRule):
             log.memory.ask_cudnn()
         spans = [span for span in log.phases if span.end > span.begin or span.last_op > span.first_op]
         return Round(
-            requested_bytes=high_water.requested,
+            requested_bytes=log.memory.highest_requested if log.memory else high_water.requested,
             allocated_bytes=log.memory.highest_allocated if log.memory else None,
             reserved_bytes=log.memory.highest_reserved if log.memory else None,
             phase=high_water.phase,

@@ -397,6 +397,23 @@ def test_torch_cuda_answers_with_the_prediction() -> None:
     assert recorded.rounds[0].requested_bytes == 4000 + (4 << 20)
 
 
+def test_a_round_requests_what_its_allocator_is_asked_for() -> None:
+    """Workspaces of libraries among it, which are no tensors of the program."""
+    answered = []
+    with fxmem.record("rtx4090") as recorded:
+        model = nn.Linear(512, 512).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.zeros(64, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            answered.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+            torch.cuda.reset_peak_memory_stats()
+    assert [each.requested_bytes for each in recorded.rounds] == answered
+    assert recorded.peak.requested_bytes == max(answered)
+    assert recorded.peak.by_kind[Kind.WORKSPACE] > 8 << 20
+
+
 def test_the_card_counts_workspaces_of_convolutions_in_rounds_below_the_peak() -> None:
     """From the second of them on: cuDNN is asked between rounds."""
     peaks = []

@@ -1,0 +1,149 @@
+"""Callbacks for other people's training loops: a prediction beside what the card's allocator says.
+
+The prediction is made beforehand, on any machine. On the card the first steps are measured, a line is printed for each,
+and nothing else of the loop is changed but the allocator's peaks, which are reset between two of these steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fxmem.errors import EnvironmentLacksError, UsageError
+from fxmem.memory.report_reader import load_report
+from fxmem.records.profile import Kind, Peak, Round
+from fxmem.show.text.verdict import round_line
+from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.validation.measure_program import measure_round
+from fxmem.validation.validate_program import compare_round
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+Prediction = str | Path | ProfiledStep
+"""A report that `--json` wrote, by its path; or what `fxmem.analyze` or `fxmem.record` has returned."""
+
+
+def trainer_callback(report: Prediction, *, steps: int = 3) -> TrainerCallback:
+    """A callback for the Trainer of Hugging Face: predicted beside measured peaks.
+
+    `Trainer(..., callbacks=[trainer_callback("run.json")])` prints a line for each of the first optimizer steps, with
+    the bytes allocated and reserved at most, and the error of the prediction, predicted / measured - 1.
+
+    Assumptions: the current card is the one that trains. Steps are those of the Trainer, accumulation included; what
+    runs between two of them (an evaluation, a checkpoint) counts as the beginning of the next, as it does in a
+    recording. `skip_memory_metrics=False` resets the allocator's peaks itself, which hides what came before.
+
+    Args:
+        report: what `fxmem run train.py --json FILE` or `fxmem analyze ... --json FILE` wrote, or an analysis or a
+            recording itself. Of a recorded program, step by step; an analysed step is one in its steady state, which
+            the first step of an optimizer with a state is not: compared from the second on.
+        steps: optimizer steps to measure.
+
+    Raises:
+        UsageError: the report cannot be read, is of no training step, or `steps` is less than 1.
+        EnvironmentLacksError: transformers is not installed.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:
+        raise EnvironmentLacksError("transformers, whose Trainer calls it, is not installed") from error
+    first = _FirstSteps(report, steps)
+
+    class FirstSteps(TrainerCallback):
+        """Measures the first steps of a Trainer."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            first.begin(prints=state.is_world_process_zero)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            first.end_step()
+
+    return FirstSteps()
+
+
+def lightning_callback(report: Prediction, *, steps: int = 3) -> Any:
+    """A callback for Lightning's Trainer: predicted beside measured peaks.
+
+    `lightning.Trainer(..., callbacks=[lightning_callback("run.json")])`; what it prints and assumes, and its arguments,
+    are those of `trainer_callback`. A step is a batch after which the Trainer's count of optimizer steps has grown.
+
+    Raises:
+        UsageError: as `trainer_callback`; or Lightning, under either of its names, has not been imported.
+    """
+    loaded = sys.modules.get("lightning.pytorch") or sys.modules.get("pytorch_lightning")
+    if loaded is None:
+        raise UsageError("expected Lightning to be imported before its callback is made: import lightning")
+    first = _FirstSteps(report, steps)
+
+    class FirstSteps(loaded.Callback):  # type: ignore[misc, name-defined]
+        """Measures the first steps of Lightning's Trainer."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self._stepped = trainer.global_step
+            first.begin(prints=trainer.is_global_zero)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            if trainer.global_step > self._stepped:
+                self._stepped = trainer.global_step
+                first.end_step()
+
+    return FirstSteps()
+
+
+class _FirstSteps:
+    """Measures the first steps of a training loop and prints each beside its prediction."""
+
+    def __init__(self, prediction: Prediction, steps: int) -> None:
+        if steps < 1:
+            raise UsageError(f"expected steps of at least 1, got {steps}")
+        report = prediction.report() if isinstance(prediction, ProfiledStep) else load_report(Path(prediction))
+        self._peak, self._step = report.peak, report.step
+        if self._step.mode != "train":
+            raise UsageError("expected a report of a training step, got one of inference")
+        if self._peak.allocated_bytes is None:
+            raise UsageError("expected a prediction for a card, got one for the CPU: make it with --target")
+        self._left = steps
+        self._number = 0
+        self._prints = False
+
+    def begin(self, *, prints: bool) -> None:
+        """Training begins; in one process of many it prints."""
+        self._prints = prints
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            return
+        self._left = 0
+        if prints:
+            print("fxmem: there is no card here, so no step is measured")
+
+    def end_step(self) -> None:
+        """An optimizer step is over."""
+        if not self._left:
+            return
+        self._left -= 1
+        self._number += 1
+        measured, predicted = measure_round(), self._predicted()
+        if not self._prints:
+            return
+        if predicted is None:
+            print(f"fxmem: step {self._number}: not predicted; the report is of {self._known()}")
+        else:
+            print(round_line(self._number, compare_round(predicted, measured)))
+
+    def _predicted(self) -> Round | Peak | None:
+        program = self._step.program
+        if program is None:
+            return self._peak if self._number > 1 or Kind.OPTIMIZER_STATE not in self._peak.by_kind else None
+        if self._number <= len(program.rounds):
+            return program.rounds[self._number - 1]
+        return program.rounds[-1] if program.steady else None
+
+    def _known(self) -> str:
+        program = self._step.program
+        if program is None:
+            return "a later one, which finds the optimizer's state there"
+        return f"{len(program.rounds)} steps that were not alike: record more of them"

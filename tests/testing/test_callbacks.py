@@ -1,0 +1,138 @@
+"""Predicted beside measured peaks in the loops of the Trainer and of Lightning, on a pretended card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import fxmem
+from fxmem.errors import UsageError
+from fxmem.testing import lightning_callback, trainer_callback
+
+BATCHES = [{"x": row} for row in torch.zeros(16, 8)]
+
+
+class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A network that both loops train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.inner(x).square().mean()}
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        return self(**batch)["loss"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+
+def train_with_transformers(folder: Path, callbacks: list[Any]) -> None:
+    settings = transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        dataloader_pin_memory=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    transformers.Trainer(Net(), settings, train_dataset=BATCHES, callbacks=callbacks).train()
+
+
+def train_with_lightning(folder: Path, callbacks: list[Any]) -> None:
+    lightning.Trainer(
+        max_epochs=1,
+        accelerator="auto",
+        devices=1,
+        accumulate_grad_batches=2,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=False,
+        default_root_dir=folder,
+        callbacks=callbacks,
+    ).fit(Net(), torch.utils.data.DataLoader(BATCHES, 2))
+
+
+LOOPS = pytest.mark.parametrize(
+    ("train", "make"),
+    [(train_with_transformers, trainer_callback), (train_with_lightning, lightning_callback)],
+    ids=["Trainer", "Lightning"],
+)
+Train = Callable[[Path, list[Any]], None]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # Lightning 2.6 asks torch as older releases had it
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+]
+
+
+@LOOPS
+def test_first_steps_are_printed_beside_their_prediction(
+    train: Train, make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fxmem.record("rtx4090", steps=3) as predicted:
+        train(tmp_path, [])
+    predicted.to_json(tmp_path / "run.json")
+    capsys.readouterr()
+    with fxmem.record("rtx4090", steps=4):
+        train(tmp_path, [make(tmp_path / "run.json", steps=2)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fxmem: ")]
+    for number, (line, each) in enumerate(zip(lines, predicted.rounds, strict=False), 1):
+        sizes = re.findall(r"(\w+) ([\d.]+) MiB, predicted \2 MiB \(\+0\.00%\)", line)
+        assert line.startswith(f"fxmem: step {number}: ")
+        assert each.allocated_bytes is not None
+        assert [name for name, _ in sizes] == ["allocated", "reserved"]
+        assert float(sizes[0][1]) == pytest.approx(each.allocated_bytes / 2**20, abs=0.05)
+    assert len(lines) == 2
+
+
+@LOOPS
+def test_another_step_is_seen_to_take_another_peak(
+    train: Train, make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An analysed step is a later one: the first, which makes the optimizer's state, is not compared."""
+    analysis = fxmem.analyze(nn.Linear(2048, 2048), torch.zeros(2, 2048), target="rtx4090")
+    with fxmem.record("rtx4090", steps=3):
+        train(tmp_path, [make(analysis)])
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fxmem: ")]
+    assert first == (
+        "fxmem: step 1: not predicted; the report is of a later one, which finds the optimizer's state there"
+    )
+    error = re.search(r"allocated .* \(\+([\d.]+)%\); reserved", second)
+    assert error is not None
+    assert float(error[1]) > 100
+
+
+@LOOPS
+def test_without_a_card_nothing_is_measured(
+    train: Train, make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = fxmem.analyze(nn.Linear(8, 8), torch.zeros(2, 8), target="rtx4090")
+    train(tmp_path, [make(analysis)])
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fxmem: ")]
+    assert said == ["fxmem: there is no card here, so no step is measured"]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "message"),
+    [
+        ({"target": "cpu"}, 3, "a prediction for a card"),
+        ({"target": "rtx4090", "mode": "infer"}, 3, "a training step"),
+        ({"target": "rtx4090"}, 0, "steps of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(options: dict[str, Any], steps: int, message: str) -> None:
+    analysis = fxmem.analyze(nn.Linear(8, 8), torch.zeros(2, 8), **options)
+    for make in (trainer_callback, lightning_callback):
+        with pytest.raises(UsageError, match=message):
+            make(analysis, steps=steps)
