@@ -243,7 +243,7 @@ def _loaders_apart() -> Iterator[None]:
 
 
 def measure_round() -> MeasuredRound:
-    """The peaks of the current card's allocator since this was last called, or since the program began."""
+    """The peaks of the card's allocator since this was last called; if never, since the program began."""
     peaks, now = current_bytes("peak"), current_bytes("current")
     torch.cuda.reset_peak_memory_stats()
     return MeasuredRound(

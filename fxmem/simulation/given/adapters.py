@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from fxmem._torch import common as torch_common
 from fxmem.errors import EnvironmentLacksError, UsageError, closest, one_line
 
 _LORA: Final[dict[str, Callable[[str], Any]]] = {"r": int, "alpha": float, "dropout": float, "target": str}
@@ -47,20 +48,55 @@ def add_lora(model: nn.Module, text: str) -> tuple[nn.Module, str]:
 def quantize_weights(model: nn.Module, kind: str) -> str:
     """Quantise and freeze the weights of a model's linear layers in place (torchao); return a note.
 
+    Args:
+        model: on meta.
+        kind: `int8`, a scale for each row; `int4`, groups of 128 in the packing of tinygemm, whose kernel torch itself
+            has, for inference; `nf4`, blocks of 64 whose scales are quantised in blocks of 256, and a language model's
+            head is left as it is, as QLoRA does.
+
     Raises:
-        EnvironmentLacksError: torchao is not installed, or not what it needs for this kind.
+        UsageError: weights that cannot be quantised so.
+        EnvironmentLacksError: torchao is not installed.
     """
     quantization = _import("torchao.quantization", "--quantize")
-    config = {"int8": "Int8WeightOnlyConfig", "int4": "Int4WeightOnlyConfig"}[kind]
+    head = getattr(model, "get_output_embeddings", lambda: None)() if kind == "nf4" else None
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
     try:
         with _quiet():
-            quantization.quantize_(model, getattr(quantization, config)())
-    except ImportError as error:
-        raise EnvironmentLacksError(f"torchao needs more for --quantize {kind}: {one_line(error)}") from error
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
+            what = _QUANTIZERS[kind](quantization, model, layers)
+    except (AssertionError, ValueError) as error:
+        remedy = "; --weights bf16 casts the model first" if kind == "int4" else ""
+        raise UsageError(f"--quantize {kind}: {one_line(error)}{remedy}") from error
     for layer in layers:
         layer.weight.requires_grad_(False)
-    return f"the weights of {len(layers)} linear layers are {kind} and frozen (torchao's {config}), the head included"
+    extent = "but for the head" if head else "the head included"
+    return f"the weights of {len(layers)} linear layers are {kind} and frozen (torchao's {what}), {extent}"
+
+
+def _to_int8(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    return "Int8WeightOnlyConfig"
+
+
+def _to_int4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
+    """The plain packing needs kernels of another package. Whether the card has tinygemm's is asked of a driver, which
+    need not be here: it takes compute capability 8.0."""
+    with torch_common.patch(torch.cuda, "get_device_capability", lambda _: lambda *_: (8, 0)):
+        torchao.quantize_(model, torchao.Int4WeightOnlyConfig(int4_packing_format="tile_packed_to_4d"))
+    return "Int4WeightOnlyConfig, packed in tiles"
+
+
+def _to_nf4(torchao: Any, model: nn.Module, layers: list[nn.Linear]) -> str:
+    for layer in layers:
+        layer.weight = nn.Parameter(torchao.NF4Tensor.from_tensor(layer.weight, 64, 256), requires_grad=False)
+    return "NF4Tensor"
+
+
+_QUANTIZERS: Final[dict[str, Callable[[Any, nn.Module, list[nn.Linear]], str]]] = {
+    "int8": _to_int8,
+    "int4": _to_int4,
+    "nf4": _to_nf4,
+}
 
 
 def library_optimizer(library: str, name: str) -> Any:

@@ -6,6 +6,7 @@ import typing
 import peft
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention.flex_attention import flex_attention
@@ -21,6 +22,7 @@ from fxmem import analyze
 from fxmem.errors import AnalysisError, FxmemError, UsageError
 from fxmem.records.profile import Kind
 from fxmem.records.validation import Quantity
+from fxmem.simulation.given import quantize_weights
 from fxmem.validation.validate import validate
 
 WIDTH = 64
@@ -330,9 +332,54 @@ def test_torchao_weights_count_as_what_holds_them(config, weight_bytes):
     assert held["0.weight.scale"] == 256 * 4
 
 
-def test_a_trained_layer_before_a_quantised_one():
-    frozen = quantised("Int8WeightOnlyConfig").requires_grad_(False)
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_trained_layer_before_a_quantised_one(kind):
+    frozen = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+    quantize_weights(frozen, kind)
     assert_as_measured(nn.Sequential(nn.Linear(256, 256), frozen), batch(64, 256))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        # Rows fill up to 304; a scale and a zero point of bfloat16 for each 128 weights.
+        ("int4", 300, {"qdata": 304 * 1024 // 2, "scale_and_zero": 304 * 8 * 2 * 2}),
+        # A nibble a weight, a byte for each block of 64, of those a factor for each block of 256; then what is once.
+        (
+            "nf4",
+            320,
+            {
+                "quantized_data": 320 * 1024 // 2,
+                "quantized_scalers": 320 * 16,
+                "quantization_factor": 20 * 2,
+                "scaler_mean": 2,
+                "nf4": 16 * 2,
+            },
+        ),
+    ],
+)
+def test_quantised_weights_take_the_bytes_of_their_format(kind, rows, expected):
+    model = nn.Linear(1024, rows, bias=False, dtype=torch.bfloat16, device="meta")
+    quantize_weights(model, kind)
+    batch = torch.empty(2, 1024, dtype=torch.bfloat16, device="meta")
+    storages = analyze(model, batch, mode="infer", target="h100").profile.storages
+    held = {each.name.removeprefix("weight."): each.nbytes for each in storages if each.kind is Kind.PARAMETER}
+    assert held == expected
+
+
+def test_the_head_of_a_quantised_language_model_stays_for_nf4():
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config)
+    assert quantize_weights(model, "nf4").startswith("the weights of 7 linear layers are nf4")
+    assert type(model.lm_head.weight) is nn.Parameter
+
+
+def test_what_int4_takes_is_named():
+    with pytest.raises(UsageError, match=r"--quantize int4: .*bfloat16.*; --weights bf16 casts the model first"):
+        quantize_weights(nn.Linear(1024, 8), "int4")
+    assert not torch.cuda.is_available()
 
 
 class Adapted(nn.Module):
