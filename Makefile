@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu operators programs published published-batches constraints clean mutants releases sample step-time ranks
+.PHONY: help venv demo test lint lines check schemas schemas-check docs pictures examples scripts zoo bench growth plans optima advice sizes drawings fuzz fuzz-parsers leaks validate-gpu accuracy compiled compiled-gpu generations operators programs published published-batches constraints clean mutants releases sample step-time ranks
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ compiled-gpu: $(READY) ## predict the compiled steps that an H100 ran (about fiv
 
 programs: $(READY) ## predict and measure two hundred programs of many kinds on the CPU (about six minutes)
 	$(BIN)/python benchmarks/programs.py
+
+generations: $(READY) ## hold generations of transformers against real ones on the CPU (about five minutes); goes on where it stopped today
+	PYTHONPATH=. $(BIN)/python -m benchmarks.generations
 
 operators: $(READY) ## predict and measure every operator of torch's own list on the CPU; goes on where it stopped today
 	$(BIN)/python benchmarks/operators.py

@@ -44,6 +44,8 @@ def assumptions(run: FakeRun, readers: dict[int, int]) -> Iterator[Assumption]:
         yield Assumption(topic="values", text=f"a single random number drawn on the CPU is {middle}")
     if run.recording.stop_rule.was_asked:
         yield Assumption(topic="generation", text=stop_rule.ASSUMED)
+    if run.recording.stop_rule.was_drafted:
+        yield Assumption(topic="generation", text=stop_rule.DRAFTS_ASSUMED)
     if recorder.reads is not None:
         inputs = ", ".join(f"{label} {'x'.join(map(str, tensor.shape))}" for label, tensor in run.inputs)
         yield Assumption(

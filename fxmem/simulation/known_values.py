@@ -18,6 +18,7 @@ random number drawn on the CPU is the middle of its range, so that layer drop (p
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -163,8 +164,29 @@ def _row(numbers: Any, device: torch.device) -> Any:
     return torch.empty(len(numbers), dtype=torch.int64, device=device)
 
 
+def _copy_deeply(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes; it would copy its memory."""
+    if not isinstance(tensor, torch_common.FakeTensor):
+        with torch_common.no_modes(), torch_common.pause_observers():
+            return copy.deepcopy(tensor, memo)
+    if id(tensor) in memo:
+        found: torch.Tensor = memo[id(tensor)]
+        return found
+    with torch.no_grad():
+        made: Any = tensor.detach().clone()
+    for name, value in vars(tensor).items():
+        if name not in vars(made) or name == "_is_param":
+            made.__dict__[name] = copy.deepcopy(value, memo)
+    made.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = made
+    if tensor.grad is not None:
+        made.grad = _copy_deeply(tensor.grad, memo)
+    return made  # type: ignore[no-any-return]
+
+
 _READ_NUMBERS: Final[dict[Any, Callable[..., Any]]] = {
     torch.tensor: _of_numbers,
+    torch.Tensor.__deepcopy__: _copy_deeply,
     **{function: _unpack_sequences(function) for function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)},
 }
 

@@ -1,11 +1,10 @@
-"""What Python gets where a program looks into a tensor on the pretended card: numbers, lists, arrays, copies.
+"""What Python gets where a program looks into a tensor on the pretended card: numbers, lists, arrays.
 
 Each is run in the place of a torch method where the program calls it, for FakeTensors; real tensors get torch's own.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -45,7 +44,6 @@ class TensorReads:
             Tensor.__int__: lambda tensor: int(self._item(tensor)),
             Tensor.__index__: self._as_index,
             Tensor.__format__: self._format,
-            Tensor.__deepcopy__: self._deepcopy,
         }
         # Hashed by value: torch makes these objects anew at each look.
         self._answers = {function: _of_fakes(function, answer) for function, answer in answers.items()}
@@ -117,22 +115,6 @@ class TensorReads:
             return repr(tensor)
         number, _ = self._number(tensor)
         return format(number, spec)
-
-    def _deepcopy(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-        """As `Tensor.__deepcopy__` does, a copy of a leaf, with its gradient and attributes."""
-        if id(tensor) in memo:
-            found: Tensor = memo[id(tensor)]
-            return found
-        with torch.no_grad():
-            made: Any = tensor.detach().clone()
-        for name, value in vars(tensor).items():
-            if name not in vars(made) or name == "_is_param":
-                made.__dict__[name] = copy.deepcopy(value, memo)
-        made.requires_grad_(tensor.requires_grad)
-        memo[id(tensor)] = made
-        if tensor.grad is not None:
-            made.grad = self._deepcopy(tensor.grad, memo)
-        return made  # type: ignore[no-any-return]
 
 
 def _of_fakes(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,23 @@
+"""A sample of `make generations`: generations predicted and run for real on the CPU, and families of decoders."""
+
+import pytest
+
+from benchmarks import generations
+
+WAYS = ("Whisper", "LLaVA, image in the prompt", "assisted decoding", "loop that keeps the old cache")
+FAMILIES = ("deepseek_v3", "qwen3_next")
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_to_generate_is_predicted(name):
+    row = generations.way_row(name)
+    assert row["predicted"] == row["measured"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_default_generation_of_a_family_is_predicted(name):
+    row = generations.family_row(name)
+    assert row["predicted"] == row["measured"]
+    assert row["recorded"] == 7  # its steps grow evenly
