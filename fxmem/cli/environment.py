@@ -23,7 +23,7 @@ from fxmem.show.text.tables import GAP, fit, fit_left, grid, render
 OLDEST_TORCH = (2, 11)
 """As in pyproject.toml; the rules of memory were checked against this release and newer ones."""
 
-_COLLECTIONS = {"torchvision": "torchvision:NAME", "timm": "timm:NAME", "transformers": "hf:CLASS"}
+_COLLECTIONS = {"torchvision": "torchvision:NAME", "timm": "timm:NAME", "transformers": "hf:ORG/NAME"}
 _WIDTH = 80
 _LABEL = max(map(len, _COLLECTIONS))
 _TEXT = _WIDTH - _LABEL - GAP

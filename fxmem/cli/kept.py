@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _Kept = TypeVar("_Kept", bound="Record")
 
-_ANALYSIS = tuple(each.dest for each in ANALYSIS if each.dest not in ("quiet", "cache"))
+_ANALYSIS = tuple(each.dest for each in ANALYSIS if each.dest not in ("quiet", "cache", "download"))
 _FORMAT = 1
 """One more where the entry's layout or what it depends on changes."""
 _MAX_BYTES = 256 << 20

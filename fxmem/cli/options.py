@@ -10,7 +10,9 @@ from fxmem.records.names import AS_IS, PRECISIONS, QUANTIZE, STEPS, CompileMode,
 
 DEFAULT_BATCH = 8
 
-_MODEL = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+_MODEL = (
+    "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+)
 _OUTPUT = "what is shown and written"
 _REPORT = "REPORT.json, which `fxmem analyze --json` wrote (of the step's options none applies then), or "
 _SWITCH = argparse.BooleanOptionalAction
@@ -33,6 +35,7 @@ INPUTS = grouped(
         dest="settings",
         help="a keyword argument of the factory, or a field of the hf: config; repeatable",
     ),
+    flag("--download", help="of hf:ORG/NAME fetch config.json into the Hugging Face cache first; else nothing is"),
 )
 KERNELS = grouped(
     "kernels",

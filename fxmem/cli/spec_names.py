@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from fxmem.cli import hub_models
 from fxmem.errors import UsageError, closest, unknown_name
 from fxmem.records.names import LOSSES, OPTIMIZER_LIBRARIES, OPTIMIZER_PRESETS
 
-SPEC_FORMS: Final = "torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+SPEC_FORMS: Final = (
+    "torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, hf:path/to/config.json, pkg.mod:factory or file.py:factory"
+)
 """The forms of a model spec, for messages and help."""
 
 _REFERENCE = re.compile(r"(?P<where>.+):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
@@ -76,6 +79,8 @@ def check_names(options: argparse.Namespace) -> None:
     Raises:
         UsageError: with the nearest names that there are.
     """
+    if getattr(options, "download", False):
+        _download(options.model)
     check_model(options.model)
     loss, optimizer = getattr(options, "loss", None), getattr(options, "optimizer", "none").lower()
     if loss is not None and not is_reference(loss) and loss.lower() not in LOSSES:
@@ -102,18 +107,36 @@ def check_model(spec: str) -> None:
         if known and name.isidentifier() and name not in known and not _is_mentioned(collection, name):
             raise model_error(collection, name, known)
     elif colon and collection == "hf":
-        is_class = name.isidentifier() and not name.startswith("Auto")
-        if is_class and _files("transformers") and not _is_mentioned("transformers", name):
-            raise model_error("transformers", name, _list_classes())
+        _check_hub_name(name)
     elif is_reference(spec):
         _check_file(spec)
     else:
         raise form_error(spec)
 
 
+def _check_hub_name(name: str) -> None:
+    """Refuse what is neither a path, a class of transformers nor a known model."""
+    if not hub_models.is_name(name) or os.path.isfile(os.path.join(name, "config.json")) or name.startswith("Auto"):
+        return  # said when it is read
+    if hub_models.find(name) is not None:
+        return
+    if not name.isidentifier():
+        raise hub_models.name_error(name)
+    if _files("transformers") and not _is_mentioned("transformers", name):
+        raise model_error("transformers", name, [*_list_classes(), *hub_models.list_names()])
+
+
+def _download(spec: str) -> None:
+    collection, _, name = spec.partition(":")
+    if collection != "hf" or not hub_models.is_name(name):
+        raise UsageError(f"expected --download with hf:ORG/NAME, got {spec!r}")
+    hub_models.download(name)
+
+
 def list_models() -> list[str]:
-    """The specs of the models of torchvision and timm that are installed, in order."""
-    return [f"{library}:{name}" for library in ("torchvision", "timm") for name in sorted(_list_registered(library))]
+    """The specs of the models of torchvision, timm and the hub that are at hand."""
+    libraries = [(each, sorted(_list_registered(each))) for each in ("torchvision", "timm")]
+    return [f"{library}:{name}" for library, names in (*libraries, ("hf", hub_models.list_names())) for name in names]
 
 
 def model_error(collection: str, name: str, names: Iterable[str]) -> UsageError:

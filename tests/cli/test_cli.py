@@ -215,8 +215,8 @@ MISTAKES = {
     "analyze own.py:biuld": "own.py has no 'biuld'; closest: build",
     "analyze nowhere.py:build": "no file nowhere.py",
     "analyze ./own.py": (
-        "expected a model as torchvision:NAME, timm:NAME, hf:CLASS, hf:path/to/config.json, "
-        "pkg.mod:factory or file.py:factory; got './own.py'"
+        "expected a model as torchvision:NAME, timm:NAME, hf:ORG/NAME, hf:CLASS, "
+        "hf:path/to/config.json, pkg.mod:factory or file.py:factory; got './own.py'"
     ),
     "analyze own.py:LIMIT": "expected an nn.Module class, a function that returns a module, or a module",
     "analyze own.py:build": "own.py:build: its inputs cannot be known from the model",

@@ -197,7 +197,7 @@ def test_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     said = lines()
     assert said["torchvision"] == "1.2.3: models torchvision:NAME"
     assert said["timm"] == 'missing: pip install "fxmem[zoo]" for models timm:NAME'
-    assert said["transformers"] == "1.2.3: models hf:CLASS"
+    assert said["transformers"] == "1.2.3: models hf:ORG/NAME"
 
 
 def test_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -531,10 +531,7 @@ MISTAKES: dict[str, tuple[int, str]] = {
     "mine.py:NoForward --input 2x2": (1, "NoForward.* forward"),
     "mine.py:Empty --input 2x2": (1, "Empty.* forward"),
     "mine.py:Reads --input 2x8": (1, r"mine\.py:\d+ in forward: `if x\.sum\(\) > 0:`"),
-    "hf:meta-llama/Llama-3.1-8B": (
-        2,
-        "curl -LO https://huggingface.co/meta-llama/Llama-3.1-8B/.*then say hf:config.json",
-    ),
+    "hf:meta-llama/Llama-3.1-8": (2, "closest: meta-llama/Llama-3.1-8B, .*--download fetches its config.json"),
     # inputs
     "mine.py:UNet --input 3x32x32": (1, r"is the batch missing\? 1x3x32x32"),
     "mine.py:UNet": (2, r"its forward takes \(x\), write e\.g\. --input"),

@@ -423,6 +423,7 @@ ALLOWED = {
         "what the program itself saves and loads, in memory",
     ),
     ("simulation/process_guard.py", "importlib.import_module"): "the constants of huggingface_hub",
+    ("cli/hub_models.py", "importlib.import_module"): "huggingface_hub, where --download asks for it",
     ("cli/specs/references.py", "importlib.util.module_from_spec"): "the same",
     ("cli/spec_names.py", "importlib.util.find_spec"): "where a collection's files lie, whose names are read",
     ("cli/specs/references.py", "importlib.util.spec_from_file_location"): "the same",

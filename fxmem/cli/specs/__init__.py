@@ -2,6 +2,7 @@
 
     torchvision:NAME          a torchvision model
     timm:NAME                 a timm model
+    hf:ORG/NAME               a model of the Hugging Face hub, from the local cache or a shipped table
     hf:CLASS                  a transformers model class with its config's defaults
     hf:path/to/config.json    the class a config names in `architectures`
     pkg.mod:NAME, file.py:NAME    your own nn.Module class, function that returns a module, or module

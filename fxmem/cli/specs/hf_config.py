@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fxmem.cli import hub_models
 from fxmem.cli.spec_names import model_error
 from fxmem.cli.specs.configs import unknown_setting_error
 from fxmem.cli.specs.recipes import Recipe, import_library
@@ -20,19 +21,22 @@ from fxmem.records import json_reader
 
 
 def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
-    """Read `hf:NAME`, a model class or the `config.json` that names one.
+    """Read `hf:NAME`: a model of the hub, a model class, or the `config.json` that names one.
 
     Raises:
-        UsageError: no such class, file or field.
+        UsageError: no such model, class, file or field.
         EnvironmentLacksError: transformers is not installed.
     """
     transformers = import_library("transformers")
     values: dict[str, Any] = {}
-    if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
-        name, values = _read_config(Path(name))
-    model_class = _transformers_class(transformers, name)
-    config_class = model_class.config_class
     notes = []
+    if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
+        values = _read_config(Path(name))
+    elif (found := hub_models.find(name)) is not None:
+        values = copy.deepcopy(found.values) if found.path is None else _read_config(found.path)
+        notes.append(f"the configuration of {found.name} is that of {found.origin}")
+    model_class = _transformers_class(transformers, values["architectures"][0] if values else name, values)
+    config_class = model_class.config_class
     if values.pop("quantization_config", None) is not None:
         notes.append("quantization_config is left out: the weights are those of training, not quantized")
     try:
@@ -45,7 +49,7 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
         config = config_class.from_dict(copy.deepcopy(values))
     except Exception as error:
         raise UsageError(f"{config_class.__name__} takes no such settings: {one_line(error)}") from error
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype = _read_dtype(config)
     if dtype != torch.float32:
         notes.append(f"weights in {str(dtype).removeprefix('torch.')}, as the config says")
     return Recipe(
@@ -55,29 +59,44 @@ def from_transformers(name: str, settings: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The class a `config.json` names and its fields."""
+def _read_dtype(config: Any) -> torch.dtype:
+    """The dtype that a config declares: its own, else that of its language model."""
+    for each in (config, config.get_text_config()):
+        if isinstance(each.dtype, torch.dtype):
+            return each.dtype
+    return torch.float32
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The fields of a `config.json` that names a model class."""
     path = path / "config.json" if os.path.isdir(path) else path
-    expected = "expected a local config.json (fxmem downloads none)"
-    values = json_reader.parse(json_reader.read(path, expected), path, expected)
+    expected = "expected a local config.json"
+    values: dict[str, Any] = json_reader.parse(json_reader.read(path, expected), path, expected)
     architectures = values.get("architectures") if isinstance(values, dict) else None
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise UsageError(f'{path} names no model class; add one, e.g. "architectures": ["LlamaForCausalLM"]')
-    return architectures[0], values
+    return values
 
 
-def _transformers_class(transformers: Any, name: str) -> Any:
+def _transformers_class(transformers: Any, name: str, config: Mapping[str, Any]) -> Any:
     if name.startswith("Auto"):
         raise UsageError(
             f"hf:{name} picks a class from a checkpoint; name the class itself, e.g. hf:LlamaForCausalLM, or a local "
             "config.json"
         )
-    if not name.isidentifier():
+    if not config and not name.isidentifier():
+        if hub_models.is_name(name):
+            raise hub_models.name_error(name)
         raise UsageError(
-            f"expected hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got hf:{name}; "
-            f"fxmem downloads nothing{_hub_advice(name)}"
+            "expected hf:ORG/NAME, hf:CLASS like hf:LlamaForCausalLM, or hf: and the path of a local config.json, got "
+            f"hf:{name}"
         )
-    found = getattr(transformers, name, None)
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    if found is None and "auto_map" in config:
+        raise UsageError(
+            f"transformers has no model class {name!r}: the configuration names code of its own (auto_map), and fxmem "
+            "runs none that it has not been given; name the class in your own file: file.py:factory"
+        )
     if found is None:
         known = re.compile(r"(?!Auto|_)\w*(Model|For[A-Z]\w*)")
         names = [each for each in dir(transformers) if known.fullmatch(each)]
@@ -85,13 +104,6 @@ def _transformers_class(transformers: Any, name: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module) and getattr(found, "config_class", None)):
         raise UsageError(f"hf:{name} is no model class with a config; expected one like LlamaForCausalLM")
     return found
-
-
-def _hub_advice(name: str) -> str:
-    """How to have the configuration of a model of a hub."""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
-        return ""
-    return f": curl -LO https://huggingface.co/{name}/resolve/main/config.json, then say hf:config.json"
 
 
 def _set_field(values: dict[str, Any], config: Any, path: Sequence[str], value: Any, spec: str) -> None:
