@@ -109,9 +109,10 @@ const drive = async (frame) => {
 };
 (async () => {
   for (const frame of document.querySelectorAll("iframe")) {
-    if (frame.contentDocument.readyState !== "complete")
-      await new Promise((done) => { frame.onload = done; });
-    await wait(100);
+    // The empty document that a frame begins with is complete, too: wait for what the page's script has drawn.
+    const drawn = () => frame.contentDocument.querySelector("#graph-box .box.folds");
+    for (let tries = 0; tries < 50 && !(frame.contentDocument.readyState === "complete" && drawn()); tries++)
+      await wait(100);
     try { seen[frame.id] = await drive(frame); }
     catch (error) { seen[frame.id] = { error: String(error && error.stack) }; }
   }
