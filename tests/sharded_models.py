@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+from fxmem.simulation.ranks.mesh import read_mesh
+from fxmem.simulation.ranks.mesh_plan import MeshPlan
 
 WIDTH, HEADS, VOCABULARY, SEQUENCE, BATCH = 64, 4, 250, 32, 2
 
@@ -70,6 +73,14 @@ class Block(nn.Module):
 
 class Llama(nn.Module):
     """Three layers."""
+
+    tp_plan: ClassVar = {
+        "embedding": "embedding_rowwise",
+        **dict.fromkeys((f"layers.*.attention.{each}" for each in "qkv"), "colwise"),
+        **dict.fromkeys((f"layers.*.feed_forward.{each}" for each in ("w1", "w3")), "colwise"),
+        **dict.fromkeys(("layers.*.attention.o", "layers.*.feed_forward.w2"), "rowwise"),
+        "output": "colwise_gather_output",
+    }
 
     def __init__(self, layers: int = 3, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -188,6 +199,11 @@ def fsdp_tp(device: str, *, checkpoint: bool = False, half: bool = True) -> Call
     return parallelize
 
 
+def mesh(words: str, **settings: Any) -> Callable[[str], Callable[[Any], Any]]:
+    """The plan of `--mesh`."""
+    return lambda _: MeshPlan(read_mesh(words), **settings)
+
+
 CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], Any]], dict[str, Any]]]] = {
     "fsdp": (2, 1, fsdp, {}),
     "fsdp, bf16 with fp32 reduction": (4, 3, lambda device: fsdp(device, half=True), {}),
@@ -201,5 +217,9 @@ CONFIGURATIONS: Final[dict[str, tuple[int, int, Callable[[str], Callable[[Any], 
     "tp": (2, 1, lambda device: tp(device, sequence=False), {}),
     "tp with sequence parallel": (2, 0, tp, {}),
     "fsdp x tp, checkpointed": (8, 7, lambda device: fsdp_tp(device, checkpoint=True), {}),
+    "mesh of fsdp": (4, 1, mesh("fsdp=4", precision="bf16"), {}),
+    "mesh of fsdp, no resharding": (2, 1, mesh("fsdp=2", reshard_after_forward=False), {}),
+    "mesh of replicate, fsdp and tp": (8, 5, mesh("replicate=2,fsdp=2,tp=2"), {}),
+    "mesh of tp": (4, 3, mesh("tp=4"), {}),
 }
 """World, rank, what shards the model for a device, and the step's settings."""

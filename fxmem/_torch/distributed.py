@@ -112,6 +112,7 @@ def fakes_are_sharded() -> Iterator[None]:
         stack.enter_context(_unseen_propagation())
         stack.enter_context(_one_chunk())
         stack.enter_context(_shards_padded_once())
+        stack.enter_context(_nothing_pinned())
         yield
 
 
@@ -217,6 +218,21 @@ def _shards_padded_once() -> Iterator[None]:
         return reset_sharded_param
 
     with patch(FSDPParam, "reset_sharded_param", make):
+        yield
+
+
+@contextlib.contextmanager
+def _nothing_pinned() -> Iterator[None]:
+    """Shards of fakes that are offloaded to the host stay where they are: fakes have no pages to pin
+    (`aten._pin_memory` has no fake form, as of 2.11)."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self if isinstance(self, FakeTensor) else original(self, *args, **kwargs)
+
+        return pin_memory
+
+    with patch(torch.Tensor, "pin_memory", make):
         yield
 
 

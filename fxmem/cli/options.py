@@ -169,11 +169,27 @@ RANKS = (
     argument("--rank", type=int, metavar="R", help="with --ranks: this one alone (default: each class of equal ranks)"),
 )
 """The rank that is predicted."""
-PARALLELIZE = argument(
-    "--parallelize",
-    metavar="FILE.py:FN",
-    help="with --ranks: your own function that shards the model (fully_shard, parallelize_module, ...)",
+SHARDING = (
+    argument(
+        "--parallelize",
+        metavar="FILE.py:FN",
+        help="with --ranks: your own function that shards the model (fully_shard, parallelize_module, ...)",
+    ),
+    argument(
+        "--mesh",
+        metavar="fsdp=8[,tp=4,replicate=2]",
+        help="a plan of ours over so many ranks, for who has no --parallelize: fully_shard on the repeated blocks, "
+        "tensor parallel by the model's tp_plan, replicate beside fsdp for HSDP or alone for DDP; with fsdp, "
+        "--precision is FSDP2's mixed precision",
+    ),
+    argument(
+        "--reshard-after-forward",
+        action=_SWITCH,
+        help="with --mesh: free gathered parameters after forward (default: those of the blocks)",
+    ),
+    argument("--offload", metavar="cpu", help="with --mesh: keep the shards in the host's memory (CPUOffloadPolicy)"),
 )
+"""How the model is sharded: by the user's own function, or by a plan of ours."""
 CACHE = argument(
     "--no-cache",
     dest="cache",
@@ -181,7 +197,7 @@ CACHE = argument(
     default=True,
     help="make it anew, even if nothing has changed since it was made before",
 )
-ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, CACHE, *COMPILE, *RANKS, PARALLELIZE)
+ANALYSIS = (MODEL, *STEP, TARGET, *LOOP, CACHE, *COMPILE, *RANKS, *SHARDING)
 """A model, and all that its analysis depends on."""
 ANALYSIS_OR_REPORT = (MODEL_OR_REPORT, *ANALYSIS[1:])
 """The same, or a report that has it all."""

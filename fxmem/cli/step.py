@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fxmem.cli.options import COMPILE, DEFAULT_BATCH, LOOP, STEP
+from fxmem.cli.options import COMPILE, DEFAULT_BATCH, LOOP, RANKS, SHARDING, STEP
 from fxmem.cli.progress import Progress
 from fxmem.cli.spec_names import check_names, is_reference, names_optimizer_factory
 from fxmem.errors import EnvironmentLacksError, UsageError
@@ -57,7 +57,7 @@ def read_program(options: argparse.Namespace, *allowed: str) -> ProgramWords | N
     words = tuple(options.run_program[is_module:])
     if not words:
         raise UsageError("expected a program after --run, its script first")
-    for each in (*STEP, *LOOP, *COMPILE):
+    for each in (*STEP, *LOOP, *COMPILE, *RANKS, *SHARDING):
         name = each.names[0]
         value = getattr(options, each.dest, None)
         if value and value != each.settings.get("default") and name not in ("--quiet", *allowed):
@@ -86,7 +86,16 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
     progress("loading torch")
     from fxmem.simulation.analysis import analyze_step, restore_analysis
     from fxmem.simulation.compiled import read_compile
+    from fxmem.simulation.ranks import make_plan
 
+    own = None if options.parallelize is None else load_callable("--parallelize", options.parallelize)
+    plan = make_plan(
+        options.mesh,
+        options.ranks,
+        own,
+        reshard_after_forward=options.reshard_after_forward,
+        offload=options.offload,
+    )
     compiled = read_compile(options.compile, options.compile_option)
     request = step_request(
         options,
@@ -94,9 +103,9 @@ def analyze_model(options: argparse.Namespace, progress: Progress, known: Profil
         accumulate=options.accumulate,
         prefetch=options.prefetch,
         compile=compiled,
-        ranks=options.ranks,
+        ranks=options.ranks if plan is None else plan.mesh.size,
         rank=options.rank,
-        parallelize=None if options.parallelize is None else load_callable("--parallelize", options.parallelize),
+        parallelize=plan or own,
     )
     built, args, kwargs = build_step(options, progress)
     request = replace(request, args=args, kwargs=kwargs, name=built.spec, notes=built.notes)

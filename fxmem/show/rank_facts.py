@@ -22,6 +22,8 @@ def rank_facts(about: Headed) -> list[tuple[str, str]]:
         moved = [each for each in ranks.collectives if each.group == index]
         what = f"{_describe_group(group)}: {_describe_moves(about, group, moved)}"
         facts.append(("" if index else "Sends", what))
+    if ranks.host_bytes:
+        facts.append(("Host", f"{format_bytes(ranks.host_bytes)} a rank: parameters, gradients and optimizer state"))
     return facts
 
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from fxmem.simulation.lock import one_at_a_time
 from fxmem.simulation.model.accepted_models import COMPILED, EXPORTED, check_gradients, plain_model
 from fxmem.simulation.process_guard import postpone_interrupts
 from fxmem.simulation.profiled_step import ProfiledStep
+from fxmem.simulation.ranks import Offload, make_plan
 from fxmem.simulation.ranks.classes import find_classes, with_classes
 from fxmem.simulation.ranks.world import Parallelize
 from fxmem.simulation.request import Loss, OptimizerSpec, StepRequest
@@ -102,6 +103,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     ranks: int | None = None,
     rank: int | None = None,
     parallelize: Parallelize | None = None,
+    mesh: str | Mapping[str, int] | None = None,
+    reshard_after_forward: bool | None = None,
+    offload: Offload | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Predict the memory of one training or inference step, with no GPU and no weights.
@@ -143,6 +147,12 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         parallelize: the function of the training script that shards the model (`fully_shard`, `parallelize_module`,
             `DistributedDataParallel`, `checkpoint_wrapper`, ...), in place or by returning another. It runs on a fake
             copy, with a process group of `ranks` up, and may call `init_device_mesh`.
+        mesh: in the place of `ranks` and `parallelize`, a plan of ours: `{"fsdp": 8, "tp": 4}` or "fsdp=8,tp=4", with
+            `replicate` for HSDP, or alone for DDP. FSDP2 wraps the model's repeated blocks; tensor parallel needs the
+            model's own `tp_plan`, as transformers' models have it. With `fsdp`, `precision` is FSDP2's mixed precision.
+        reshard_after_forward: with `mesh`, whether gathered parameters are freed after forward, and gathered again for
+            backward. None: those of the blocks are, the others are not.
+        offload: with `mesh`, "cpu" keeps the shards in the host's memory (`CPUOffloadPolicy`).
         progress: called with a few words before each stage.
 
     Raises:
@@ -152,6 +162,7 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
     """
     tell = progress or (lambda _: None)
     batch = read_batch(inputs)
+    plan = make_plan(mesh, ranks, parallelize, reshard_after_forward=reshard_after_forward, offload=offload)
     request = StepRequest(
         args=batch.args,
         kwargs=dict(batch.kwargs),
@@ -169,9 +180,9 @@ def analyze(  # noqa: PLR0913 - the settings of the public API, by keyword
         values=values,
         target=target,
         compile=parse_compile(compile),
-        ranks=ranks,
+        ranks=ranks if plan is None else plan.mesh.size,
         rank=rank,
-        parallelize=parallelize,
+        parallelize=plan or parallelize,
     )
     return analyze_step(build_module(model, tell), request, tell)
 

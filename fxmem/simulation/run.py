@@ -185,6 +185,7 @@ class _FakeStep:
         self._log.end_phase()
         self._settle_gradients()
         self._name_optimizer_state()
+        self._recording.collectives.note_host(self._model, self._optimizer)
         for parameter in self._parameters.values() if not self._request.keeps_gradients else ():
             parameter.grad = None
         self._collect_cycles()
@@ -234,6 +235,7 @@ class _FakeStep:
                 self._log.set_phase(Phase.OPTIMIZER)
                 self._log.resume_call(OPTIMIZER)
                 self._prepare_optimizer()
+                self._recording.collectives.note_host(self._model, self._optimizer)
 
     def _compute_loss(self, out: Any) -> torch.Tensor:
         loss: Any = self._request.loss

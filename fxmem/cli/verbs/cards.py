@@ -6,7 +6,7 @@ import argparse
 import math
 
 from fxmem.cli.kept import keep, kept_analysis
-from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, PARALLELIZE, RANKS, STEP, text_output
+from fxmem.cli.options import CACHE, COMPILE, LOOP, MODEL, RANKS, SHARDING, STEP, text_output
 from fxmem.cli.output import check_output, layout, write_json
 from fxmem.cli.parser import argument, flag
 from fxmem.cli.progress import Progress
@@ -31,7 +31,7 @@ ARGUMENTS = (
     CACHE,
     *COMPILE,
     *RANKS,
-    PARALLELIZE,
+    *SHARDING,
     argument(
         "--only", metavar="CARD[,CARD]...", help="hold it against these alone; a JSON file describes a card of your own"
     ),

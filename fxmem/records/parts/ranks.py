@@ -56,3 +56,6 @@ class RankedStep(Record):
     collectives: Many[Collective] = ()
     classes: Many[RankClass] = ()
     """All ranks, in classes of equal ones; empty where one rank alone was analysed."""
+    host_bytes: Bytes = 0
+    """Parameters, gradients and optimizer state that this rank keeps in the host's memory (`CPUOffloadPolicy`); what
+    the optimizer's step takes beside them is not counted."""

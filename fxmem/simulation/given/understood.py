@@ -22,6 +22,7 @@ from fxmem.simulation.given.training_step import (
     training_step_loss,
     view_training_step,
 )
+from fxmem.simulation.ranks import MeshPlan
 from fxmem.simulation.request import StepRequest
 
 
@@ -48,6 +49,12 @@ def understand(model: nn.Module, request: StepRequest) -> tuple[nn.Module, StepR
         make, note = copy_optimizer(request.optimizer, model)
         request = dataclasses.replace(request, optimizer=make)
         notes.append(note)
+    if isinstance(request.parallelize, MeshPlan):
+        plan = request.parallelize
+        if plan.takes_precision and request.precision is not None:
+            plan = dataclasses.replace(plan, precision=request.precision)
+            request = dataclasses.replace(request, parallelize=plan, precision=None)
+        notes += plan.describe(model)
     batch = fit_forward(model, request.args, request.kwargs)
     wrong = misnamed_input(model, batch.kwargs)
     if wrong and not torch_modules.has_hooks(model):  # a hook may take it

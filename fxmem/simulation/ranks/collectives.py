@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+import torch
+
 from fxmem._torch import common as torch_common
 from fxmem._torch import distributed as torch_distributed
+from fxmem._torch import wrappers as torch_wrappers
 from fxmem.records.parts import Collective, CollectiveKind, RankedStep, RankGroup
 from fxmem.records.profile import Kind
 from fxmem.simulation.observe.event_log import StepLog
@@ -48,6 +51,18 @@ class Collectives:
         self._groups: dict[torch_distributed.GroupFacts, int] = {}
         self._counts: Counter[tuple[CollectiveKind, int]] = Counter()
         self._moved: Counter[tuple[CollectiveKind, int]] = Counter()
+        self._host_bytes = 0
+
+    def note_host(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        """Note what a rank keeps on the host: its parameters are there, while the target is another device."""
+        tensors = [found for each in model.parameters() for found in (each, each.grad) if found is not None]
+        if self._log.device_type == "cpu" or any(each.device.type != "cpu" for each in model.parameters()):
+            return
+        states = optimizer.state.values() if optimizer is not None else ()
+        tensors += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        parts = [part for each in tensors for part in torch_wrappers.parts(each)]
+        storages = {torch_common.storage_key(part): part.untyped_storage().nbytes() for part in parts}
+        self._host_bytes = max(self._host_bytes, sum(storages.values()))
 
     def look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """Note a call of an operator, if it communicates; whether it does, or copies for one that does."""
@@ -85,6 +100,7 @@ class Collectives:
                 Collective(kind=kind, group=group, count=count, moved_bytes=self._moved[kind, group])
                 for (kind, group), count in sorted(self._counts.items(), key=lambda item: (item[0][1], item[0][0]))
             ),
+            host_bytes=self._host_bytes,
         )
 
 

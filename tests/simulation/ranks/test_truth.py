@@ -32,7 +32,13 @@ def measured_and_predicted(name: str) -> tuple[int, int]:
     return measured.peak_without_scratch_bytes - ranks_of_the_mesh, analysis.peak.requested_bytes
 
 
-CHEAPEST = ("fsdp, uneven shards, the last rank", "fsdp, accumulation", "hsdp", "tp with sequence parallel")
+CHEAPEST = (
+    "fsdp, uneven shards, the last rank",
+    "fsdp, accumulation",
+    "tp with sequence parallel",
+    "mesh of fsdp",
+    "mesh of replicate, fsdp and tp",
+)
 
 
 @pytest.mark.parametrize("name", CHEAPEST)

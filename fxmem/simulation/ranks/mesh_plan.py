@@ -1,0 +1,201 @@
+"""A parallelize function of our own, for who has none: FSDP2 by blocks, tensor parallel by the model's own plan.
+
+What it calls is public: `fully_shard`, `parallelize_module`, `DistributedDataParallel`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from fxmem.errors import UsageError
+from fxmem.records.names import Precision
+from fxmem.simulation.ranks.mesh import Mesh, check_offload, read_mesh
+
+_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshPlan:
+    """Shards a model over a mesh.
+
+    Args:
+        mesh: the ranks.
+        reshard_after_forward: whether gathered parameters are freed after forward; None for those of blocks alone, as
+            `fully_shard` does.
+        offload: whether shards live in the host's memory (`CPUOffloadPolicy`).
+        precision: what parameters are gathered in; None for their own dtype.
+    """
+
+    mesh: Mesh
+    reshard_after_forward: bool | None = None
+    offload: bool = False
+    precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        if self.mesh.dimensions.get("fsdp") is None and (self.offload or self.reshard_after_forward is not None):
+            what = "offload" if self.offload else "reshard_after_forward"
+            raise UsageError(f"expected {what} with fsdp in the mesh, got {self.mesh}: FSDP alone shards and gathers")
+
+    @property
+    def takes_precision(self) -> bool:
+        """Whether a step's precision is that of the gathered parameters; else it is autocast's."""
+        return "fsdp" in self.mesh.dimensions
+
+    def _read_styles(self, model: nn.Module) -> dict[str, str]:
+        if self.mesh.tp == 1:
+            return {}
+        from fxmem.simulation.ranks.tensor_parallel import read_plan  # brings DTensor
+
+        return read_plan(model, self.mesh.tp)
+
+    def describe(self, model: nn.Module) -> Iterator[str]:
+        """What is wrapped, in sentences; `model` is the whole one. Raises UsageError if the mesh does not fit it."""
+        mesh = self.mesh
+        if mesh.tp > 1:
+            styles = self._read_styles(model)
+            count = sum(next(each.parameters(recurse=False), None) is not None for each in model.modules())
+            yield (
+                f"mesh {mesh}: parallelize_module over tp of {mesh.tp} splits {len(styles)} of {count} layers with "
+                f"parameters, by the model's own tp_plan; the others are replicated, with no sequence parallel"
+            )
+        if "fsdp" in mesh.dimensions:
+            yield f"mesh {mesh}: fully_shard on {self._describe_blocks(model)}"
+        elif mesh.replicate > 1:
+            yield f"mesh {mesh}: DistributedDataParallel on the model"
+        if self.precision is not None:
+            dtype = str(_DTYPES[self.precision]).removeprefix("torch.")
+            yield (
+                f"{self.precision} is FSDP2's MixedPrecisionPolicy: parameters are gathered in {dtype}, gradients "
+                f"reduced in float32; there is no autocast"
+            )
+        if self.offload:
+            yield "CPUOffloadPolicy: shards, their gradients and the optimizer's step are the host's"
+        if mesh.size > mesh.tp:
+            yield (
+                "the inputs are the batch of one rank (of one group of tp)"
+                if mesh.tp > 1
+                else ("the inputs are the batch of one rank")
+            )
+
+    def _describe_blocks(self, model: nn.Module) -> str:
+        kinds = Counter(type(block).__name__ for block in find_blocks(model))
+        wrapped = " and ".join([*(f"{count} {name}" for name, count in kinds.items()), "the model"])
+        match self.reshard_after_forward:
+            case None:
+                return f"{wrapped}; gathered blocks are freed after forward, the rest after backward"
+            case True:
+                return f"{wrapped}; all that is gathered is freed after forward"
+            case _:
+                return f"{wrapped}; what is gathered stays until backward"
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        """Shard a model in place, with a process group of all ranks up."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = self.mesh.dimensions
+        device = next((each.device.type for each in model.parameters()), "cpu")
+        ranks = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        blocks = find_blocks(model)
+        if self.mesh.tp > 1:
+            from fxmem.simulation.ranks.tensor_parallel import split
+
+            split(model, ranks["tp"], self._read_styles(model))
+        if "fsdp" in sizes:
+            self._shard_fully(model, blocks, ranks["replicate", "fsdp"] if "replicate" in sizes else ranks["fsdp"])
+        elif self.mesh.replicate > 1:
+            return nn.parallel.DistributedDataParallel(model)
+        return model
+
+    def _shard_fully(self, model: nn.Module, blocks: list[nn.Module], ranks: Any) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        settings: dict[str, Any] = {"mesh": ranks, "reshard_after_forward": self.reshard_after_forward}
+        if self.precision is not None:
+            settings["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=_DTYPES[self.precision], reduce_dtype=torch.float32
+            )
+        if self.offload:
+            settings["offload_policy"] = CPUOffloadPolicy()
+        for block in blocks:
+            fully_shard(block, **settings)
+        fully_shard(model, **settings)
+
+
+def make_plan(
+    mesh: str | Mapping[str, int] | None,
+    ranks: int | None,
+    parallelize: object,
+    *,
+    reshard_after_forward: bool | None = None,
+    offload: str | None = None,
+) -> MeshPlan | None:
+    """The plan of a mesh; None for none.
+
+    Raises:
+        UsageError: a mesh that cannot be understood, or settings of a plan with none.
+    """
+    check_offload(offload)
+    if mesh is None:
+        if offload is not None or reshard_after_forward is not None:
+            what = "offload" if offload is not None else "reshard_after_forward"
+            raise UsageError(f"expected {what} with a mesh, e.g. fsdp=8; a function of your own says so itself")
+        return None
+    if parallelize is not None:
+        raise UsageError("expected a mesh or parallelize: a plan of ours, or a function of your own")
+    return MeshPlan(read_mesh(mesh, ranks), reshard_after_forward, offload is not None)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model, in the order of its modules: the units that FSDP gathers.
+
+    They are those of the classes in `_no_split_modules`, as transformers says; else the outermost classes that repeat,
+    where no one of them has more than half of the model's parameters. Containers and single layers are none.
+    """
+    named = _named_blocks(model)
+    if named:
+        return named
+    counts = Counter(type(each) for each in model.modules() if _may_be_block(each))
+    whole = _count_parameters(model)
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            repeats = counts[type(child)] > 1 and 0 < 2 * _count_parameters(child) <= whole
+            if repeats:
+                yield child
+            else:
+                yield from walk(child)
+
+    return list(dict.fromkeys(walk(model)))
+
+
+def _named_blocks(model: nn.Module) -> list[nn.Module]:
+    names = set(
+        itertools.chain.from_iterable(getattr(each, "_no_split_modules", None) or () for each in model.modules())
+    )
+    return [
+        each for each in model.modules() if each is not model and type(each).__name__ in names and _has_parameters(each)
+    ]
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    return not isinstance(module, _CONTAINERS) and next(module.children(), None) is not None
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _count_parameters(module: nn.Module) -> int:
+    return sum(math.prod(each.shape) for each in module.parameters())
